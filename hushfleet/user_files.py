@@ -1,4 +1,4 @@
-"""The user's own files: folders for data and for copies that can be made again (XDG), and names of things in code."""
+"""The user's own files: folders for keys, data and copies that can be made again (XDG), and names of things in code."""
 
 from __future__ import annotations
 
@@ -17,19 +17,28 @@ _DIGEST_BYTES = 32
 
 
 def user_data_dir() -> Path:
-    """`$XDG_DATA_HOME/hushfleet`, or `~/.local/share/hushfleet`."""
+    """`$XDG_DATA_HOME/hushfleet`, or `~/.local/share/hushfleet`. Raises `BadInput` where there is no home folder."""
     return _xdg("XDG_DATA_HOME", ".local/share")
 
 
 def user_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/hushfleet`, or `~/.cache/hushfleet`."""
+    """`$XDG_CACHE_HOME/hushfleet`, or `~/.cache/hushfleet`. Raises `BadInput` where there is no home folder."""
     return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def user_config_dir() -> Path:
+    """`$XDG_CONFIG_HOME/hushfleet`, or `~/.config/hushfleet`. Raises `BadInput` where there is no home folder."""
+    return _xdg("XDG_CONFIG_HOME", ".config")
 
 
 def _xdg(variable: str, fallback: str) -> Path:
     base = os.environ.get(variable, "")
-    # The XDG specification says to ignore a relative path.
-    return (Path(base) if os.path.isabs(base) else Path.home() / fallback) / "hushfleet"
+    if os.path.isabs(base):  # the XDG specification says to ignore a relative path
+        return Path(base) / "hushfleet"
+    try:
+        return Path.home() / fallback / "hushfleet"
+    except RuntimeError:  # as in a container that is run for an id that its image does not know
+        raise BadInput(f"this machine knows no home folder of user {os.getuid()}: set HOME, or {variable}") from None
 
 
 def expanded(path: str | Path, key: str) -> Path:

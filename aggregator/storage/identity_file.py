@@ -18,14 +18,14 @@ from pathlib import Path
 
 from hushfleet.atomic_file import sync_folder
 from hushfleet.errors import StoreError
+from hushfleet.user_files import user_config_dir
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import MAX_INT
 
 
 def default_path(federation: str) -> Path:
-    """Below the user's configuration folder, one file for each federation."""
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return home / "hushfleet" / f"{federation}.key"
+    """Below the user's configuration folder, one file for each federation. Raises `BadInput` where there is none."""
+    return user_config_dir() / f"{federation}.key"
 
 
 def load_or_create(path: Path) -> Identity:

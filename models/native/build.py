@@ -76,9 +76,8 @@ def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | 
     command = [compiler.path, *FLAGS, *compiler.tuning, *flags]
     key = hashlib.sha256("\0".join((*command, compiler.macros, source)).encode()).hexdigest()
     cached = (cache_dir or user_cache_dir() / "native") / f"{key[:32]}.so"
-    if read_cached(cached) is not None:  # loaders do not mind the digest after a library's end
-        with contextlib.suppress(OSError):  # a folder that forbids execution, for one
-            return ctypes.CDLL(str(cached))
+    if (library := _load_cached(cached)) is not None:
+        return library
     compiling = doing("compiling for this processor, once", about_s=USUAL_BUILD_S)
     with tempfile.TemporaryDirectory(prefix="hushfleet-native-") as folder, compiling:
         built = Path(folder) / "library.so"
@@ -88,7 +87,17 @@ def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | 
         try:
             return ctypes.CDLL(str(built))
         except OSError as error:
+            if (library := _load_cached(cached)) is not None:  # many a /tmp forbids execution
+                return library
             raise HushfleetError(f"the compiled library cannot be loaded: {error}") from error
+
+
+def _load_cached(path: Path) -> ctypes.CDLL | None:
+    """None where there is none, or it cannot be loaded, as from a folder that forbids execution."""
+    if read_cached(path) is not None:  # loaders do not mind the digest after a library's end
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(path))
+    return None
 
 
 def _run(command: list[str], text: str) -> str:

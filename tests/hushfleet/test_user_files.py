@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
 
-from hushfleet.user_files import read_cached, user_cache_dir, user_data_dir, write_cached
+from hushfleet.errors import BadInput
+from hushfleet.user_files import read_cached, user_cache_dir, user_config_dir, user_data_dir, write_cached
 
 
 def test_the_folders_follow_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for variable, folder, fallback in (
         ("XDG_CACHE_HOME", user_cache_dir, ".cache"),
+        ("XDG_CONFIG_HOME", user_config_dir, ".config"),
         ("XDG_DATA_HOME", user_data_dir, ".local/share"),
     ):
         monkeypatch.setenv(variable, str(tmp_path / "own"))
@@ -21,6 +24,21 @@ def test_the_folders_follow_the_platform(tmp_path: Path, monkeypatch: pytest.Mon
         for ignored in ("", "relative"):
             monkeypatch.setenv(variable, ignored)
             assert folder() == tmp_path / fallback / "hushfleet"
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that is run for an id that its image does not know."""
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    folders = {"XDG_CACHE_HOME": user_cache_dir, "XDG_CONFIG_HOME": user_config_dir, "XDG_DATA_HOME": user_data_dir}
+    for variable, folder in folders.items():
+        for unset in ("HOME", variable):
+            monkeypatch.delenv(unset, raising=False)
+        with pytest.raises(BadInput, match=f"set HOME, or {variable}"):
+            folder()
 
 
 def test_a_damaged_file_is_no_file(tmp_path: Path) -> None:

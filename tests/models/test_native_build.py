@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import stat
@@ -106,3 +107,19 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, real_co
     blocked.write_text("not a folder")
     assert load_library(SEVEN, cache_dir=blocked / "native").seven() == 7
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_temporary_folder_that_forbids_execution_is_not_needed(tmp_path, monkeypatch, real_compiler):
+    loaded = ctypes.CDLL
+
+    def load(name):
+        if not Path(name).is_relative_to(tmp_path):
+            raise OSError(f"{name}: failed to map segment from shared object")
+        return loaded(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert load_library(SEVEN, cache_dir=tmp_path).seven() == 7
+    blocked = tmp_path / "file"
+    blocked.touch()
+    with pytest.raises(HushfleetError, match=r"cannot be loaded: .* failed to map segment"):
+        load_library(SEVEN, cache_dir=blocked / "native")
