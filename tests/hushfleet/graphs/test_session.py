@@ -242,7 +242,7 @@ def test_a_device_imports_neither_pytorch_nor_onnx():
     code = """
 import sys
 import hushfleet.graphs.session, hushfleet.graphs.safety
-print(sorted({"torch", "onnx", "onnxscript", "models", "sklearn"} & set(sys.modules)))
+print(sorted({"torch", "onnx", "onnxscript", "hushfleet.models", "sklearn"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

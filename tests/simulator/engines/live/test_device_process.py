@@ -19,13 +19,17 @@ GUARDED_CLIENT = """
 import json, sys
 
 REFUSED = {"torch", "torchvision", "onnx", "onnxscript", "opacus", "typer", "rich", "pydantic", "sklearn", "scipy",
-           "matplotlib", "safetensors", "amqtt", "models", "aggregator", "simulator"}
+           "matplotlib", "safetensors", "amqtt", "hushfleet.models", "hushfleet.aggregator", "hushfleet.simulator"}
 tried = []
+
+
+def refused(name):
+    return name.partition(".")[0] in REFUSED or ".".join(name.split(".")[:2]) in REFUSED
 
 
 class Guard:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in REFUSED:
+        if refused(name):
             tried.append(name)
             raise ModuleNotFoundError(f"a device has no {name}", name=name)
 
@@ -35,7 +39,7 @@ from hushfleet.edge_client.__main__ import main
 
 status = main(sys.argv[2:])
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-loaded = sorted(REFUSED & {name.partition(".")[0] for name in sys.modules})
+loaded = sorted(filter(refused, sys.modules))
 with open(f"{sys.argv[1]}/{sys.argv[2].rpartition('devices/')[2].partition('/')[0]}.json", "w") as out:
     json.dump({"tried": tried, "loaded": loaded, "peak_kib": int(peak.split()[1])}, out)
 sys.exit(status)
