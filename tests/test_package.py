@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.metadata
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from hushfleet.aggregator.results.result import Result
 
 ROOT = Path(__file__).resolve().parents[1]
+BUILT_OF = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 NESTED = ("aggregator", "edge_client", "firmware_profiles", "models", "simulator")
 
 # In the folder of a user who has packages with the names of our folders.
@@ -124,8 +129,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in BUILT_OF:
         shutil.copy(ROOT / name, source)
+    (source / "tests").mkdir()
+    shutil.copy(__file__, source / "tests")
     for name in ("hushfleet", *NESTED):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     archive = folder / _build("sdist", source, folder)
@@ -151,6 +158,42 @@ def test_the_wheel_has_every_package_and_data_file(wheel: Path) -> None:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == {installed_name(path) for path in files}
     assert "absent from the `packages`" not in (wheel.parent / "build.txt").read_text()
+
+
+def test_the_source_distribution_has_no_tests_that_cannot_run(wheel: Path) -> None:
+    (source,) = (wheel.parent / "unpacked").iterdir()
+    made = {"PKG-INFO", "setup.cfg", "hushfleet.egg-info", "build"}
+    assert {path.name for path in source.iterdir()} - made == {*BUILT_OF, "hushfleet", *NESTED}
+
+
+def test_an_image_is_built_of_the_package_alone() -> None:
+    """A fleet in the checkout (`./fleets` in the Containerfile's own words) has keys."""
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    assert lines[1] == "*"
+    let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert let_in == {*BUILT_OF, "constraints.txt", "hushfleet", *NESTED}
+
+
+def test_every_package_that_is_installed_for_the_tests_is_pinned() -> None:
+    """But PyTorch, which is installed first (`TORCH` of the Makefile), with what it needs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    pinned = {canonicalize_name(line.partition("==")[0]) for line in (ROOT / "constraints.txt").read_text().split()}
+    waiting = [Requirement("hushfleet[docs,test]")]
+    seen = set[tuple[str, str]]()
+    while waiting:
+        need = waiting.pop()
+        name = canonicalize_name(need.name)
+        for extra in {"", *need.extras}:
+            if (name, extra) in seen or name == "torch":
+                continue
+            seen.add((name, extra))
+            if name == "hushfleet":
+                texts = project["optional-dependencies"][extra] if extra else project["dependencies"]
+            else:
+                texts = importlib.metadata.requires(name) or []
+            found = map(Requirement, texts)
+            waiting += [each for each in found if each.marker is None or each.marker.evaluate({"extra": extra})]
+    assert {name for name, _ in seen} - pinned == {"hushfleet"}
 
 
 def test_a_users_own_packages_with_the_names_of_our_folders(wheel: Path, tmp_path: Path) -> None:
