@@ -15,16 +15,16 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
-from hushfleet.aggregator.fleet import words
+from hushfleet.aggregator.fleet import spending, words
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
-from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener
+from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processes
 from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.config.schema import pack
+from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import Charge
@@ -74,7 +74,7 @@ class Desk:
 
     def view(self) -> FleetView:
         self.now += 1
-        self.listener.flush()
+        self.listener.flush(self.now)
         watch = FleetWatch(self.folder)
         try:
             return watch.view(self.now)
@@ -220,6 +220,37 @@ def test_what_was_spent_is_what_was_charged(desk: Desk) -> None:
     first, second, third = desk.view().boards
     assert (first.spent, first.limit) == (epsilon([Step(2.0, 1.0, 3)], delta=1e-4), 8.0)
     assert (second.spent, third.spent) == (math.inf, None)
+
+
+def test_rounds_that_cost_the_same_are_read_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thousand boards with four hundred rounds each took seven seconds after each round."""
+    read = list[bytes]()
+
+    def counted(kind: type[Charge], packed: bytes, **how: str) -> Charge:
+        read.append(packed)
+        return unpack(kind, packed, **how)
+
+    monkeypatch.setattr(spending, "unpack", counted)
+    charges = [Charge("device", "add-or-remove", "gaussian", multiplier) for multiplier in (2.0, 3.0)]
+    with DeviceRegister(desk.folder.aggregator) as register:
+        for round in range(1, 41):
+            register.note_charges("t-0", round, {"board-1": pack(charges[round % 2])}, certain=True)
+    assert desk.view().boards[0].spent == epsilon([Step(2.0, 1.0, 20), Step(3.0, 1.0, 20)], delta=1e-5)
+    assert len(read) == 2
+
+
+def test_a_clock_that_is_set_back_does_not_end_listening(desk: Desk) -> None:
+    desk.view()
+    for second in range(1, 3 * int(HEARTBEAT_S)):
+        desk.now = NOW - 365 * 86400 + second
+        desk.listener.advance(cast(Service, None), NOW + second)  # monotonic seconds, which go on
+    desk.hear("board-1", desk.birth("board-1"))
+    desk.listener.advance(cast(Service, None), NOW + 3 * HEARTBEAT_S)
+    watch = FleetWatch(desk.folder)
+    view = watch.view(desk.now)
+    watch.close()
+    assert (view.boards[0].seen, view.service) == (desk.now, "running")
+    assert max(at for _, at in processes(desk.registry).values()) <= desk.now
 
 
 def test_processes_that_do_not_run_are_told(desk: Desk) -> None:
