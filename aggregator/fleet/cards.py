@@ -45,9 +45,9 @@ def choose_boards(
                     f"--force, then let it in with: hushfleet fleet renew DIR {row.device} --new-card"
                 )
         return chosen
-    # pending, and not approved: somebody has asked in its name, who need not have its card
-    boards = registry.boards()
-    free = [row for row in boards if row.state == "new" or (row.state == "pending" and row.public_key is None)]
+    # One whose key was given runs already. Pending, and not approved: somebody has asked in its name, who need not have
+    # its card.
+    free = [row for row in registry.boards() if row.state in ("new", "pending") and row.public_key is None]
     if not again:
         free = [row for row in free if not registry.tokens(row.device, now=now)]
     if len(free) < (count or 1):
