@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,6 +190,22 @@ def test_a_run_that_is_begun_anew_is_read_from_its_start(desk: Desk) -> None:
     assert run is not None
     assert (run.task, run.rounds_closed, run.epsilon) == ("t-2", 0, None)
     watch.close()
+
+
+def test_the_log_of_a_long_run_is_not_held_in_memory(desk: Desk) -> None:
+    """A thousand boards in a thousand rounds would be gigabytes."""
+    log = run_events(desk.folder)
+    for round in range(2, 12_000):
+        log.write("update", round=round, device="board-1", bytes=100, code="accepted", epsilon_server=1.5)
+    size = log.path.stat().st_size
+    watch = FleetWatch(desk.folder)
+    tracemalloc.start()
+    board = next(board for board in watch.view(desk.now).boards if board.device == "board-1")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    watch.close()
+    assert board.rounds == 11_999
+    assert most < 5 * size, "all of its events at once take ten times as much as the log"
 
 
 def test_who_is_locked_out_waits_or_is_a_stranger(desk: Desk) -> None:
