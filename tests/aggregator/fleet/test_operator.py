@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +18,10 @@ from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.authority import Authority, read_revocations
 from hushfleet.aggregator.fleet.cards import choose_boards
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.lock_out import LockOut
+from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.registry import FleetRegistry, Knock
+from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.errors import BadInput, HushfleetError
 from support.desk import TASK, make_folder
@@ -174,3 +179,21 @@ def test_boards_are_added_with_their_network_or_not_at_all(
     fleet(*add)
     assert folder.wifi("home").stat().st_mode & 0o777 == 0o600
     assert folder.wifi("home").read_bytes() == wifi.read_bytes()
+
+
+def test_who_was_locked_out_last_is_cut_off_first(
+    folder: FleetFolder, registry: FleetRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service that starts takes over the sessions of all that were ever locked out, one after the other."""
+    registry.add(counted("a", 4, known=[], board="generic-x86"))
+    for number in range(1, 5):
+        registry.block(f"a-{number:02d}", "long ago")
+    part, service = LockOut(folder, registry), cast(Service, None)
+    caplog.set_level(logging.WARNING)
+    part.advance(service, 0.0)
+    part.advance(service, 10.0)
+    registry.block(OTHER, "stolen")
+    for now in (40.0, 60.0, 80.0):  # nothing listens here, so each is given up
+        part.advance(service, now)
+    told = [each.getMessage().split()[1] for each in caplog.records if "still connected" in each.getMessage()]
+    assert told == ["a-01", "a-02", OTHER]
