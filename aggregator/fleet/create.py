@@ -26,6 +26,7 @@ from hushfleet.aggregator.fleet.folder import (
     FleetFolder,
     PagePart,
 )
+from hushfleet.aggregator.fleet.next_task import task_text
 from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
@@ -112,7 +113,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _task_text(task: Path, classes: Sequence[str]) -> str:
-    text = task.read_text("utf-8")
+    text = task_text(task)
     if not classes:
         return text
     named, found = re.subn(r"(?m)^class_names\s*=\s*\[[^\]]*\]", f"class_names = {json.dumps(list(classes))}", text)

@@ -47,7 +47,9 @@ LOST_HEARTBEATS = 3
 KEPT_ROUNDS = 500
 LOG_PIECE_BYTES = 1 << 18
 EVENTS = "events.jsonl"
-_OF_HEALTH = "slot", "uptime_s", "disk_percent", "memory_percent", "temperature_c", "throttled", "accelerator"
+_OF_HEALTH = (
+    "slot", "uptime_s", "disk_percent", "memory_percent", "temperature_c", "throttled", "accelerator", "last_error"
+)  # fmt: skip
 _START = "Start it: hushfleet fleet up DIR, or systemctl start hushfleet-{}."
 
 

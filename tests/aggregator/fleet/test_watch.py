@@ -124,6 +124,16 @@ def test_boards_are_as_they_say(desk: Desk) -> None:
     assert (first.state, first.problems[0].what, first.problems[0].urgent) == ("lost", "was cut off", True)
 
 
+def test_an_error_that_a_board_tells_is_shown_with_what_to_do(desk: Desk) -> None:
+    desk.hear("board-1", desk.birth("board-1"))
+    desk.hear("board-1", desk.health("board-1", last_error="other"))
+    (problem,) = desk.view().boards[0].problems
+    assert (problem.what, problem.urgent) == ("had an error since its client started: other", False)
+    assert "journalctl -u hushfleet-client" in problem.advice
+    desk.hear("board-1", desk.health("board-1", session=2))
+    assert desk.view().boards[0].problems == ()
+
+
 def test_what_is_old_or_of_somebody_else_changes_nothing(desk: Desk) -> None:
     old_will = desk.birth("board-1", "lost", session=1)
     desk.hear("board-1", desk.birth("board-1", session=2))
