@@ -62,9 +62,9 @@ def create_fleet(
     beside = files_beside(task)
     for file in beside:
         if ".." in Path(file).parts:
-            raise BadInput(
-                f"{task} names {file}, which has no place in the fleet's folder: put it beside the task file"
-            )
+            raise BadInput(f"{task} names {file}, which no fleet's folder can hold: put it beside the task file")
+        if not (task.parent / file).exists():
+            raise BadInput(f"{task} names {file}, and there is no {task.parent / file}")
     text = _task_text(task, classes)
     defaults = _device_defaults(text)
     config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), defaults)

@@ -130,14 +130,16 @@ def test_a_fleet_has_the_files_that_its_first_task_names(tmp_path: Path, words: 
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets/start.npz").write_bytes(b"read when the run begins")
     task = tmp_path / "task.toml"
-    for named in ("nets/start.npz", "../task.toml", "operator.key"):
+    for named in ("nets/start.npz", "../task.toml", "operator.key", "missing.npz"):
         (tmp_path / "operator.key").touch()
         task.write_text(TASK.replace("[model]", f'[model]\nshare = "head"\nweights = "{named}"'))
         if named == "nets/start.npz":
             fleet("init", tmp_path / "plant", *words)
             assert (tmp_path / "plant" / named).read_bytes() == b"read when the run begins"
         else:
-            with pytest.raises(BadInput, match=r"put it beside the task file|give .*operator\.key.* another name"):
+            with pytest.raises(
+                BadInput, match=r"put it beside the task|give .*operator\.key.* another name|is no .*missing"
+            ):
                 fleet("init", tmp_path / "other", *words)
             assert not (tmp_path / "other").exists()
 
