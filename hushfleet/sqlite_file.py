@@ -107,7 +107,8 @@ class SqliteFile:
                 raise StoreFull(f"there is no room to write {self.path}: {error}; free some space") from error
             if "locked" in str(error):
                 raise StoreError(f"{self.path} is in use by another process; stop it first") from error
-            raise StoreError(f"{self.path} cannot be used: {error}") from error
+            advice = "; is its disk full, or failing?" if "disk I/O" in str(error) else ""
+            raise StoreError(f"{self.path} cannot be used: {error}{advice}") from error
 
     def _open(self, schema: str, version: int, upgrades: Mapping[int, Sequence[str]], exclusive: bool) -> None:
         if exclusive:

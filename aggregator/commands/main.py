@@ -11,6 +11,7 @@ what does the work when it is called: PyTorch alone takes seconds.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import logging
 import sys
@@ -109,9 +110,10 @@ def main() -> None:
             sys.exit(INTERRUPTED)
         raise
     except OSError as error:  # a full disk, a folder that may not be written to
-        if error.filename is None:
+        named = error.filename2 or error.filename  # of two the one that was written to
+        if named is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        sys.exit(_told(f"{error.filename}: {error.strerror}", 1))
+        sys.exit(_told(f"{named}: {error.strerror}" if named else f"{error.strerror}; free some space", 1))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

@@ -224,6 +224,15 @@ class DeviceRegister(SqliteFile):
         """How many entries `charges` has of each id that has some."""
         return dict(self.rows("SELECT id, COUNT(*) FROM charges GROUP BY id"))
 
+    def charge_counts(self, device: str) -> list[tuple[bytes, int]]:
+        """Each packed `Charge` that `charges` has of the device, and how often."""
+        return [
+            (packed, rounds)
+            for packed, rounds in self.rows(
+                "SELECT charge, COUNT(*) FROM charges WHERE id = ? GROUP BY charge", (device,)
+            )
+        ]
+
     # what the aggregator notes for the operator
 
     def note(

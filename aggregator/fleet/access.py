@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from hushfleet import atomic_file
@@ -126,7 +127,9 @@ def _apply_devices(registry: FleetRegistry, register: DeviceRegister) -> None:
             continue
         if row is not None and row.blocked is not None and row.blocked.startswith(BY_FLEET):
             register.unblock(device)
-        if row is not None and row.public_key != board.public_key:
+            row = replace(row, blocked=None)
+        # without a key, as a lock-out before the first card leaves it, the row would take the first key that comes
+        if row is not None and (row.public_key != board.public_key or (row.public_key is None and row.blocked is None)):
             register.forget(device)
             row = None
         if row is None and board.public_key is not None and board.state == "enrolled":
@@ -147,7 +150,8 @@ def _write_revoked(folder: FleetFolder, registry: FleetRegistry) -> bool:
     now = datetime.datetime.now(datetime.UTC)
     with contextlib.suppress(OSError, ValueError):
         before = read_revocations(file.read_bytes())
-        if before.serials == serials:
+        # with a date to come, as a clock that was ahead has written it, brokers would refuse everybody
+        if before.serials == serials and before.date <= now:
             return False
         if 0 <= (now - before.date).total_seconds() < 1:
             time.sleep(1)  # the broker tells lists apart by their second

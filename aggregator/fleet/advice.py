@@ -108,6 +108,9 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
         found.append(Problem("is slowed down, for heat or weak power", "A better power supply, or cooling."))
     elif (board.temperature_c or 0) >= HOT_C:
         found.append(Problem(f"is at {board.temperature_c} °C", "Cooling."))
+    if board.last_error is not None:
+        advice = ERRORS.get(board.last_error, ERRORS["other"])
+        found.append(Problem(f"had an error since its client started: {board.last_error}", advice))
     if board.decline is not None and board.decline.round >= newest_round:
         code = board.decline.code
         found.append(Problem(f"declined: {code}", DECLINES.get(code, DECLINES["error"]), urgent=code != "budget"))

@@ -14,6 +14,7 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.releases import Release, add_release, find_release, releases
 from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.config.schema import read_file
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles import load_board
 from hushfleet.firmware_profiles.cards import bundle
@@ -45,9 +46,9 @@ def choose_boards(
                     f"--force, then let it in with: hushfleet fleet renew DIR {row.device} --new-card"
                 )
         return chosen
-    # pending, and not approved: somebody has asked in its name, who need not have its card
-    boards = registry.boards()
-    free = [row for row in boards if row.state == "new" or (row.state == "pending" and row.public_key is None)]
+    # One whose key was given runs already. Pending, and not approved: somebody has asked in its name, who need not have
+    # its card.
+    free = [row for row in registry.boards() if row.state in ("new", "pending") and row.public_key is None]
     if not again:
         free = [row for row in free if not registry.tokens(row.device, now=now)]
     if len(free) < (count or 1):
@@ -151,7 +152,7 @@ def card_of(
         raise BadInput(f"there is no folder {own} with images for {board.device}")
     if own is not None and data["kind"] != "folder":
         raise BadInput(f"boards of this fleet keep their data in one file, {data['path']}: --images has no place there")
-    classes = tomllib.loads(folder.task.read_text("utf-8")).get("data", {}).get("class_names", [])
+    classes = read_file(folder.task).get("data", {}).get("class_names", [])
     for name in classes:
         if not name or name.startswith(".") or "/" in name or not name.isprintable():
             raise BadInput(f"the class {name!r} in {folder.task} cannot be the name of a folder")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.aggregator.broker.config import password_line
+from hushfleet.aggregator.config.task import files_beside
 from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
 from hushfleet.aggregator.fleet.folder import (
@@ -25,6 +26,7 @@ from hushfleet.aggregator.fleet.folder import (
     FleetFolder,
     PagePart,
 )
+from hushfleet.aggregator.fleet.next_task import task_text
 from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
@@ -47,13 +49,22 @@ def create_fleet(
     page: PagePart | None = None,
     classes: Sequence[str] = (),
 ) -> FleetFolder:
-    """:param task: copied to `task.toml`; checked by the caller.
+    """:param task: copied to `task.toml`, with the files that it names beside itself; checked by the caller.
     :param classes: take the place of the task's `class_names`.
 
     Raises `BadInput`, and leaves nothing behind, where `path` is not empty or a name cannot be used.
     """
+    path = path.resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
+    if path == Path.cwd():
+        raise BadInput(f"{path} is the folder that you are in, and a fleet's is made anew: go one up, and name it")
+    beside = files_beside(task)
+    for file in beside:
+        if ".." in Path(file).parts:
+            raise BadInput(f"{task} names {file}, which no fleet's folder can hold: put it beside the task file")
+        if not (task.parent / file).exists():
+            raise BadInput(f"{task} names {file}, and there is no {task.parent / file}")
     text = _task_text(task, classes)
     defaults = _device_defaults(text)
     config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), defaults)
@@ -61,9 +72,11 @@ def create_fleet(
     shutil.rmtree(part, ignore_errors=True)
     try:
         _fill(part, config, text)
+        for file in beside:
+            _copy(task.parent / file, part / file)
         os.replace(part, path)
     except OSError as error:
-        raise BadInput(f"the fleet's folder {path} cannot be made: {error.strerror}") from error
+        raise BadInput(f"the fleet's folder {path} cannot be made: {error.strerror or error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return FleetFolder(path)
@@ -91,8 +104,16 @@ def _fill(path: Path, config: FleetConfig, task: str) -> None:
     FleetRegistry(path).close()
 
 
+def _copy(source: Path, target: Path) -> None:
+    """A file, or a folder of data. Raises `OSError`, and `BadInput` where the fleet has something of this name."""
+    if target.exists():
+        raise BadInput(f"a fleet has a {target.name} of its own: give {source}, which the task names, another name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
+
+
 def _task_text(task: Path, classes: Sequence[str]) -> str:
-    text = task.read_text("utf-8")
+    text = task_text(task)
     if not classes:
         return text
     named, found = re.subn(r"(?m)^class_names\s*=\s*\[[^\]]*\]", f"class_names = {json.dumps(list(classes))}", text)

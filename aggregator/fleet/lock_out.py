@@ -51,7 +51,8 @@ class LockOut(Part):
         self._since = {device: self._since.get(device, now) for device in blocked}
         self._done &= blocked
         ripe = [device for device, since in self._since.items() if now >= since + _LISTS_READ_S]
-        for device in sorted(set(ripe) - self._done)[:1]:
+        # the latest first: a service that has just started has all that were ever locked out before it
+        for device in sorted(set(ripe) - self._done, key=lambda each: (-self._since[each], each))[:1]:
             self._done.add(device)
             try:
                 self._taking = _Session(self._folder, device, give_up=now + PATIENCE_S)

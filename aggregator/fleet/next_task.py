@@ -15,13 +15,22 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.errors import BadInput
 
 
+def task_text(task: Path) -> str:
+    """What a fleet keeps of a task file. Raises `BadInput` for a run's JSON, which `load_task` takes as well."""
+    if task.suffix == ".json":
+        raise BadInput(
+            f"{task} is JSON, and a fleet keeps its task as TOML: give the file that the run was started with"
+        )
+    return task.read_text("utf-8-sig")  # editors on Windows begin a file with a mark
+
+
 def set_task(folder: FleetFolder, task: Path) -> bool:
     """Makes the file `task` the one that the aggregator runs from its next start on; whether that run was begun before.
 
     Raises `BadInput` where it is no task, a run of another task has its name, or files that it names beside itself are
     not in the fleet's folder as well; and `StoreFull`.
     """
-    name, data, current = load_task(task).name, task.read_bytes(), folder.run
+    name, data, current = load_task(task).name, task_text(task).encode(), folder.run
     for file in files_beside(task):
         if not (folder.path / file).exists():
             raise BadInput(f"{task} names {file}, which the fleet will look for in {folder.path}: copy it there first")
@@ -29,7 +38,7 @@ def set_task(folder: FleetFolder, task: Path) -> bool:
         atomic_file.write_whole(current / "task.toml", folder.task.read_bytes(), durable=True)
     run = folder.path / "runs" / name
     kept = run / "task.toml"
-    if run.exists() and (not kept.exists() or kept.read_bytes() != data):
+    if run.exists() and (not kept.exists() or task_text(kept).encode() != data):
         raise BadInput(
             f"{run} has the run of another task: give the next one another name, or go on with that one: {kept}"
         )

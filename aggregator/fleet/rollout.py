@@ -15,7 +15,7 @@ from typing import Literal
 from hushfleet.aggregator.fleet.folder import UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import releases
-from hushfleet.aggregator.fleet.sightings import Sighting, sightings
+from hushfleet.aggregator.fleet.sightings import Sighting, processes, sightings
 from hushfleet.aggregator.fleet.view import RolloutView
 from hushfleet.errors import BadInput
 
@@ -26,6 +26,9 @@ SILENT_S = 6 * 3600.0
 """A board that took an offer and was not heard for so long is lost, until it is heard again."""
 LONGEST_S = 24 * 3600.0
 """As is one that is heard, and has not finished in this time."""
+
+LISTENING = "roll-out"
+"""In `processes`: since when somebody has listened without a gap, so that silence means something."""
 
 RolloutState = Literal["running", "paused", "stopped", "cancelled"]
 Outcome = Literal["away", "waits", "offered", "good", "failed", "unmanaged", "no release"]
@@ -105,8 +108,9 @@ def seats(registry: FleetRegistry, rollout: Rollout, *, now: float) -> list[Seat
         )
     }
     platforms = {each.platform for each in releases(registry) if each.version == rollout.version}
+    _, since = processes(registry).get(LISTENING, ("", 0.0))
     boards = [board.device for board in registry.boards() if board.state == "enrolled"]
-    return [_seat(device, rollout, heard.get(device), offered.get(device), platforms, now) for device in boards]
+    return [_seat(device, rollout, heard.get(device), offered.get(device), platforms, since, now) for device in boards]
 
 
 def _seat(
@@ -115,8 +119,10 @@ def _seat(
     seen: Sighting | None,
     offered: tuple[float, float | None] | None,
     platforms: set[str],
+    since: float,
     now: float,
 ) -> Seat:
+    """:param since: nobody listened before, or the roll-out stood still: no board is to blame for that time."""
     at, good_at = offered or (None, None)
     health, heard_at = (None, 0.0) if seen is None else (seen.health, seen.health_at or 0.0)
 
@@ -134,10 +140,10 @@ def _seat(
     tried = (health.tried, health.attempt) == (rollout.version, rollout.number)
     if at is not None and tried and health.slot == "returned":
         return seat("failed", "it refused the release, or went back")
-    if at is not None and now - heard_at > SILENT_S and heard_at >= at:
+    if at is not None and now - max(heard_at, since) > SILENT_S and heard_at >= at:
         return seat("failed", f"it has not been heard for {(now - heard_at) / 3600:.0f} hours")
-    if at is not None and now - at > LONGEST_S and now - heard_at < HEARD_S:
-        return seat("failed", f"it has not finished in {(now - at) / 3600:.0f} hours")
+    if at is not None and now - max(at, since) > LONGEST_S and now - heard_at < HEARD_S:
+        return seat("failed", f"it has not finished in {(now - max(at, since)) / 3600:.0f} hours")
     if at is not None:
         return seat("offered")
     return seat("waits" if now - heard_at < HEARD_S else "away")

@@ -100,7 +100,7 @@ class Listener(Part):
             self._of_board(topic.device, payload, federation)
 
     def advance(self, service: Service, now: float) -> None:
-        self.flush()
+        self.flush(now)
 
     def _of_board(self, device: str, payload: bytes, federation: str) -> None:
         key = self._key_of(device)
@@ -125,9 +125,11 @@ class Listener(Part):
             heard = replace(heard, health=message, health_at=now)
         self._boards[device] = self._changed[device] = heard
 
-    def flush(self) -> None:
-        """Writes what came, if a second has passed; and now and then that somebody listens. Raises `StoreError`."""
-        now = self._clock()
+    def flush(self, now: float) -> None:
+        """Writes what came, if a second has passed; and now and then that somebody listens. Raises `StoreError`.
+
+        :param now: monotonic seconds: a clock that is set back must not end it.
+        """
         if now < self._next_flush:
             return
         self._next_flush = now + FLUSH_S
@@ -142,7 +144,7 @@ class Listener(Part):
         ]
         with self._registry.transaction():
             self._registry.write_all("INSERT OR REPLACE INTO sightings VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-            states = [(name, state, now) for name, state in self._processes.items()]
+            states = [(name, state, self._clock()) for name, state in self._processes.items()]
             self._registry.write_all("INSERT OR REPLACE INTO processes VALUES (?, ?, ?)", states)
         self._changed.clear()
         self._processes.clear()

@@ -6,6 +6,7 @@ before each round, which is never too small, and what the card was written with.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hushfleet.aggregator.devices.register import DeviceRegister
@@ -32,6 +33,14 @@ class Spending:
         """Id -> epsilon_server over all tasks, at the cards' delta. Raises `StoreError`."""
         for device, count in register.charged_rounds().items():
             if self._known.get(device, (0, 0.0))[0] != count:
-                charges = [unpack(Charge, packed, what="a charge") for _, _, packed in register.charges(device)]
+                charges = [
+                    _times(unpack(Charge, packed, what="a charge"), rounds)
+                    for packed, rounds in register.charge_counts(device)
+                ]
                 self._known[device] = count, epsilon_server_of(charges, delta=self._delta)
         return {device: epsilon for device, (_, epsilon) in self._known.items()}
+
+
+def _times(charge: Charge, rounds: int) -> Charge:
+    """Of so many rounds that cost the same: a fleet has some thousand boards, each with some hundred rounds."""
+    return replace(charge, steps=charge.steps * rounds)

@@ -79,7 +79,7 @@ def write_units(folder: FleetFolder) -> list[Path]:
     mosquitto = find_mosquitto() or "/usr/sbin/mosquitto"
     broker = f"{PREFIX}-broker.service {PREFIX}-enrolment-broker.service"
     keys = ["ca/ca.key", "operator.key", "release.key"]
-    of_broker = _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite"])
+    of_broker = _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite", "wifi"])
     brokers = (
         ("broker", "broker", "mosquitto", _OF_BROKER),
         ("enrolment-broker", "broker for boards without a certificate", "enrolment", f"{_OF_BROKER}\n{_OF_STRANGERS}"),
@@ -106,7 +106,11 @@ def write_units(folder: FleetFolder) -> list[Path]:
             f"{network} {broker}",
             f"{own} fleet serve {here}",
             f"Restart=always\n{_NO_DEVICES}",
-            _files(path, writes=[""], hidden=["aggregator/cert.key"]),
+            _files(
+                path,
+                writes=[""],
+                hidden=["aggregator/cert.key", "aggregator/identity.key", "broker/broker.key", "release.key", "wifi"],
+            ),
         ),
     }
     for each in WRITTEN_BY_AGGREGATOR:  # systemd starts no service that may write where nothing is

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import find_release, mapped, releases
-from hushfleet.aggregator.fleet.rollout import Rollout, change, current, next_step, seats
+from hushfleet.aggregator.fleet.rollout import LISTENING, Rollout, change, current, next_step, seats
 from hushfleet.aggregator.fleet.service import Part, Service
 from hushfleet.aggregator.fleet.sightings import KeyOf, sightings
 from hushfleet.aggregator.publish.blobs import ChunkServer
@@ -20,6 +20,8 @@ from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Delivery
 
 LOOK_EVERY_S = 1.0
+GAP_S = 60.0
+"""Who has not looked for so long has not listened: the service was stopped, its broker away, the clock set."""
 MOST_FRAMES = 16  # in one turn of the service's loop, so that boards which enrol need not wait
 
 _log = logging.getLogger("hushfleet.fleet")
@@ -40,6 +42,7 @@ class Updating(Part):
         self._said: dict[str, float] = {}  # device -> the moment of its `Health` that an offer has answered
         self._of: int | None = None  # the roll-out that the two above belong to
         self._look_at = 0.0
+        self._looked = -GAP_S  # unix seconds
         self._sent_until = 0.0  # monotonic seconds: what was sent so far is paid for then
 
     def filters(self, topics: Topics) -> Sequence[str]:
@@ -67,12 +70,15 @@ class Updating(Part):
         if rollout is None or rollout.state != "running":
             self._stop_serving()
             return
+        wall = self._wall()
+        if rollout.number != self._of or not 0 <= wall - self._looked < GAP_S:
+            self._listen_anew(rollout, wall)
+        self._looked = wall
         if rollout.number != self._of:
             self._stop_serving()
             self._of = rollout.number
             offered = [each for each in releases(self._registry) if each.version == rollout.version]
             self._files.update(mapped(self._folder, offered))
-        wall = self._wall()
         found = seats(self._registry, rollout, now=wall)
         with self._registry.transaction():
             for seat in found:
@@ -92,11 +98,20 @@ class Updating(Part):
             self._registry.write("UPDATE rollouts SET stage = ? WHERE number = ?", (step.stage, rollout.number))
         self._offer(service, rollout, step.offer, wall)
 
+    def _listen_anew(self, rollout: Rollout, wall: float) -> None:
+        """Boards were not heard, or the roll-out stood still; what was noted by a clock that was ahead is past."""
+        with self._registry.transaction():
+            self._registry.write("INSERT OR REPLACE INTO processes VALUES (?, 'running', ?)", (LISTENING, wall))
+            self._registry.write(
+                "UPDATE offered SET at = min(at, ?1), good_at = min(good_at, ?1) WHERE number = ?2",
+                (wall, rollout.number),
+            )
+
     def _offer(self, service: Service, rollout: Rollout, devices: Sequence[str], wall: float) -> None:
         heard = sightings(self._registry)
         for device in devices:
             seen = heard[device]
-            if seen.health is None or seen.health_at is None or seen.health_at <= self._said.get(device, 0.0):
+            if seen.health is None or seen.health_at is None or seen.health_at == self._said.get(device):
                 continue
             release = find_release(self._registry, rollout.version, seen.health.platform)
             if release is None:

@@ -54,7 +54,8 @@ class BoardView:
     :param state: its part in the run, or how it was seen last.
     :param seen: when something came from it last.
     :param accelerator: what trains, where the board has more than its processor.
-    :param health_at: when the eight fields before it were told.
+    :param last_error: code of what failed last since its client started.
+    :param health_at: when the nine fields before it were told.
     :param rounds: in which its update was accepted, in this run.
     :param epsilon: epsilon_server of this task, as the board said with its latest update.
     :param spent: epsilon_server over all tasks and cards of this id, as the aggregator has noted it: at most; `limit`:
@@ -77,6 +78,7 @@ class BoardView:
     temperature_c: int | None = None
     throttled: bool | None = None
     accelerator: str = ""
+    last_error: str | None = None
     health_at: float | None = None
     certificate_end: float | None = None
     rounds: int = 0

@@ -45,8 +45,11 @@ from hushfleet.errors import BadInput
 
 LOST_HEARTBEATS = 3
 KEPT_ROUNDS = 500
+LOG_PIECE_BYTES = 1 << 18
 EVENTS = "events.jsonl"
-_OF_HEALTH = "slot", "uptime_s", "disk_percent", "memory_percent", "temperature_c", "throttled", "accelerator"
+_OF_HEALTH = (
+    "slot", "uptime_s", "disk_percent", "memory_percent", "temperature_c", "throttled", "accelerator", "last_error"
+)  # fmt: skip
 _START = "Start it: hushfleet fleet up DIR, or systemctl start hushfleet-{}."
 
 
@@ -207,12 +210,14 @@ class FleetWatch:
                 self._tail, self._course = EventTail(file), Course()
         if self._tail is None:
             return
-        before = self._tail.offset
-        events = self._tail.read()
-        if self._tail.offset < before:  # a run that was begun anew
-            self._course = Course()
-        for event in events:
-            self._course.apply(event)
+        events = None
+        while events is None or events:
+            before = self._tail.offset
+            events = self._tail.read(LOG_PIECE_BYTES)
+            if self._tail.offset < before:  # a run that was begun anew
+                self._course = Course()
+            for event in events:
+                self._course.apply(event)
 
     def _processes(self, now: float) -> tuple[Process, Process]:
         """Of the aggregator nothing is known while nobody listens."""

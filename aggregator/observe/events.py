@@ -98,8 +98,11 @@ class EventTail:
         self.path = Path(path)
         self.offset = 0
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self, about_bytes: int = -1) -> list[dict[str, Any]]:
         """The JSON objects on new whole lines, oldest first; an empty list if there are none.
+
+        :param about_bytes: of the file, and the rest of a line, at most: as objects they take ten times the memory. -1:
+            all there is.
 
         A file that is not there yet has none. One that is shorter than before was begun anew, so it is read from its
         start. Lines that are no JSON object are skipped.
@@ -107,7 +110,7 @@ class EventTail:
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset if self.offset <= file.seek(0, os.SEEK_END) else 0)
-                start, data = file.tell(), file.read()
+                start, data = file.tell(), file.read(about_bytes) + file.readline()
         except FileNotFoundError:
             return []
         whole = data[: data.rfind(b"\n") + 1]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from hushfleet.atomic_file import write_whole
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.partition_table import read_partitions
 
@@ -69,8 +70,8 @@ class MountedBoot:
                 target = self.path / path.relative_to(folder)
                 if path.is_dir():
                     target.mkdir(exist_ok=True)
-                else:
-                    shutil.copyfile(path, target)
+                else:  # a cmdline.txt that was cut off would be taken for the system's own by the next call
+                    write_whole(target, path.read_bytes(), durable=target.parent == self.path)
             os.sync()  # the card is pulled out next
         except OSError as error:
             raise HushfleetError(f"{self.path} cannot be written: {error.strerror}") from error

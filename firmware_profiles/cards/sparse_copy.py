@@ -5,14 +5,17 @@ from __future__ import annotations
 import lzma
 from pathlib import Path
 
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, StoreFull
 from hushfleet.progress import doing
 
 _BLOCK = 1 << 20
 
 
 def copy_sparse(source: Path, target: Path) -> None:
-    """Copies an image, or unpacks an `.xz` one. `target` is there whole or not at all."""
+    """Copies an image, or unpacks an `.xz` one. `target` is there whole or not at all.
+
+    Raises `BadInput` for a damaged `.xz`, and `StoreFull` where there is no room.
+    """
     packed = source.suffix == ".xz"
     work = doing(f"{'unpacking' if packed else 'copying'} {source.name}, MiB", total=source.stat().st_size >> 20)
     part = target.with_name(f"{target.name}.part")
@@ -29,5 +32,9 @@ def copy_sparse(source: Path, target: Path) -> None:
         part.replace(target)
     except lzma.LZMAError as error:
         raise BadInput(f"{source} cannot be unpacked: {error}") from error
+    except OSError as error:
+        if error.filename is not None:  # it could not be opened
+            raise
+        raise StoreFull(f"{target} cannot be written: {error.strerror}; free some space") from error
     finally:
         part.unlink(missing_ok=True)

@@ -97,10 +97,13 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def make_folder(path: Path, *, boards: int = 2, task: str = TASK, **enrolment: Any) -> FleetFolder:
+def make_folder(
+    path: Path, *, boards: int = 2, task: str = TASK, task_file: Path | None = None, **enrolment: Any
+) -> FleetFolder:
     path.parent.mkdir(parents=True, exist_ok=True)
-    task_file = path.with_name(f"{path.name}-task.toml")
-    task_file.write_text(task)
+    if task_file is None:
+        task_file = path.with_name(f"{path.name}-task.toml")
+        task_file.write_text(task)
     port, enrolment_port, page_port = free_ports(3)
     broker = BrokerPart(("127.0.0.1",), port, enrolment_port)
     folder = create_fleet(

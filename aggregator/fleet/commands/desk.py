@@ -71,9 +71,13 @@ def _init(
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
     create_fleet(path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names)
-    with opened(path) as (folder, registry):
-        apply(folder, registry)
-    units = write_units(folder)
+    try:
+        with opened(path) as (folder, registry):
+            apply(folder, registry)
+        units = write_units(folder)
+    except BaseException:  # say a full disk: the same command again could not go on with what is there
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     named = ", ".join(checked.data.class_names)
     print(
         f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
@@ -100,12 +104,16 @@ def _add(
 
     `hushfleet fleet add greenhouse --csv fleet.csv`
     """
+    from hushfleet import atomic_file
     from hushfleet.aggregator.fleet.members import counted, from_csv
+    from hushfleet.firmware_profiles.cards.wifi import read_wifi
     from hushfleet.wire.format.topics import check_name
 
     if (count is None) == (csv is None):
         raise BadInput("give --count N, or --csv FILE")
     profile = "" if wifi is None else check_name(wifi.stem, "the name of the Wi-Fi file")
+    if wifi is not None:
+        read_wifi(wifi)
     with opened(path) as (folder, registry):
         if csv is not None:
             boards = from_csv(csv, board=board, wifi=profile)
@@ -122,11 +130,11 @@ def _add(
             raise BadInput(
                 f"the Wi-Fi profile {min(missing)!r} is not known; give its file with --wifi {min(missing)}.toml"
             )
-        registry.add(boards)
-        if wifi is not None:
+        if wifi is not None:  # before the boards: they could not be added again where there is no room for it
             folder.wifi(profile).parent.mkdir(mode=0o700, exist_ok=True)
-            shutil.copyfile(wifi, folder.wifi(profile))
+            atomic_file.write_whole(folder.wifi(profile), wifi.read_bytes(), durable=True)
             folder.wifi(profile).chmod(0o600)
+        registry.add(boards)
     names = f"{boards[0].device} to {boards[-1].device}" if len(boards) > 1 else boards[0].device
     print(f"added {len(boards)}: {names}\nnext: hushfleet flash --fleet {path} --help")
 

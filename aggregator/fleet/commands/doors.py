@@ -28,6 +28,10 @@ def _approve(
     """Let a board in that waits. Compare its key with what `hushfleet-edge status DEVICE.toml` prints on the board."""
     with opened(path) as (_, registry):
         row = registry.needed(device)
+        if row.state == "blocked":
+            raise BadInput(
+                f"{device} is locked out ({row.reason}); take it back first: hushfleet fleet unblock {path} {device}"
+            )
         if row.public_key is not None:
             raise BadInput(
                 f"{device} is known by another key. If its card was written anew: hushfleet fleet renew {path} {device} --new-card"
@@ -118,12 +122,15 @@ def _block(
 
 
 def _unblock(path: Dir, device: Id) -> None:
-    """Take a board back that was locked out."""
+    """Take a board back that was locked out, by an operator or by the aggregator itself."""
+    from hushfleet.aggregator.devices.register import DeviceRegister
     from hushfleet.aggregator.fleet.access import apply
 
     with opened(path) as (folder, registry):
         row = registry.needed(device)
-        if row.state != "blocked":
+        with DeviceRegister(folder.aggregator) as register:
+            lifted = register.unblock(device)
+        if row.state != "blocked" and not lifted:
             raise BadInput(f"{device} is not locked out; it is {row.state}")
         registry.unblock(device)
         apply(folder, registry)

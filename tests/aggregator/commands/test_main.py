@@ -76,6 +76,16 @@ def test_the_shell_completes_names_and_options(words: str, at: int, said: set[st
     assert imported == []
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")
+def test_a_full_disk_is_one_clear_paragraph() -> None:
+    """The operating system names no file where writing fails, unlike where opening does."""
+    command = [sys.executable, "-m", "hushfleet.aggregator.commands", "boards"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert "error: No space left on device; free some space" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("raise ModuleNotFoundError(\"No module named 'pandas'\", name='pandas')")
     done, _ = typed(["reproduce", "--list"], PYTHONPATH=str(tmp_path))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,24 @@ def test_files_that_a_task_names_must_be_in_the_fleets_folder(tmp_path: Path) ->
     assert folder.run.name == "small"
     (folder.path / "start.npz").write_bytes(b"read when the run begins")
     assert "begins" in fleet_task(folder, following)
+
+
+def test_a_task_is_kept_as_toml_that_all_commands_can_read(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    as_json = tmp_path / "task.json"
+    as_json.write_text(json.dumps(tomllib.loads(TASK) | {"name": "next"}))
+    with pytest.raises(BadInput, match=r"task\.json is JSON, and a fleet keeps its task as TOML"):
+        fleet_task(folder, as_json)
+    with pytest.raises(BadInput, match="keeps its task as TOML"):
+        make_folder(tmp_path / "other", task_file=as_json)
+    following = task_file(tmp_path / "next.toml", "next")
+    following.write_text("\ufeff" + following.read_text())  # as an editor on Windows writes it
+    fleet_task(folder, following, "--now")
+    assert tomllib.loads(folder.task.read_text("utf-8"))["name"] == "next"
+    (folder.run).mkdir(parents=True)
+    fleet_task(folder, task_file(tmp_path / "third.toml", "third"), "--now")
+    assert "goes on" in fleet_task(folder, following, "--now")
+    assert make_folder(tmp_path / "marked", task_file=following).run.name == "next"
 
 
 def test_a_run_from_before_runs_had_folders_is_not_begun_anew(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -29,10 +29,14 @@ from hushfleet.aggregator.fleet.rollout import (
     seats,
     stage_sizes,
 )
+from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.config.schema import pack
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.release import pack as pack_release
-from hushfleet.wire.format.messages import Health
+from hushfleet.wire.format.fleet_messages import ReleaseOffer
+from hushfleet.wire.format.messages import Health, Message
+from hushfleet.wire.format.topics import Topics
 from support.desk import make_folder
 
 KEY = Ed25519PrivateKey.generate()
@@ -168,6 +172,90 @@ def test_only_sound_releases_of_the_fleets_key_are_taken(desk: Desk, tmp_path: P
     found = [(each.version, each.platform) for each in releases(desk.registry)]
     assert found == [("3.0", "cp313-aarch64"), ("3.0", "cp311-aarch64"), ("2.0", "cp313-aarch64")]
     assert begin(desk.registry, None, now=NOW).version == "3.0"
+
+
+# when nobody listened
+
+
+class Serving:
+    """The part of the fleet service, at a moment of the wall clock."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk, self.now, self.ticks, self.offers = desk, NOW, 0.0, list[str]()
+        self.restart()
+
+    def restart(self) -> None:
+        self.part = Updating(self.desk.folder, self.desk.registry, lambda device: None, wall=lambda: self.now)
+
+    def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
+        assert isinstance(message, ReleaseOffer)
+        self.offers.append(message.device)
+
+    topics = Topics("greenhouse")
+
+    def look(self, at: float) -> str:
+        """Looks once; the state of the roll-out then."""
+        self.now, self.ticks = at, self.ticks + 2
+        self.part.advance(cast(Service, self), self.ticks)
+        rollout = current(self.desk.registry)
+        assert rollout is not None
+        return rollout.state
+
+
+def test_a_night_without_the_fleet_service_is_no_fault_of_the_boards(desk: Desk) -> None:
+    begin(desk.registry, None, now=NOW)
+    serving, one = Serving(desk), desk.devices[0]
+    desk.say(one, at=NOW)
+    assert (serving.look(NOW), serving.offers) == ("running", [one])
+    desk.say(one, at=NOW + 60)
+    assert serving.look(NOW + 60) == "running"
+    serving.restart()
+    night = NOW + 12 * 3600
+    assert serving.look(night) == "running"
+    for second in range(1, int(SILENT_S), 50):
+        assert serving.look(night + second) == "running"
+    for second in range(int(SILENT_S), int(SILENT_S) + 100, 50):
+        state = serving.look(night + second)
+    assert state == "stopped", "silent for so long while it was listened to"
+    later = night + 2 * SILENT_S  # the broker was away: the service runs, and hears nobody
+    change(desk.registry, "running")
+    assert serving.look(later) == "running"
+    assert serving.look(later + 7 * 3600) == "running"
+
+
+def test_a_roll_out_that_was_paused_for_a_day_goes_on(desk: Desk) -> None:
+    begin(desk.registry, None, now=NOW)
+    serving, one = Serving(desk), desk.devices[0]
+    desk.say(one, at=NOW)
+    assert serving.look(NOW) == "running"
+    change(desk.registry, "paused")
+    later = NOW + LONGEST_S + 3600
+    for at in (later - 2, later - 1):
+        assert serving.look(at) == "paused"
+    change(desk.registry, "running")
+    desk.say(one, at=later)
+    assert (serving.look(later), serving.offers) == ("running", [one, one])
+
+
+def test_a_clock_that_is_set_back_holds_up_no_roll_out(desk: Desk) -> None:
+    begin(desk.registry, None, now=NOW)
+    serving, (one, other, _) = Serving(desk), desk.devices
+    ahead = NOW + 365 * 86400
+    desk.say(one, at=ahead)
+    assert serving.look(ahead) == "running"
+    desk.say(one, at=NOW)
+    serving.look(NOW)
+    assert serving.offers == [one, one], "an offer may be lost, so it is said again"
+    desk.say(one, at=ahead, version="2.0", tried="2.0", attempt=1)
+    serving.look(ahead)
+    for at in (NOW + 100, NOW + 130, NOW + 160):
+        desk.say(other, at=at)
+        serving.look(at)
+    assert other not in serving.offers
+    for second in range(160, 160 + 660, 50):
+        desk.say(other, at=NOW + second)
+        serving.look(NOW + second)
+    assert other in serving.offers, "after the ten minutes of the first stage"
 
 
 # stages

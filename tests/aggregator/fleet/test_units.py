@@ -12,7 +12,8 @@ import pytest
 from hushfleet.aggregator.fleet.units import write_units
 from support.desk import make_folder
 
-KEYS = ("ca/ca.key", "operator.key", "release.key")
+KEYS = ("ca/ca.key", "operator.key")
+OFFLINE = ("release.key", "wifi")  # commands alone read these
 
 
 def test_only_the_fleet_service_sees_the_keys_of_authority_and_operator(tmp_path: Path) -> None:
@@ -22,6 +23,17 @@ def test_only_the_fleet_service_sees_the_keys_of_authority_and_operator(tmp_path
     for name, text in texts.items():
         hidden = [key for key in KEYS if f"InaccessiblePaths=-{folder.path / key}\n" in text]
         assert hidden == ([] if name == "hushfleet-fleet.service" else list(KEYS))
+
+
+def test_a_process_that_strangers_reach_sees_no_key_that_it_has_no_use_for(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    texts = {file.stem: file.read_text() for file in write_units(folder)}
+    for name, hidden in {
+        "hushfleet-fleet": ("aggregator/identity.key", "aggregator/cert.key", "broker/broker.key", *OFFLINE),
+        "hushfleet-broker": ("aggregator", "service", "wifi"),
+        "hushfleet-enrolment-broker": ("aggregator", "service", "wifi"),
+    }.items():
+        assert [key for key in hidden if f"InaccessiblePaths=-{folder.path / key}\n" not in texts[name]] == [], name
 
 
 def test_a_folder_with_a_space_in_its_name_stays_one_word(tmp_path: Path) -> None:

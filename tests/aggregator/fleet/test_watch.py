@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +16,16 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
-from hushfleet.aggregator.fleet import words
+from hushfleet.aggregator.fleet import spending, words
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
-from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener
+from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processes
 from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.config.schema import pack
+from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import Charge
@@ -74,7 +75,7 @@ class Desk:
 
     def view(self) -> FleetView:
         self.now += 1
-        self.listener.flush()
+        self.listener.flush(self.now)
         watch = FleetWatch(self.folder)
         try:
             return watch.view(self.now)
@@ -121,6 +122,16 @@ def test_boards_are_as_they_say(desk: Desk) -> None:
     desk.now += 3600
     first = desk.view().boards[0]
     assert (first.state, first.problems[0].what, first.problems[0].urgent) == ("lost", "was cut off", True)
+
+
+def test_an_error_that_a_board_tells_is_shown_with_what_to_do(desk: Desk) -> None:
+    desk.hear("board-1", desk.birth("board-1"))
+    desk.hear("board-1", desk.health("board-1", last_error="other"))
+    (problem,) = desk.view().boards[0].problems
+    assert (problem.what, problem.urgent) == ("had an error since its client started: other", False)
+    assert "journalctl -u hushfleet-client" in problem.advice
+    desk.hear("board-1", desk.health("board-1", session=2))
+    assert desk.view().boards[0].problems == ()
 
 
 def test_what_is_old_or_of_somebody_else_changes_nothing(desk: Desk) -> None:
@@ -191,6 +202,22 @@ def test_a_run_that_is_begun_anew_is_read_from_its_start(desk: Desk) -> None:
     watch.close()
 
 
+def test_the_log_of_a_long_run_is_not_held_in_memory(desk: Desk) -> None:
+    """A thousand boards in a thousand rounds would be gigabytes."""
+    log = run_events(desk.folder)
+    for round in range(2, 12_000):
+        log.write("update", round=round, device="board-1", bytes=100, code="accepted", epsilon_server=1.5)
+    size = log.path.stat().st_size
+    watch = FleetWatch(desk.folder)
+    tracemalloc.start()
+    board = next(board for board in watch.view(desk.now).boards if board.device == "board-1")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    watch.close()
+    assert board.rounds == 11_999
+    assert most < 5 * size, "all of its events at once take ten times as much as the log"
+
+
 def test_who_is_locked_out_waits_or_is_a_stranger(desk: Desk) -> None:
     with DeviceRegister(desk.folder.aggregator) as register:
         register.add([KnownDevice("board-1", b"1" * 32), KnownDevice("by-hand", b"2" * 32)])
@@ -220,6 +247,37 @@ def test_what_was_spent_is_what_was_charged(desk: Desk) -> None:
     first, second, third = desk.view().boards
     assert (first.spent, first.limit) == (epsilon([Step(2.0, 1.0, 3)], delta=1e-4), 8.0)
     assert (second.spent, third.spent) == (math.inf, None)
+
+
+def test_rounds_that_cost_the_same_are_read_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thousand boards with four hundred rounds each took seven seconds after each round."""
+    read = list[bytes]()
+
+    def counted(kind: type[Charge], packed: bytes, **how: str) -> Charge:
+        read.append(packed)
+        return unpack(kind, packed, **how)
+
+    monkeypatch.setattr(spending, "unpack", counted)
+    charges = [Charge("device", "add-or-remove", "gaussian", multiplier) for multiplier in (2.0, 3.0)]
+    with DeviceRegister(desk.folder.aggregator) as register:
+        for round in range(1, 41):
+            register.note_charges("t-0", round, {"board-1": pack(charges[round % 2])}, certain=True)
+    assert desk.view().boards[0].spent == epsilon([Step(2.0, 1.0, 20), Step(3.0, 1.0, 20)], delta=1e-5)
+    assert len(read) == 2
+
+
+def test_a_clock_that_is_set_back_does_not_end_listening(desk: Desk) -> None:
+    desk.view()
+    for second in range(1, 3 * int(HEARTBEAT_S)):
+        desk.now = NOW - 365 * 86400 + second
+        desk.listener.advance(cast(Service, None), NOW + second)  # monotonic seconds, which go on
+    desk.hear("board-1", desk.birth("board-1"))
+    desk.listener.advance(cast(Service, None), NOW + 3 * HEARTBEAT_S)
+    watch = FleetWatch(desk.folder)
+    view = watch.view(desk.now)
+    watch.close()
+    assert (view.boards[0].seen, view.service) == (desk.now, "running")
+    assert max(at for _, at in processes(desk.registry).values()) <= desk.now
 
 
 def test_processes_that_do_not_run_are_told(desk: Desk) -> None:

@@ -90,6 +90,20 @@ def test_events_one_by_one_are_those_of_the_whole_log_without_a_cut_line(tmp_pat
     assert len(list(iterate_events(path))) == 5
 
 
+@pytest.mark.parametrize("about_bytes", [1, 30, 1000])
+def test_a_long_log_is_read_in_pieces(tmp_path: Path, about_bytes: int) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, clock=lambda: 0.0) as log:
+        for number in range(20):
+            log.write("update", round=number, cohort=["a"] * number)
+    tail, found = EventTail(path), []
+    while piece := tail.read(about_bytes):
+        assert sum(len(json.dumps(event, separators=(",", ":"))) for event in piece[:-1]) <= about_bytes
+        found += piece
+    assert found == EventTail(path).read()
+    assert len(found) == 20
+
+
 def test_a_log_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event":"run","task":"long-name-of-a-first-run"}\n')

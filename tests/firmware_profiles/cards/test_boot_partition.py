@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import lzma
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet import progress
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, HushfleetError, StoreFull
 from hushfleet.firmware_profiles.cards import sparse_copy
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, ImageBoot, MountedBoot, require_room
 from hushfleet.firmware_profiles.cards.partition_table import read_partitions
@@ -150,6 +151,35 @@ def test_unpacking_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     copy_sparse(tmp_path / "a.img.xz", tmp_path / "a.img")
     assert (tmp_path / "a.img").read_bytes() == content
     assert [(work.done, work.total) for work in works] == [(3, 3)]
+
+
+def test_a_full_disk_is_told_with_what_was_written(tmp_path: Path) -> None:
+    image, part = tmp_path / "a.img", tmp_path / "b.img.part"
+    image.write_bytes(b"x" * 5000)
+    part.symlink_to("/dev/full")
+    with pytest.raises(StoreFull, match=r"b\.img cannot be written: No space left on device; free some space"):
+        copy_sparse(image, tmp_path / "b.img")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.img"]
+
+
+def test_the_systems_own_files_are_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    """The next call reads cmdline.txt again: without its root= the card would never start."""
+    card, seed = tmp_path / "bootfs", tmp_path / "seed"
+    card.mkdir()
+    seed.mkdir()
+    (card / "cmdline.txt").write_text("console=tty1 root=PARTUUID=9710ec8c-02 rootwait")
+    (seed / "cmdline.txt").write_text("console=tty1 root=PARTUUID=9710ec8c-02 rootwait cgroup_enable=memory\n")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))  # as a card that is pulled out, or full
+    try:
+        with pytest.raises(HushfleetError, match=r"cmdline\.txt cannot be written"):
+            MountedBoot(card).write(seed)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (card / "cmdline.txt").read_text() == "console=tty1 root=PARTUUID=9710ec8c-02 rootwait"
+    MountedBoot(card).write(seed)
+    assert [path.name for path in card.iterdir()] == ["cmdline.txt"]
+    assert (card / "cmdline.txt").read_text().endswith("cgroup_enable=memory\n")
 
 
 def test_damaged_xz_is_named_and_leaves_nothing(tmp_path: Path) -> None:

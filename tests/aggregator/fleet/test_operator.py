@@ -1,0 +1,201 @@
+"""What operators do in an order that nobody planned, and where it can end in the middle."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from typer.testing import CliRunner
+
+from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.access import apply
+from hushfleet.aggregator.fleet.authority import Authority, read_revocations
+from hushfleet.aggregator.fleet.cards import choose_boards
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.lock_out import LockOut
+from hushfleet.aggregator.fleet.members import counted
+from hushfleet.aggregator.fleet.registry import FleetRegistry, Knock
+from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.errors import BadInput, HushfleetError
+from support.desk import TASK, make_folder
+
+KEY = bytes([7]) * 32
+ONE, OTHER = "greenhouse-01", "greenhouse-02"
+
+
+def fleet(*words: object) -> str:
+    outcome = CliRunner().invoke(build_app(), ["fleet", *map(str, words)])
+    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
+        raise outcome.exception
+    return outcome.output
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> FleetFolder:
+    return make_folder(tmp_path / "greenhouse")
+
+
+@pytest.fixture
+def registry(folder: FleetFolder) -> Iterator[FleetRegistry]:
+    with FleetRegistry(folder.path) as opened:
+        yield opened
+
+
+def enrol(registry: FleetRegistry, device: str) -> None:
+    registry.write("UPDATE boards SET state = 'enrolled', enrolled = 1, public_key = ? WHERE id = ?", (KEY, device))
+
+
+def test_who_is_locked_out_is_not_let_in_by_approving_its_key(folder: FleetFolder, registry: FleetRegistry) -> None:
+    registry.knock(Knock(ONE, KEY, False, "waits", time.time()))
+    fleet("block", folder.path, ONE, "--reason", "stolen")
+    with pytest.raises(BadInput, match=rf"locked out \(stolen\).* fleet unblock {folder.path} {ONE}"):
+        fleet("approve", folder.path, ONE)
+    board = registry.needed(ONE)
+    assert (board.state, board.reason, board.public_key) == ("blocked", "stolen", None)
+    fleet("unblock", folder.path, ONE)
+    assert KEY.hex() in fleet("approve", folder.path, ONE)
+
+
+def test_what_is_advised_of_a_board_that_the_aggregator_has_blocked_helps(
+    folder: FleetFolder, registry: FleetRegistry
+) -> None:
+    enrol(registry, ONE)
+    apply(folder, registry)
+    with DeviceRegister(folder.aggregator) as register:
+        register.block(ONE, "its updates were refused in 3 rounds, the last as below-noise")
+    watch = FleetWatch(folder)
+    (problem,) = next(board for board in watch.view().boards if board.device == ONE).problems
+    assert problem.advice == f"To take it back: hushfleet fleet unblock DIR {ONE}"
+    fleet("unblock", folder.path, ONE)
+    assert {board.standing for board in watch.view().boards if board.device == ONE} == {"enrolled"}
+    watch.close()
+    with pytest.raises(BadInput, match="is not locked out; it is enrolled"):
+        fleet("unblock", folder.path, ONE)
+
+
+def test_a_lock_out_before_the_first_card_leaves_nothing_that_takes_any_key(folder: FleetFolder) -> None:
+    fleet("block", folder.path, ONE)
+    fleet("unblock", folder.path, ONE)
+    with DeviceRegister(folder.aggregator) as register:
+        assert register.devices() == []
+        register.block(ONE, "by hand")
+    fleet("block", folder.path, OTHER)
+    with DeviceRegister(folder.aggregator) as register:
+        assert register.device(ONE).blocked == "by hand", "what others have blocked stays"
+
+
+def test_a_board_whose_key_was_given_gets_no_card_by_counting(
+    folder: FleetFolder, registry: FleetRegistry, tmp_path: Path
+) -> None:
+    """Under another key than the one that is known it would never come in."""
+    listed = tmp_path / "boards.csv"
+    listed.write_text(f"id,board,key\nbench,generic-x86,{KEY.hex()}\n")
+    fleet("add", folder.path, "--csv", listed)
+    assert [board.device for board in choose_boards(registry, now=time.time())] == [ONE, OTHER]
+
+
+def test_a_list_of_revoked_certificates_from_a_clock_that_was_ahead_is_written_anew(
+    folder: FleetFolder, registry: FleetRegistry
+) -> None:
+    """OpenSSL takes no connection at all by a list that is not valid yet."""
+    apply(folder, registry)
+    now, file = datetime.datetime.now(datetime.UTC), folder.broker / "revoked.pem"
+    authority = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key")
+    file.write_bytes(authority.revocation_list({5}, now=now + datetime.timedelta(days=365)))
+    registry.write("INSERT INTO certificates VALUES ('5', ?, ?, ?, ?, 0, 2)", (ONE, KEY, KEY, b""))
+    apply(folder, registry)
+    assert read_revocations(file.read_bytes()).date <= datetime.datetime.now(datetime.UTC)
+    written = file.read_bytes()
+    apply(folder, registry)
+    assert file.read_bytes() == written
+
+
+# making a fleet, and naming its boards
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> tuple[object, ...]:
+    (tmp_path / "task.toml").write_text(TASK)
+    return "--broker-name", "broker.example", "--task", tmp_path / "task.toml"
+
+
+def test_a_fleet_has_the_files_that_its_first_task_names(tmp_path: Path, words: tuple[object, ...]) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets/start.npz").write_bytes(b"read when the run begins")
+    task = tmp_path / "task.toml"
+    for named in ("nets/start.npz", "../task.toml", "operator.key", "missing.npz"):
+        (tmp_path / "operator.key").touch()
+        task.write_text(TASK.replace("[model]", f'[model]\nshare = "head"\nweights = "{named}"'))
+        if named == "nets/start.npz":
+            fleet("init", tmp_path / "plant", *words)
+            assert (tmp_path / "plant" / named).read_bytes() == b"read when the run begins"
+        else:
+            with pytest.raises(
+                BadInput, match=r"put it beside the task|give .*operator\.key.* another name|is no .*missing"
+            ):
+                fleet("init", tmp_path / "other", *words)
+            assert not (tmp_path / "other").exists()
+
+
+def test_what_fails_after_the_folder_was_made_leaves_nothing(tmp_path: Path, words: tuple[object, ...]) -> None:
+    """Else the same command again would find the folder, and nothing else writes the units."""
+    (tmp_path / "systemd").touch()  # in the way of the units
+    task = tmp_path / "task.toml"
+    task.write_text(TASK.replace("[model]", '[model]\nshare = "head"\nweights = "systemd"'))
+    with pytest.raises(HushfleetError, match="systemd"):
+        fleet("init", tmp_path / "plant", *words)
+    assert {path.name for path in tmp_path.iterdir()} == {"systemd", "task.toml"}
+
+
+def test_the_folder_that_one_is_in_cannot_be_the_fleets(
+    tmp_path: Path, words: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plant").mkdir()
+    monkeypatch.chdir(tmp_path / "plant")
+    with pytest.raises(BadInput, match="is the folder that you are in"):
+        fleet("init", ".", *words)
+
+
+def test_boards_are_added_with_their_network_or_not_at_all(
+    folder: FleetFolder, registry: FleetRegistry, tmp_path: Path
+) -> None:
+    wifi, before = tmp_path / "home.toml", registry.boards()
+    add = ("add", folder.path, "--count", 2, "--board", "generic-x86", "--wifi", wifi)
+    wifi.write_text('ssid = "home"\npasswort = "correct horse"\ncountry = "DE"\n')
+    with pytest.raises(BadInput, match=r"home\.toml: unknown field 'passwort'"):
+        fleet(*add)
+    wifi.write_text('ssid = "home"\npassword = "correct horse"\ncountry = "DE"\n')
+    (folder.path / "wifi").mkdir()
+    (folder.path / "wifi/home.toml").mkdir()  # it cannot be written, as on a full disk
+    with pytest.raises(HushfleetError, match=r"home\.toml cannot be written"):
+        fleet(*add)
+    assert registry.boards() == before
+    (folder.path / "wifi/home.toml").rmdir()
+    fleet(*add)
+    assert folder.wifi("home").stat().st_mode & 0o777 == 0o600
+    assert folder.wifi("home").read_bytes() == wifi.read_bytes()
+
+
+def test_who_was_locked_out_last_is_cut_off_first(
+    folder: FleetFolder, registry: FleetRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service that starts takes over the sessions of all that were ever locked out, one after the other."""
+    registry.add(counted("a", 4, known=[], board="generic-x86"))
+    for number in range(1, 5):
+        registry.block(f"a-{number:02d}", "long ago")
+    part, service = LockOut(folder, registry), cast(Service, None)
+    caplog.set_level(logging.WARNING)
+    part.advance(service, 0.0)
+    part.advance(service, 10.0)
+    registry.block(OTHER, "stolen")
+    for now in (40.0, 60.0, 80.0):  # nothing listens here, so each is given up
+        part.advance(service, now)
+    told = [each.getMessage().split()[1] for each in caplog.records if "still connected" in each.getMessage()]
+    assert told == ["a-01", "a-02", OTHER]
