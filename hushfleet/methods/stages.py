@@ -217,12 +217,16 @@ class OneStep:
     whole is clipped to what `records` of them come to, which moves no two updates apart.
 
     :param step: what a gradient is multiplied by.
+
+    Raises `PrivacyError` elsewhere than in such a sum, since nothing else adds the noise that is charged here.
     """
 
     step: float
     records: int
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        if setting.privacy.unit != "record" or setting.privacy.secure is None:
+            raise PrivacyError("OneStep is for a secure sum over records alone: nothing else adds its noise")
         cost = replace(cost, norm=self.step, summed=True, records=self.records)
         return replace(cost, noise_multiplier=setting.sigma(), noise_split=setting.noise_split)
 
