@@ -18,6 +18,7 @@ from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import check_allowed
 from hushfleet.edge_client.board.local_data import blank_samples
+from hushfleet.edge_client.declines import Declined
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -167,6 +168,10 @@ class Trainer:
             return
         if plan.task != self.spec.task or plan.rounds != self.spec.rounds:
             raise Malformed(f"the plan of round {plan.round} belongs to {plan.task!r}, not {self.spec.task!r}")
+        if self.store.package_of(plan.task) not in (None, self._package):
+            # With the unit `record` gradients are computed of what the device has kept, which must have noise; by
+            # another package it may have none.
+            raise Declined("error", f"this device has trained for {plan.task} by another package")
         if (plan.secure is None) != (self.spec.privacy.secure is None):
             raise Malformed(f"the plan of round {plan.round} has {'no' if plan.secure is None else 'a'} secure sum")
         terms = self.terms_of(plan)
@@ -174,8 +179,12 @@ class Trainer:
         self._checked = plan
 
     @cached_property
+    def _package(self) -> bytes:
+        return BlobRef.of(self.spec.to_bytes()).digest
+
+    @cached_property
     def _agreement(self) -> KeyAgreement:
-        return KeyAgreement(self.store.identity, task=BlobRef.of(self.spec.to_bytes()).digest)
+        return KeyAgreement(self.store.identity, task=self._package)
 
     def secure_round(self, plan: RoundPlan, roster: Roster | None) -> SecureRound:
         """Cohort and committee of a round with a secure sum; kept until the next plan.
@@ -341,6 +350,7 @@ class Trainer:
             public_before=state.public.to_bytes(),
             residual=residual,
             context=None if plan.secure is None else self.secure_round(plan, roster).context,
+            package=self._package,
         )
         if self.observer is not None:  # before the commit: who dies in between measures again
             self.observer(TrainedRound(plan.round, trained.own, trained.loss, state, release))

@@ -3,7 +3,9 @@
 The board's own ledger is what counts, and it is gone with the card. So the aggregator notes a round for every board
 that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a
 board has declined before training is taken back if it was told once: whoever is told again, of an extended round or
-after a restart, may have trained after all. Whatever is killed when, the note is never too small.
+after a restart, may have trained after all. Whatever is killed when, the note is never too small, but for one case: a
+board that chooses less noise than the standard (`limits.noise_preference` below 1), and whose update was not accepted,
+is noted by the standard noise, since nobody but its lost ledger knows its choice.
 """
 
 from __future__ import annotations

@@ -42,7 +42,10 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class AcceleratedGradient:
-    """A `GradientFunction` on the GPU; on the processor from its first failure on.
+    """A `GradientFunction` on the GPU; on the processor from the first failure on that is the GPU's own.
+
+    What fails on the processor, too, is the graph's or one record's fault. With the unit `record` it may change no
+    other record's gradient, and the processor's differ in their last bits.
 
     :param on_failure: called then, with the reason.
     """
@@ -53,12 +56,14 @@ class AcceleratedGradient:
         self.clipped_sum = None  # there is none but for a linear layer, which stays on the processor
 
     def __call__(self, *arguments: Any, **named: Any) -> tuple[float, np.ndarray]:
-        if self._gpu is not None:
-            try:
-                return self._gpu(*arguments, **named)
-            except Exception as error:  # out of memory, a driver's fault, ...: ONNX Runtime has a class for each
-                self.give_up(f"the GPU failed: {error}")
-        return self._cpu(*arguments, **named)
+        if self._gpu is None:
+            return self._cpu(*arguments, **named)
+        try:
+            return self._gpu(*arguments, **named)
+        except Exception as error:  # out of memory, a driver's fault, ...: ONNX Runtime has a class for each
+            found = self._cpu(*arguments, **named)
+            self.give_up(f"the GPU failed: {error}")
+            return found
 
     def give_up(self, reason: str) -> None:
         if self._gpu is not None:

@@ -49,6 +49,7 @@ class RoundCommit:
     :param public_before: `PublicState.to_bytes()` from before it.
     :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
     :param context: of the secure sum that the update is masked for (`SecureRound.context`); None where it is not.
+    :param package: SHA-256 of the task package that it was trained for, for `DeviceStore.package_of`.
     """
 
     task: str
@@ -59,6 +60,7 @@ class RoundCommit:
     public_before: bytes
     residual: np.ndarray | None = None
     context: bytes | None = None
+    package: bytes | None = None
 
     @property
     def written_bytes(self) -> int:

@@ -278,6 +278,10 @@ class DeviceStore:
                 raise ValueError(f"{residual.dtype} of shape {residual.shape} where {size} float32 values are expected")
         return residual
 
+    def package_of(self, task: str) -> bytes | None:
+        """SHA-256 of the package for which the rounds of this task were trained; None before the first."""
+        return self._fact(f"package {task}")
+
     def own_params(self, task: str) -> np.ndarray | None:
         """The model that the device predicts with, float32 `[d]`: the head that it chose, else what it trained last."""
         head = self.own_head(task)
@@ -315,6 +319,8 @@ class DeviceStore:
                 (task, round, digest, update, commit.public_before, commit.context),
             )
             run("INSERT OR IGNORE INTO public_digests VALUES (?, ?)", (task, state.public.digest()))
+            if commit.package is not None:
+                run("INSERT OR IGNORE INTO facts VALUES (?, ?)", (f"package {task}", commit.package))
             run(
                 "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?)",
                 (task, round, size, state.public.to_bytes(), own, arrays),

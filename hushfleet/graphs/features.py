@@ -1,7 +1,8 @@
 """Features of images by a fixed graph that came with the task: once for each image, before any training.
 
 The graph is a program from the network like the others, and is held to the same rules; its constants may be larger,
-since its weights are part of it.
+since its weights are part of it. Each image goes through it alone: of several, a graph may mix one into the features of
+the others, and with the unit `record` an image may change nothing but its own gradient.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ from hushfleet.graphs.shapes import MEMORY_BYTES, check_cost
 from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, write_cached
 
-FEATURES_BATCH = 2
-"""Images that go through the graph together; more take memory and save no time."""
-
 
 def check_features(graph: bytes, spec: FeatureSpec, *, memory_bytes: int = MEMORY_BYTES) -> None:
     """Raises `GraphRefused` unless the graph may run here, and makes such features."""
@@ -42,7 +40,7 @@ def check_features(graph: bytes, spec: FeatureSpec, *, memory_bytes: int = MEMOR
                 f"{', '.join(map(str, shape))}]"
             )
     # Constants in bytes become floats when the graph is loaded.
-    check_cost(facts, batch=FEATURES_BATCH, memory_bytes=memory_bytes - 4 * facts.initializer_bytes)
+    check_cost(facts, batch=1, memory_bytes=memory_bytes - 4 * facts.initializer_bytes)
 
 
 def features_folder(run: Path) -> Path:
@@ -104,18 +102,14 @@ class FeatureGraph:
         session = open_session(self._graph(), threads=self._threads, fold=False)  # weights in bytes stay in bytes
         self._loaded()
         with doing("features of images", total=len(samples)) as work:
-            for first in range(0, len(samples), FEATURES_BATCH):
-                part = slice(first, first + FEATURES_BATCH)
+            for place in range(len(samples)):
                 try:
-                    features[part] = _run(session, samples.take(part))
+                    features[place] = _run(session, samples.take(slice(place, place + 1)))[0]
                 except GraphRefused:
                     if skipped is None:
                         raise
-                    for place in range(first, min(first + FEATURES_BATCH, len(samples))):  # the others are not at fault
-                        features[place] = np.nan
-                        with contextlib.suppress(GraphRefused):
-                            features[place] = _run(session, samples.take(slice(place, place + 1)))[0]
-                work.done = min(first + FEATURES_BATCH, len(samples))
+                    features[place] = np.nan
+                work.done = place + 1
         return features
 
     def _key(self, samples: Samples) -> str:

@@ -31,6 +31,7 @@ from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.clipping import clip, clip_layers, scale
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge, GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
+from hushfleet.privacy.record import check_record_bound
 
 _TOLERANCE = 1e-6
 
@@ -217,12 +218,18 @@ class OneStep:
     whole is clipped to what `records` of them come to, which moves no two updates apart.
 
     :param step: what a gradient is multiplied by.
+
+    Raises `PrivacyError` elsewhere than in such a sum, since nothing else adds the noise that is charged here, and as
+    `check_record_bound` does.
     """
 
     step: float
     records: int
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        if setting.privacy.unit != "record" or setting.privacy.secure is None:
+            raise PrivacyError("OneStep is for a secure sum over records alone: nothing else adds its noise")
+        check_record_bound(setting.clip_norm * self.step)
         cost = replace(cost, norm=self.step, summed=True, records=self.records)
         return replace(cost, noise_multiplier=setting.sigma(), noise_split=setting.noise_split)
 

@@ -28,13 +28,15 @@ from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
 from hushfleet.privacy.noise import NoiseSource
 
-MOST_CLIP_NORM = 1e30
-"""A float32 sum of a hundred million records is finite with it, so that a noised sum is not by its noise alone."""
+LEAST_CLIP_NORM, MOST_CLIP_NORM = 1e-30, 1e30
+"""With less, clipped entries may be denormal float32, which is rounded by any part of itself: a record could leave its
+bound, or end the training. With the most, a float32 sum of a hundred million records is finite, so that a noised sum is
+not by its noise alone."""
 
 
 @dataclass(frozen=True)
 class RecordMechanism:
-    """The noised gradients of one round of one device. Raises `PrivacyError` for a clip norm above `MOST_CLIP_NORM`.
+    """The noised gradients of one round of one device. Raises `PrivacyError` as `check_record_bound` does.
 
     :param clip_norm: C, bound of each record's gradient.
     :param noise_multiplier: sigma; the noise on a sum has standard deviation sigma C.
@@ -55,11 +57,8 @@ class RecordMechanism:
     noise_split: int = 0
 
     def __post_init__(self) -> None:
-        if self.noise_multiplier > 0 and not self.clip_norm <= MOST_CLIP_NORM:
-            raise PrivacyError(
-                f"records are clipped to a norm of at most {MOST_CLIP_NORM:g}, got {self.clip_norm!r}: the sum of more "
-                "of them would be infinite, which shows how many there are"
-            )
+        if self.noise_multiplier > 0:
+            check_record_bound(self.clip_norm)
 
     def charge(self) -> Charge:
         """What one round costs, against the server as against anybody else."""
@@ -101,6 +100,16 @@ class RecordMechanism:
         if not bool(xp.all(xp.isfinite(clipped_sum))):
             raise PrivacyError("a noised gradient is not finite; training has diverged, and nothing of it may be used")
         return clipped_sum
+
+
+def check_record_bound(bound: float) -> None:
+    """Raises `PrivacyError` for a bound of single records that float32 cannot hold to."""
+    if not LEAST_CLIP_NORM <= bound <= MOST_CLIP_NORM:
+        raise PrivacyError(
+            f"what one record changes has a bound of {LEAST_CLIP_NORM:g} to {MOST_CLIP_NORM:g}, got {bound!r}: "
+            "below it float32 is too coarse to hold a record to its bound, and above it the sum of many would be "
+            "infinite, which shows how many there are"
+        )
 
 
 def gradients_factor(gradients_per_batch: int) -> float:

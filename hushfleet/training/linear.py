@@ -68,6 +68,8 @@ class LinearClipping:
             norms = np.where(kept, norms, 0.0)
             slopes, rows = (np.where(kept[:, None], each, np.float32(0)) for each in (slopes, rows))
         slopes *= clip_factors(norms, np.full_like(norms, bound)).astype(np.float32)[:, None]
+        # Once more: beside large inputs slopes may be denormal by now, and those are rounded up by as much as they are.
+        slopes[np.sqrt((slopes.astype(np.float64) ** 2).sum(1) * inputs) > bound] = 0
         by_weight, by_bias = self.layout.unflatten(out).values()
         # Of no records einsum may give NaN: where a stride is 0 it reads one value all the same (NumPy 2.4.6).
         by_weight[...] = np.einsum("bc,bf->cf", slopes, rows) * wanted[0] if len(rows) else 0.0

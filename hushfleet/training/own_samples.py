@@ -43,7 +43,8 @@ class OwnSamples(Protocol):
 class LoadedSamples:
     """The answers, from samples in memory.
 
-    :param by_record: a sample whose logits cannot be computed has NaN: then its gradient counts as none, by itself.
+    :param by_record: each sample's logits are computed alone, since a graph may mix those of several; where that fails
+        they are NaN, and then its gradient counts as none, by itself.
     """
 
     def __init__(
@@ -70,23 +71,18 @@ class LoadedSamples:
 
     def logits(self, params: Array) -> np.ndarray:
         found: list[np.ndarray | None] = []
-        for first in range(0, len(self._samples), _LOGITS_BATCH):
-            part = self._samples.take(slice(first, first + _LOGITS_BATCH))
+        together = 1 if self._by_record else _LOGITS_BATCH
+        for first in range(0, len(self._samples), together):
+            part = self._samples.take(slice(first, first + together))
             try:
                 found.append(self._logits_of(params, part.x))
             except GraphRefused:
                 if not self._by_record:
                     raise
-                found += [self._logits_of_one(params, part.take(slice(i, i + 1))) for i in range(len(part))]
+                found.append(None)
         width = next((logits.shape[1] for logits in found if logits is not None), 0)
         unknown = np.full((1, width), np.nan, np.float32)
         return np.concatenate([unknown if logits is None else logits for logits in [*found, unknown[:0]]])
-
-    def _logits_of_one(self, params: Array, sample: LabelledSamples) -> np.ndarray | None:
-        try:
-            return self._logits_of(params, sample.x)
-        except GraphRefused:
-            return None
 
     def evaluate(self, params: Array) -> Evaluation:
         return evaluate(self._logits_of, params, self._samples)

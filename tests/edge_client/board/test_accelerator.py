@@ -166,6 +166,26 @@ def test_a_failure_in_the_middle_loses_no_round(
     assert isinstance(train(bench, 2), GradientGraph)
 
 
+def test_a_record_on_which_the_graph_itself_fails_leaves_the_others_on_the_gpu() -> None:
+    """With the unit `record` it may change nothing but its own gradient, and the processor's have other last bits."""
+
+    def refusing(times: float) -> Callable[..., tuple[float, np.ndarray]]:
+        def call(params: np.ndarray, x: np.ndarray) -> tuple[float, np.ndarray]:
+            if x.max() > 1:
+                raise GraphRefused("ONNX Runtime cannot execute the graph on this batch")
+            return 0.0, times * x
+
+        return call
+
+    failures: list[str] = []
+    gradient: Any = AcceleratedGradient(refusing(1.0), refusing(1.001), failures.append)  # type: ignore[arg-type]
+    params, x = np.zeros(1), np.ones(1)
+    with pytest.raises(GraphRefused):
+        gradient(params, 2 * x)
+    assert gradient(params, x)[1] == 1.001
+    assert not failures
+
+
 def test_a_trial_that_ends_the_client_is_not_made_for_ever(
     make_bench: MakeBench,  # noqa: F811
     board: DeviceConfig,

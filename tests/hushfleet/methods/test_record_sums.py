@@ -89,6 +89,14 @@ def test_a_large_model_and_small_steps_leave_a_record_its_bound(scale: float, le
     assert np.linalg.norm(change.astype(np.float64)) <= method.cost(RoundTerms()).bound * 1.001
 
 
+@pytest.mark.parametrize(("learning_rate", "clip_norm"), [(1e-42, 0.5), (1e-10, 1e-25), (99.0, 3e30)])
+def test_a_step_that_float32_cannot_hold_is_refused(learning_rate: float, clip_norm: float) -> None:
+    """Denormal values of a step are rounded by more than one record may move them."""
+    method = method_of(learning_rate=learning_rate, privacy=replace(PRIVACY, clip_norm=clip_norm))
+    with pytest.raises(PrivacyError, match="1e-30 to 1e\\+30"):
+        method.charge(RoundTerms())
+
+
 def test_a_device_with_more_records_is_clipped_to_what_the_task_names() -> None:
     method, rng = method_of(batch_size=20), np.random.default_rng(1)
     x = np.tile(rng.standard_normal((1, COUNT)).astype(np.float32), (100, 1))

@@ -21,6 +21,7 @@ from hushfleet.methods.stages import (
     Gaussian,
     KeepLargest,
     LayerBounds,
+    OneStep,
     Release,
     Report,
     ScaleWhole,
@@ -209,6 +210,15 @@ class Impostor:
 def test_a_list_that_lies_is_no_method(stages: tuple[Any, ...]) -> None:
     with pytest.raises(PrivacyError, match=r"is no stage|is the last thing"):
         Method(stages=stages)
+
+
+@pytest.mark.parametrize("stages", [(OneStep(1.0, 1),), (ClipWhole(), OneStep(1.0, 1)), (OneStep(1.0, 9), *NOISES[1])])
+@pytest.mark.parametrize("accounting", ["as-published", "strict"])
+def test_a_step_whose_noise_is_that_of_a_sum_is_refused_where_none_is_made(
+    stages: tuple[Any, ...], accounting: str
+) -> None:
+    with pytest.raises(PrivacyError, match="secure sum over records"):
+        method_of(stages, accounting=accounting).charge(RoundTerms())
 
 
 @pytest.mark.parametrize("stages", [(FreeTransform(),), (ClipWhole(), FreeTransform(), Gaussian()), (Gaussian(),)])

@@ -23,6 +23,7 @@ from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.privacy.record import LEAST_CLIP_NORM, clipped_sum
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
 from support.methods import trained as train
@@ -210,6 +211,24 @@ def test_a_record_whose_gradient_cannot_be_clipped_counts_as_none(kind: type[Gra
     method = method_of(privacy=privacy)
     with_it, without = trained(method, data, gradient=Diverges()), trained(method, others)
     np.testing.assert_allclose(with_it, without, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bound", [1e-42, 0.9e-30, 1.1e30, math.nan])
+def test_a_bound_that_float32_cannot_hold_a_record_to_is_refused(bound: float) -> None:
+    """With 1e-42 clipped gradients were above it by a part of themselves, which ended the training: one record decided
+    whether a device sent the sum of all others, or noise alone."""
+    with pytest.raises(PrivacyError, match="1e-30 to 1e\\+30"):
+        method_of().charge(RoundTerms(controls={"clip_norm": bound}))
+
+
+@pytest.mark.parametrize("size", [3, 1000, 1 << 20])
+@pytest.mark.parametrize("norm", [1.001, 2.0**40, 2.0**99])
+@pytest.mark.parametrize("even", [True, False])
+def test_the_least_bound_is_one_that_float32_holds_to(size: int, norm: float, even: bool) -> None:
+    gradient = np.ones(size) if even else np.geomspace(1, 1e-9, size)
+    gradient = (gradient * (norm * LEAST_CLIP_NORM / np.linalg.norm(gradient))).astype(np.float32)
+    found = clipped_sum([gradient], LEAST_CLIP_NORM, np.empty(size, np.float32)).astype(np.float64)
+    assert 0.999 * LEAST_CLIP_NORM <= np.linalg.norm(found) <= LEAST_CLIP_NORM
 
 
 def test_a_runtimes_own_clipping_gives_the_same() -> None:

@@ -133,3 +133,20 @@ def test_a_gradient_that_cannot_be_clipped_counts_as_none(weight: float, loud: f
     LinearClipping(layout)(params, x[kept], y[kept], clip_norm=1e-3, out=other)
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-9)
     assert np.isfinite(norms).all()
+
+
+@pytest.mark.parametrize("share", [0.26, 0.51, 0.75])
+def test_a_record_keeps_its_bound_where_its_slopes_become_denormal(share: float) -> None:
+    """Large inputs, which a task chooses by `std` or by its features, and a model that is nearly sure of the class.
+
+    A slope that is scaled to the given share of the least float32 above zero was rounded up to it, and a record counted
+    for a quarter more than its bound.
+    """
+    layout, factor = layout_of(10, 4), 1.001 * 2.0**-100
+    x, y = np.full((1, 4), 3e38, np.float32), np.zeros(1, np.int64)
+    params, out = np.zeros((2, layout.size), np.float32)
+    params[-10] = -math.log(share * 2.0**-149 / factor)  # the slopes by the other logits are e^-params[-10]
+    _, (norm,) = LinearClipping(layout)(params, x, y, clip_norm=math.inf, out=out)
+    clip_norm = float(norm) * factor
+    LinearClipping(layout)(params, x, y, clip_norm=clip_norm, out=out)
+    assert np.linalg.norm(out.astype(np.float64)) <= clip_norm
