@@ -115,7 +115,7 @@ class FeatureGraph:
                         features[place] = np.nan
                         with contextlib.suppress(GraphRefused):
                             features[place] = _run(session, samples.take(slice(place, place + 1)))[0]
-                work.done = min(first + FEATURES_BATCH, len(samples))
+                work.count(min(FEATURES_BATCH, len(samples) - first))
         return features
 
     def _key(self, samples: Samples) -> str:
