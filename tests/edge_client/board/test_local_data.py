@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from PIL import Image
 
 from hushfleet import progress
 from hushfleet.config.spec import BlobRef, ModelSpec
-from hushfleet.data.csv_file import load_csv_set
+from hushfleet.data.csv_file import load_csv_set, read_csv
 from hushfleet.edge_client.board.config import DataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_notes
@@ -252,3 +253,24 @@ def test_a_pipe_among_the_pictures_is_left_out(pictures: Path, model: ModelSpec,
     assert len(data.samples()) == 2
     os.close(end)
     assert "walk/camera.jpg: it is a pipe" in caplog.text
+
+
+def test_a_long_csv_file_takes_the_memory_of_its_numbers(tmp_path: Path) -> None:
+    """As texts they took twenty times that, too much for a small board."""
+    file, count = tmp_path / "d.csv", 10_000
+    rows = (",".join(f"{line + place}.25" for place in range(32)) for line in range(count))
+    lines = (f"{('sit', 'walk')[line % 2]},{row}" for line, row in enumerate(rows))
+    file.write_text("\n".join([f"label,{','.join(f'v{place}' for place in range(32))}", *lines, ""]))
+    tracemalloc.start()
+    values, labels, devices, _ = read_csv(file)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(values, np.arange(count)[:, None] + np.arange(32) + np.float32(0.25))
+    assert labels.tolist() == ["sit", "walk"] * (count // 2)
+    assert devices is None
+    assert peak < 4 * values.nbytes
+    with file.open("a") as more:
+        more.write("walk,1\n" * 3)
+    skipped: list[str] = []
+    assert len(read_csv(file, skipped=skipped)[0]) == count
+    assert len(skipped) == 3
