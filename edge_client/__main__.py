@@ -118,6 +118,7 @@ def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     if config.device.accelerator != "cpu" and config.simulation is None:
         use_installed_runtime(sys.path)
+    from hushfleet import progress
     from hushfleet.edge_client.agent import Agent
     from hushfleet.edge_client.board.certificate import certificate_words
     from hushfleet.edge_client.board.local_data import data_words
@@ -141,6 +142,7 @@ def _run(options: argparse.Namespace) -> int:
         return MqttLink(address, client_id=store.identity.client_id(config.device.id), will=will, timing=timing)
 
     stop, supervisor, caught = threading.Event(), Supervisor.from_environment(), list[int]()
+    progress.listeners.append(supervisor.alive)  # to read a year's images takes longer than its patience
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         caught.append(number)

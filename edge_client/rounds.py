@@ -183,7 +183,7 @@ class RoundHandler:
             return None
         stored = self._store.outbox if plan.phase == "open" else self._store.answers.of
         entry = stored(plan.task, plan.round)
-        if entry is None or entry.status.startswith("refused"):
+        if entry is None or not entry.data or entry.status.startswith("refused"):
             return None
         return self._make_upload(plan, task, entry, push=False)
 
@@ -269,6 +269,8 @@ class RoundHandler:
             entry = None if params is None else self._train(plan, task, params, roster)
         elif entry.context != (task.trainer.secure_round(plan, roster).context if plan.secure else None):
             raise Declined("error", "this device has committed its update of the round for another sum")
+        elif entry.pending and not entry.data:
+            raise Declined("error", "this device has committed a round of another task since, and keeps one update")
         if entry is not None and self.quiet_until is None:
             self._send(plan, task, entry)
 

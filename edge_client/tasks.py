@@ -12,7 +12,7 @@ from hushfleet.edge_client.declines import DeclineReason, decline_reason, ran_ou
 from hushfleet.edge_client.net.download import BlobSource
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, GraphRefused, Malformed, TooLarge, WireError
+from hushfleet.errors import BadInput, GraphRefused, Malformed, StoreError, TooLarge, WireError
 from hushfleet.wire.format.messages import Message, TaskNotice
 
 MAX_ATTEMPTS = 3
@@ -51,7 +51,24 @@ class TaskHandler:
         _log.info("task %s", notice.task)
         self.runtime, self.declined = None, None
         self._blobs.drop()
+        self._make_room(notice)
         return True
+
+    def _make_room(self, notice: TaskNotice) -> None:
+        """Of earlier tasks nothing stays but what this device predicts with.
+
+        Blobs are dropped after each training. A device that sits out task after task would keep the graphs of all.
+        """
+        store = self._store
+        try:
+            if store.blob(notice.digest) is None:  # else the client was started again within this task
+                keep = {digest for digest in (store.task_digest, store.global_digest) if digest is not None}
+                package = store.blob(store.task_digest) if store.task_digest else None
+                if package is not None:
+                    keep.update(graph.digest for graph in TaskSpec.from_bytes(package).model.graphs)
+                store.drop_blobs(keep=keep)
+        except (StoreError, WireError, BadInput) as error:  # a full disk shows up when the task is fetched
+            _log.error("what is left of earlier tasks is not deleted: %s", error)
 
     def retry_after_full_disk(self) -> None:
         """A new round has begun, and there may be room again."""

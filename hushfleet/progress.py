@@ -6,7 +6,7 @@ Whatever may take longer than a few seconds says so. Nothing is shown, and next 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -30,6 +30,12 @@ class Work:
     done: int = 0
     began: float = field(default_factory=time.monotonic)
 
+    def count(self, parts: int = 1) -> None:
+        """So many more parts are finished."""
+        self.done += parts
+        for listener in listeners:
+            listener()
+
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.began
@@ -46,9 +52,13 @@ under_way: list[Work] = []
 """The work of this process, what is part of something else after it."""
 
 
+listeners: list[Callable[[], None]] = []
+"""Called after each part, by whoever does it: for a supervisor that must hear that this process lives."""
+
+
 @contextmanager
 def doing(what: str, *, total: int | None = None, about_s: float | None = None) -> Iterator[Work]:
-    """The work is under way inside of this context; count its parts by `work.done += 1`."""
+    """The work is under way inside of this context; count its parts by `work.count()`."""
     work = Work(what, total, about_s)
     under_way.append(work)
     try:
@@ -62,4 +72,4 @@ def counted(items: Iterable[Item], what: str, *, total: int) -> Iterator[Item]:
     with doing(what, total=total) as work:
         for item in items:
             yield item
-            work.done += 1
+            work.count()

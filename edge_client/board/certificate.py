@@ -43,11 +43,16 @@ def certificate_words(config: DeviceConfig, *, now: float | None = None) -> str 
     """What a person should know about it; None where there is nothing to say.
 
     Raises `BadInput` for one of another device. A name that could be no device's id says nothing: such brokers go by
-    something else.
+    something else. One that the fleet gave and that cannot be read is no reason to stop: the board asks for it again.
 
     :param now: unix seconds; by default the clock.
     """
-    certificate = read_certificate(config)
+    try:
+        certificate = read_certificate(config)
+    except BadInput as error:
+        if config.broker.cert_file is not None:
+            raise
+        return f"{error}; this board asks its fleet for it again"
     if certificate is None:
         return None
     now = time.time() if now is None else now

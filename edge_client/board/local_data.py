@@ -1,7 +1,7 @@
 """The device's own labelled samples, read again when they have changed since the last round.
 
 A board that keeps collecting images should train with them without a restart. Reading thousands of files for every
-round takes long, so they are read only if their number, size or newest date has changed.
+round takes long, so they are read only if the name, the date or the size of one has changed.
 
 Where a task takes a device without samples, a sample that does not fit it counts as none, by itself, and data that
 cannot be read at all are no samples: a decline would tell, without a charge, what is in the data. What was left out is
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, int]
 
 _FILES = {
     "arrays": ".npz file, with samples `x` and labels `y`",
@@ -261,14 +261,20 @@ def load_indices(path: Path) -> np.ndarray | None:
 
 
 def _stamp(path: Path) -> Stamp:
-    """Number of files, newest change (ns) and bytes in all; zeros where there is nothing."""
-    if path.is_file():
-        files = iter([str(path)])
-    else:
-        files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
-    count, newest, size = 0, 0, 0
-    for file in files:
+    """The number of files, and a sum that follows the name, the date and the size of each: a file that was moved to
+    another class keeps all but its name. Zeros where there is nothing."""
+    count, total = 0, 0
+    for file in [str(path)] if path.is_file() else _files_of(path):
         with suppress(OSError):  # it was removed meanwhile
             status = os.stat(file)
-            count, newest, size = count + 1, max(newest, status.st_mtime_ns), size + status.st_size
-    return count, newest, size
+            count, total = count + 1, total + hash((file, status.st_mtime_ns, status.st_size))
+    return count, total
+
+
+def _files_of(path: Path) -> Iterator[str]:
+    """All that `scan_folder` would read, and more: of links to folders, those that are classes are followed."""
+    _, folders, _ = next(os.walk(path), ("", [], []))
+    classes = (os.path.join(path, name) for name in folders)
+    for top in (str(path), *filter(os.path.islink, classes)):
+        for folder, _, names in os.walk(top):
+            yield from (os.path.join(folder, name) for name in names)

@@ -81,5 +81,5 @@ class Supervisor:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
                 notify.sendto(message, self._address)
-        except OSError:  # systemd went away or forbids it; training is no worse for that
-            self._address = None
+        except OSError:  # the next one may arrive: whoever never says again that it lives is killed for it
+            pass

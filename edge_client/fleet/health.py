@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ from hushfleet.wire.format.fleet_messages import ErrorCode, Health
 EVERY_S = 60.0
 PERCENT_STEP = 10
 DEGREE_STEP = 5
+_NO_SENSORS = ("PMIC-Die",)  # of a Jetson Nano: 100 degrees, whatever they are
 _THROTTLED_NOW = 0xF  # the higher bits say what has happened since the start
 T = TypeVar("T")
 
@@ -82,9 +84,14 @@ class BoardHealth:
         return _step(100 * (1 - kib["MemAvailable"] / kib["MemTotal"]), PERCENT_STEP)
 
     def _temperature_c(self) -> int:
-        """The hottest zone: a Raspberry Pi has one, a Jetson several."""
-        zones = (file.read_text("ascii") for file in self._root.glob("sys/class/thermal/thermal_zone*/temp"))
-        return _step(max(int(text) for text in zones) / 1000 + DEGREE_STEP / 2, DEGREE_STEP)
+        """The hottest zone: a Raspberry Pi has one, a Jetson several, of which some may be no sensors at all."""
+        found = []
+        for zone in self._root.glob("sys/class/thermal/thermal_zone*"):
+            with suppress(OSError, ValueError):  # an Orin Nano has zones of parts that it lacks, which cannot be read
+                millidegrees = int((zone / "temp").read_text("ascii"))
+                if (zone / "type").read_text("ascii").strip() not in _NO_SENSORS:
+                    found.append(millidegrees)
+        return _step(max(found) / 1000 + DEGREE_STEP / 2, DEGREE_STEP)
 
     def _throttled(self) -> bool:
         """Of a Raspberry Pi, by its firmware: low voltage, or slowed down for it or for heat."""

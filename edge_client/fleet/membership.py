@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import threading
@@ -43,6 +44,7 @@ def run_in_fleet(
     topics, doubt = Topics(config.device.federation), False
     supervisor.ready()  # the answer may take days
     while not stop.is_set():
+        gc.collect()  # an agent's parts refer to each other: its images and graphs would stay beside the next one's
         usable = store.is_enrolled and tls.is_usable()
         if doubt or not usable:
             if not usable:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import re
 from pathlib import Path
 
 from hushfleet.atomic_file import sync_folder, write_whole
@@ -16,10 +17,12 @@ from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES
 WINDOW = 32
 """Chunks that are asked for at a time: 2 MB, so that a flow ends soon when training begins or the link is needed."""
 SYNC_EVERY = 32
+_OURS = re.compile(r"[0-9a-f]{64}\.(part|have)")
 
 
 class ReleaseFile(Assembler):
-    """`FOLDER/DIGEST.part`, and `DIGEST.have` with a byte for each chunk.
+    """`FOLDER/DIGEST.part`, and `DIGEST.have` with a byte for each chunk. There is one at a time: those of others are
+    deleted, which nobody would ask for again, and each takes the room of a whole release.
 
     Marks are written after the chunks were synced. After a power cut chunks may be asked for that are there.
 
@@ -34,6 +37,7 @@ class ReleaseFile(Assembler):
         self._unsynced = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _drop_others(folder, digest.hex())
             super().__init__(digest, size, RELEASE_CHUNK_BYTES, max_blob_bytes=size)
         except OSError as error:
             raise StoreFull(f"there is no room for a release of {size >> 20} MiB in {folder}: {error}") from error
@@ -102,3 +106,9 @@ class ReleaseFile(Assembler):
         whole = known and len(marks) == count and not marks.strip(b"\0\1")
         self._have = bytearray(marks if whole else count)
         self.received = self._have.count(1)
+
+
+def _drop_others(folder: Path, digest: str) -> None:
+    for path in folder.iterdir():
+        if _OURS.match(path.name) and not path.name.startswith(digest):  # not what is copied from a stick meanwhile
+            path.unlink()

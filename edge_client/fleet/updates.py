@@ -16,6 +16,7 @@ from hushfleet.edge_client.fleet.slots import SlotsError
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError, Malformed, StoreError, WireError
+from hushfleet.wire.format.chunks import Ranges
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
 from hushfleet.wire.format.messages import Want, decode_message, encode_message, peek_kind
 from hushfleet.wire.format.topics import ParsedTopic, Topics
@@ -108,13 +109,18 @@ class Updates:
             missing = file.missing()
             self._backoff.reset(self._now, wait=bool(missing) and missing[0][0] < self._asked_up_to)
             self.due_at = min(self.due_at, self._backoff.due_at)
-        if file.complete and self._offer is not None:
-            offer = self._offer
-            file.finish(self._installed.incoming / f"{offer.version}.hfr")
-            self._file = None
-            self._installed.answered(offer.version, offer.digest, offer.attempt)
-            _log.info("release %s is here, and is being installed", offer.version)
-            self.due_at = self._now
+        if file.complete:
+            self._hand_over(file)
+
+    def _hand_over(self, file: ReleaseFile) -> None:
+        """Raises `StoreError`, or `Malformed` where what has come is another: it is then fetched anew."""
+        assert self._offer is not None
+        offer = self._offer
+        file.finish(self._installed.incoming / f"{offer.version}.hfr")
+        self._file = None
+        self._installed.answered(offer.version, offer.digest, offer.attempt)
+        _log.info("release %s is here, and is being installed", offer.version)
+        self.due_at = self._now
 
     # what is done about it
 
@@ -128,14 +134,27 @@ class Updates:
         elif busy:
             self.due_at = now + BUSY_WAIT_S
         else:
+            self.due_at = now + LOOK_EVERY_S
             if now >= self._backoff.due_at:
                 self._backoff.tried(now)
-                missing = self._file.missing()
-                self._asked_up_to = missing[-1][1]
-                want = Want(self._offer.digest, self._offer.size, missing)
-                frame = encode_message(want, self._identity, federation=self._topics.federation)
-                link.publish(self._topics.wants(self._device), frame)
-            self.due_at = min(now + LOOK_EVERY_S, self._backoff.due_at)
+                if self._file.complete:  # no chunk will come: the client had ended before the end, or the disk failed
+                    self._try_again(self._file)
+                else:
+                    self._ask(link, self._file.missing())
+            self.due_at = min(self.due_at, self._backoff.due_at)
+
+    def _ask(self, link: Link, missing: Ranges) -> None:
+        assert self._offer is not None
+        self._asked_up_to = missing[-1][1]
+        want = Want(self._offer.digest, self._offer.size, missing)
+        frame = encode_message(want, self._identity, federation=self._topics.federation)
+        link.publish(self._topics.wants(self._device), frame)
+
+    def _try_again(self, file: ReleaseFile) -> None:
+        try:
+            self._hand_over(file)
+        except (WireError, StoreError) as error:
+            _log.error("%s", error)
 
     def close(self) -> None:
         """What has come of a release stays."""

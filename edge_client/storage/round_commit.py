@@ -16,7 +16,8 @@ class OutboxEntry:
 
     :param data: the encoded update; empty once a later round was committed.
     :param digest: SHA-256 of `data`.
-    :param public_before: `PublicState.to_bytes()` from before this update, as the aggregator should hold it.
+    :param public_before: `PublicState.to_bytes()` from before this update, as the aggregator should hold it; empty as
+        `data` is.
     :param status: `pending`, `acked`, or `refused:<code>`.
     :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent so, empty if it is
         of a time when that was not noted.

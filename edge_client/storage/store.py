@@ -325,8 +325,13 @@ class DeviceStore:
                 "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?)",
                 (task, round, size, state.public.to_bytes(), own, arrays),
             )
-            # The aggregator asks only for the round that is open: older bytes will not be sent again.
-            run("UPDATE outbox SET data = NULL WHERE NOT (task = ? AND round = ?)", (task, round))
+            # The aggregator asks only for the round that is open: older bytes will not be sent again. A public state
+            # has up to a bit for each parameter, and those of all rounds would fill the card.
+            run(
+                "UPDATE outbox SET data = NULL, public_before = x'' "
+                "WHERE (data IS NOT NULL OR length(public_before)) AND NOT (task = ? AND round = ?)",
+                (task, round),
+            )
             run(
                 "DELETE FROM states WHERE rowid NOT IN (SELECT rowid FROM states ORDER BY rowid DESC LIMIT ?)",
                 (KEPT_TASKS,),

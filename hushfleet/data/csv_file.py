@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hushfleet.data.arrays import Data
 from hushfleet.errors import BadInput
 
 LABEL, DEVICE = "label", "device"
+_BLOCK = 1 << 12  # lines
 
 
 def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None, outputs: Sequence[str] = ()) -> Data:
@@ -56,9 +58,21 @@ def read_csv(
         with path.open(newline="", encoding="utf-8-sig", errors="strict" if skipped is None else "replace") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
-            rows = list(_rows(reader, skipped))
+            columns = _columns(path, header, input_shape, outputs)
+            places = columns + [header.index(name) for name in outputs]
+            table, texts = _table(path, reader, header, places, skipped)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read as a CSV file: {error}") from error
+    values, targets = table[:, : len(columns)], table[:, len(columns) :]
+    shaped = values if input_shape is None else values.reshape(-1, *input_shape)
+    names = tuple(header[place] for place in columns)
+    return shaped, targets if outputs else texts[LABEL], texts.get(DEVICE), names
+
+
+def _columns(
+    path: Path, header: Sequence[str], input_shape: tuple[int, int, int] | None, outputs: Sequence[str]
+) -> list[int]:
+    """Where the values stand. Raises `BadInput` for a header that does not fit."""
     first: dict[str, int] = {}
     for number, name in enumerate(header, 1):
         if (before := first.setdefault(name, number)) != number:
@@ -76,26 +90,33 @@ def read_csv(
     if len(columns) != wanted or not columns:
         shown = "" if input_shape is None else f", the task wants {wanted}: {' x '.join(map(str, input_shape))}"
         raise BadInput(f"{path} has {len(columns)} columns of values{shown}")
-    names = tuple(header[place] for place in columns)
-    columns += [header.index(name) for name in outputs]
-    values, kept = np.empty((len(rows), len(columns)), np.float32), list[list[str]]()
-    for line, row in rows:
+    return columns
+
+
+def _table(
+    path: Path, reader: Any, header: Sequence[str], places: Sequence[int], skipped: list[str] | None
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Numbers float32 `[n, places]`, and labels and devices, as text `[n]`; at most twice that in memory meanwhile.
+
+    Raises `BadInput` or `csv.Error` unless lines may be `skipped`.
+    """
+    texts: dict[str, list[str]] = {name: [] for name in (LABEL, DEVICE) if name in header}
+    blocks, count = [np.empty((0, len(places)), np.float32)], 0
+    for line, row in _rows(reader, skipped):
+        if count % _BLOCK == 0:
+            blocks[count // _BLOCK + 1 :] = [np.empty((_BLOCK, len(places)), np.float32)]
         try:
-            _read_row(row, header, columns, out=values[len(kept)])
+            _read_row(row, header, places, out=blocks[-1][count % _BLOCK])
         except BadInput as error:
             if skipped is None:
                 raise BadInput(f"{path}, line {line}: {error}") from error
             skipped.append(f"line {line}: {error}")
-        else:
-            kept.append(row)
-    texts = {
-        name: np.array([row[header.index(name)].strip() for row in kept], dtype=str)
-        for name in (LABEL, DEVICE)
-        if name in header
-    }
-    values, targets = values[: len(kept), :wanted], values[: len(kept), wanted:]
-    shaped = values if input_shape is None else values.reshape(-1, *input_shape)
-    return shaped, targets if outputs else texts[LABEL], texts.get(DEVICE), names
+            continue
+        for name, column in texts.items():
+            column.append(sys.intern(row[header.index(name)].strip()))  # few, and each of them many times
+        count += 1
+    table = np.concatenate(blocks)[:count]
+    return table, {name: np.array(column, dtype=str) for name, column in texts.items()}
 
 
 def _rows(reader: Any, skipped: list[str] | None) -> Iterator[tuple[int, list[str]]]:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
+from hushfleet.progress import counted
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -110,8 +111,12 @@ def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm])
                 f"{path} has the sub-folder {entry.name!r}, which is no class of this task{hint}; "
                 f"the classes are {', '.join(class_names)}"
             )
-        for file in sorted(entry.rglob("*")):
+        files = sorted(entry.rglob("*"))
+        for file in counted(files, f"reading images of {entry.name}", total=len(files)):
             if file.is_dir() or any(part.startswith(".") for part in file.relative_to(entry).parts):
+                continue
+            if file.is_fifo():  # to open it would wait for a writer, for ever
+                skipped.append(f"{file.relative_to(path).as_posix()}: it is a pipe")
                 continue
             try:
                 images.append(read_image(file, input_shape=input_shape))

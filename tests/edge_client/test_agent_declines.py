@@ -307,3 +307,62 @@ def test_a_global_model_that_is_not_finite(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.server.global_params = np.full_like(bench.server.global_params, np.nan)
     assert the_decline(bench)[0] in ("no-privacy", "error")
+
+
+def test_tasks_that_are_declined_leave_nothing_in_the_store(make_bench: MakeBench, config: DeviceConfig) -> None:
+    poor = replace(config, limits=replace(config.limits, epsilon_server=2.5))
+    bench = make_bench(config=poor)
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    first, held = bench.server.package, bench.store.blob_digests()
+    for number in range(1, 4):  # each with graphs of its own
+        other = first.with_spec(task=f"later-{number}", model=replace(first.spec.model, gradient=padded(first, number)))
+        other.blobs.update({other.spec.model.gradient.digest: graph_of(first, number)})
+        bench.server.package = other
+        bench.server.announce()
+        assert the_decline_again(bench) == "budget"
+    assert bench.store.blob_digests() >= held, "it predicts with the model that it has trained"
+    assert len(bench.store.blob_digests() - held) == 2, "the package and one graph of the last task"
+    bench.server.latest = (0, b"")  # of the first task
+    bench.restart()
+    bench.steps()
+    assert len(bench.store.blob_digests() - held) == 2
+
+
+def graph_of(package: Package, number: int) -> bytes:
+    """The task's gradient graph with another name for its producer, so with another digest."""
+    import onnx
+
+    graph = onnx.load_from_string(package.blobs[package.spec.model.gradient.digest])
+    graph.producer_name = f"test {number}"
+    return bytes(graph.SerializeToString())
+
+
+def padded(package: Package, number: int) -> BlobRef:
+    return BlobRef.of(graph_of(package, number))
+
+
+def the_decline_again(bench: Bench) -> str:
+    before = len(bench.server.declines)
+    bench.server.open_round(1)
+    bench.until(lambda: len(bench.server.declines) > before)
+    return bench.server.declines[-1].code
+
+
+def test_an_update_that_another_tasks_has_replaced_is_declined_and_not_offered(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.answers = False
+    bench.server.open_round(1)
+    bench.until(lambda: bool(bench.server.updates))
+    first = bench.server.package
+    bench.server.package, bench.server.answers = first.with_spec(task="another"), True
+    bench.server.announce()
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.server.package = first
+    bench.server.announce()
+    offers = len(bench.server.offers)
+    bench.server.open_round(1)
+    bench.until(lambda: bool(bench.server.declines))
+    assert (bench.server.declines[-1].task, bench.server.declines[-1].code) == (first.spec.task, "error")
+    assert len(bench.server.offers) == offers

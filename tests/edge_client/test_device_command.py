@@ -247,6 +247,18 @@ def test_the_watchdog_is_fed_by_the_clock(tmp_path: Path) -> None:
     Supervisor.from_environment({}).ready()
 
 
+def test_the_watchdog_is_fed_again_after_a_failure(tmp_path: Path) -> None:
+    now = [0.0]
+    supervisor = Supervisor(str(tmp_path / "notify"), 40.0, clock=lambda: now[0])
+    supervisor.alive()  # nobody is there
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        now[0] += 40.0
+        supervisor.alive()
+        assert systemd.recv(100) == b"WATCHDOG=1"
+
+
 def test_metrics_and_losses_are_in_no_message(make_bench: MakeBench) -> None:
     """Every message that a device sends in a round is one of the known kinds with the known fields."""
     bench = make_bench()

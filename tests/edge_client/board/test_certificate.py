@@ -74,5 +74,7 @@ def test_the_one_that_the_fleet_gave_or_none(config: DeviceConfig, tmp_path: Pat
     with pytest.raises(BadInput, match=r"tls\.pem"):
         certificate_words(in_fleet)
     (state / "tls.pem").write_text("nothing")
+    assert "cannot be read" in (certificate_words(in_fleet) or ""), "it is asked for again, where a stop needs a person"
+    own = replace(in_fleet, broker=replace(config.broker, cert_file=str(state / "tls.pem"), key_file="key"))
     with pytest.raises(BadInput, match="cannot be read"):
-        certificate_words(in_fleet)
+        certificate_words(own)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from hushfleet import progress
 from hushfleet.config.spec import BlobRef, ModelSpec
-from hushfleet.data.csv_file import load_csv_set
+from hushfleet.data.csv_file import load_csv_set, read_csv
 from hushfleet.edge_client.board.config import DataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_notes
@@ -202,3 +207,70 @@ def test_columns_of_targets_that_do_not_fit_are_refused_in_words(tmp_path, numbe
     (tmp_path / "d.csv").write_text(text)
     with pytest.raises(BadInput, match=said):
         samples("csv", tmp_path / "d.csv", numbers)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """One of each class, of the same size and date."""
+    for name in ("sit", "walk"):
+        folder = tmp_path / "images" / name
+        folder.mkdir(parents=True)
+        Image.new("L", (3, 1), 9).save(folder / f"{name}.png")
+        os.utime(folder / f"{name}.png", (1e9, 1e9))
+    return tmp_path / "images"
+
+
+def test_a_picture_in_another_class_is_another_sample(pictures: Path, model: ModelSpec) -> None:
+    data = LocalData(DataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,)))
+    assert data.samples().y.tolist() == [0, 1]
+    (pictures / "sit/sit.png").rename(pictures / "walk/sit.png")  # somebody has seen that the label was wrong
+    assert data.samples().y.tolist() == [1, 1]
+
+
+def test_a_class_may_be_a_link_to_another_disk(pictures: Path, model: ModelSpec) -> None:
+    disk = pictures.with_name("disk")
+    (pictures / "walk").rename(disk)
+    (pictures / "walk").symlink_to(disk)
+    (disk / "loop").symlink_to(pictures)
+    data = LocalData(DataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,)))
+    assert data.samples().y.tolist() == [0, 1]
+    Image.new("L", (3, 1), 7).save(disk / "new.png")
+    assert data.samples().y.tolist() == [0, 1, 1]
+
+
+def test_a_supervisor_hears_of_each_picture(pictures: Path, model: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    monkeypatch.setattr(progress, "listeners", [lambda: heard.append(1)])
+    data = LocalData(DataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,)))
+    assert len(data.samples()) == len(heard) == 2
+
+
+def test_a_pipe_among_the_pictures_is_left_out(pictures: Path, model: ModelSpec, caplog) -> None:
+    os.mkfifo(pictures / "walk/camera.jpg")
+    end = os.open(pictures / "walk/camera.jpg", os.O_RDWR | os.O_NONBLOCK)  # so that a reader fails, and does not wait
+    os.write(end, bytes(4096))
+    data = LocalData(DataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,)))
+    assert len(data.samples()) == 2
+    os.close(end)
+    assert "walk/camera.jpg: it is a pipe" in caplog.text
+
+
+def test_a_long_csv_file_takes_the_memory_of_its_numbers(tmp_path: Path) -> None:
+    """As texts they took twenty times that, too much for a small board."""
+    file, count = tmp_path / "d.csv", 10_000
+    rows = (",".join(f"{line + place}.25" for place in range(32)) for line in range(count))
+    lines = (f"{('sit', 'walk')[line % 2]},{row}" for line, row in enumerate(rows))
+    file.write_text("\n".join([f"label,{','.join(f'v{place}' for place in range(32))}", *lines, ""]))
+    tracemalloc.start()
+    values, labels, devices, _ = read_csv(file)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(values, np.arange(count)[:, None] + np.arange(32) + np.float32(0.25))
+    assert labels.tolist() == ["sit", "walk"] * (count // 2)
+    assert devices is None
+    assert peak < 4 * values.nbytes
+    with file.open("a") as more:
+        more.write("walk,1\n" * 3)
+    skipped: list[str] = []
+    assert len(read_csv(file, skipped=skipped)[0]) == count
+    assert len(skipped) == 3

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +17,11 @@ import pytest
 from hushfleet.aggregator.fleet.authority import make_key
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.schema import pack
+from hushfleet.edge_client.board.process import Supervisor
+from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
+from hushfleet.edge_client.fleet.membership import run_in_fleet
+from hushfleet.edge_client.fleet.renewal import AskAgain
 from hushfleet.errors import BadSignature, Malformed, StoreError
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest
@@ -153,6 +159,41 @@ def test_a_board_that_enrols_says_what_it_waits_for(talk: Talk) -> None:
         ("certificate", "a certificate of the fleet: asked, and not answered yet"),
         ("certificate", "a certificate of the fleet: no certificate yet (pending): ask Ada"),
     ]
+
+
+class _Desk(_Service):
+    """It gives certificates."""
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self.events.append(Delivery(topic, self.talk.answer(payload), False))
+
+
+class _Held:
+    """As an agent and its handlers, it is referred to by what it refers to."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_an_agent_held_is_free_before_the_next_one_begins(talk: Talk) -> None:
+    """Else a board holds its images and graphs twice after some lost connections."""
+    stop, held, freed = threading.Event(), list[weakref.ref[_Held]](), list[bool]()
+
+    def run_agent(duties: Sequence[Duty]) -> None:
+        freed.extend(each() is None for each in held)
+        if held:
+            stop.set()
+            return
+        held.append(weakref.ref(_Held()))
+        raise AskAgain("8 connections in a row have failed")
+
+    connect = cast("Any", lambda: _Desk(talk))
+    gc.disable()
+    try:
+        run_in_fleet(talk.board.config, talk.board.store, run_agent, connect, stop, Supervisor(None, None))
+    finally:
+        gc.enable()
+    assert freed == [True]
 
 
 def test_what_twenty_thousand_rounds_have_cost_comes_in_parts(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,9 @@ def in_fleet(config: DeviceConfig, tmp_path: Path) -> DeviceConfig:  # noqa: F81
 def a_raspberry_pi(root: Path) -> None:
     for name, text in {
         "proc/meminfo": "MemTotal:  4000000 kB\nMemFree:  100000 kB\nMemAvailable:  1580000 kB\n",
+        "sys/class/thermal/thermal_zone0/type": "cpu-thermal\n",
         "sys/class/thermal/thermal_zone0/temp": "57450\n",
+        "sys/class/thermal/thermal_zone1/type": "gpu-thermal\n",
         "sys/class/thermal/thermal_zone1/temp": "31000\n",
         "sys/devices/platform/soc/soc:firmware/get_throttled": "50005\n",
     }.items():
@@ -49,6 +51,17 @@ def test_it_is_read_in_coarse_steps(in_fleet: DeviceConfig, tmp_path: Path, monk
     assert health.message(160.0, session=3, hushed=False).throttled is False, "it was slowed down, and is no more"
     silent = health.message(220.0, session=3, hushed=True)
     assert [silent.memory_percent, silent.disk_percent, silent.temperature_c, silent.throttled] == [None] * 4
+
+
+def test_zones_of_a_jetson_that_are_no_sensors_are_left_out(in_fleet: DeviceConfig, tmp_path: Path) -> None:
+    a_raspberry_pi(tmp_path)
+    nano, orin = (tmp_path / f"sys/class/thermal/thermal_zone{number}" for number in (2, 3))
+    nano.mkdir()
+    (nano / "type").write_text("PMIC-Die\n")
+    (nano / "temp").write_text("100000\n")
+    (orin / "temp").mkdir(parents=True)  # an error when it is read, as of a part that is not there
+    told = BoardHealth(in_fleet, now=0.0, root=tmp_path).message(0.0, session=1, hushed=False)
+    assert told.temperature_c == 55
 
 
 def test_what_is_not_there_is_not_known(in_fleet: DeviceConfig, tmp_path: Path) -> None:

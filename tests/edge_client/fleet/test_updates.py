@@ -210,6 +210,67 @@ def test_marks_that_a_power_cut_has_spoilt_cost_no_more_than_time(bench: Bench) 
         file.drop()
 
 
+def test_a_release_that_was_whole_when_the_client_ended_is_handed_over_with_the_next_offer(bench: Bench) -> None:
+    data = release(bench.tmp_path / "a", "2.0", kib=400)
+    digest = hashlib.sha256(data).digest()
+    file = ReleaseFile(bench.installed.incoming, digest, len(data))
+    for frame in split(data, RELEASE_CHUNK_BYTES):
+        file.add(frame)
+    file.close()  # as a kill leaves it between the last chunk's mark and the hash of all
+    offer = bench.offer(data)
+    assert bench.wants() == []
+    assert (bench.installed.incoming / "2.0.hfr").read_bytes() == data
+    assert bench.installed.was_answered(digest, offer.attempt)
+
+
+def test_a_release_that_is_whole_and_spoilt_after_a_restart_is_fetched_anew(bench: Bench) -> None:
+    data = release(bench.tmp_path / "a", "2.0", kib=400)
+    file = ReleaseFile(bench.installed.incoming, hashlib.sha256(data).digest(), len(data))
+    for frame in split(data, RELEASE_CHUNK_BYTES):
+        file.add(frame)
+    file.close()
+    (part,) = bench.installed.incoming.glob("*.part")
+    spoilt = bytearray(part.read_bytes())
+    spoilt[100] ^= 1
+    part.write_bytes(spoilt)
+    bench.offer(data)
+    bench.fetch(data)
+    assert (bench.installed.incoming / "2.0.hfr").read_bytes() == data
+
+
+def test_a_hand_over_that_fails_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = release(bench.tmp_path / "a", "2.0", kib=40)
+    bench.offer(data)
+    (want,) = bench.wants()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(release_file_module.os, "replace", fail)
+        with pytest.raises(StoreError, match="cannot be written"):
+            bench.serve(data, want)
+        bench.now += 5
+        assert bench.wants() == []
+    bench.now += 600
+    assert bench.wants() == []
+    assert (bench.installed.incoming / "2.0.hfr").read_bytes() == data
+
+
+def test_what_has_come_of_an_earlier_release_does_not_stay_for_ever(bench: Bench) -> None:
+    first, second = (release(bench.tmp_path / name, name, kib=400) for name in ("2.0", "2.1"))
+    bench.offer(first)
+    (want,) = bench.wants()
+    bench.serve(first, want, lose=lambda index: index == 3)
+    bench.updates.close()
+    bench.restart()
+    by_hand = bench.installed.incoming / "3.0.hfr.part"  # somebody copies one from a stick meanwhile
+    by_hand.write_bytes(b"half of it")
+    bench.offer(second)
+    bench.fetch(second)
+    assert sorted(each.name for each in bench.installed.incoming.iterdir()) == ["2.1.hfr", by_hand.name]
+
+
 def test_an_offer_is_believed_of_the_operator_alone_and_for_this_board(bench: Bench) -> None:
     data = release(bench.tmp_path / "a", "2.0")
     with pytest.raises(BadSignature):

@@ -392,6 +392,10 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(path: Path) -> None:
             commit(store, number)
         commit(store, 1, task="u")
         before = store.outbox("t", 3)
+        for number in (1, 2, 3):  # an earlier client left them all
+            store._connection.execute(
+                "UPDATE outbox SET public_before = ? WHERE round = ?", (state(number - 1).public.to_bytes(), number)
+            )
     as_schema_1(path)
     with pytest.raises(StoreError, match="version 1"):
         DeviceStore(path, device="a", inspect=True)
@@ -405,6 +409,8 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(path: Path) -> None:
         commit(store, 4)
         assert not store.outbox("t", 4).may_be(bytes(32))
         assert store.ledger.rounds_charged() == 5
+        ((left,),) = store._connection.execute("SELECT sum(length(public_before) > 0) FROM outbox").fetchall()
+        assert left == 1, "what an earlier client left is deleted, too"
     with DeviceStore(path, device="a", inspect=True) as store:
         assert store.has_been("t", state(4).public.digest())
 
@@ -450,3 +456,23 @@ def test_the_newest_start_of_each_aggregator_is_kept(path: Path) -> None:
         store.pin_epoch("default/cd", 3)
     with DeviceStore(path, device="a") as store:
         assert (store.epoch("default/ab"), store.epoch("default/cd"), store.epoch("other/ab")) == (7, 3, 0)
+
+
+def test_years_of_rounds_with_masks_do_not_fill_the_card(path: Path) -> None:
+    rng, size = np.random.default_rng(0), 80_000
+    before, pages = PublicState(np.zeros(size, bool), 0), []
+    with DeviceStore(path, device="a") as store:
+        for number in range(1, 41):
+            after = PublicState(rng.random(size) < 0.5, number)
+            left = DeviceState(after, None, {})
+            store.commit_round(
+                RoundCommit("t", number, charge(), left, update=bytes(100), public_before=before.to_bytes())
+            )
+            entry = store.outbox("t", number)
+            assert entry is not None
+            assert entry.public_before == before.to_bytes()
+            before = after
+            ((count,),) = store._connection.execute("PRAGMA page_count").fetchall()
+            pages.append(count)
+        assert pages[-1] - pages[10] < 30, "not a page a round, where a mask takes three"
+        assert store.outbox("t", 39).public_before == b""
