@@ -115,7 +115,8 @@ class FeatureGraph:
     def _key(self, samples: Samples) -> str:
         """Hex digest of all that the features depend on."""
         digest = hashlib.sha256(self._spec.graph.digest)
-        digest.update(repr(("alone", onnxruntime.__version__, samples.images.shape, samples.mean, samples.std)).encode())
+        form = "each alone", onnxruntime.__version__, samples.images.shape, samples.mean, samples.std
+        digest.update(repr(form).encode())
         digest.update(samples.images.tobytes())
         return digest.hexdigest()
 
