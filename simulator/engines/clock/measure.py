@@ -50,11 +50,11 @@ _FEW = 2  # batches
 _MANY = (6, 80)  # at least, at most
 _MANY_S = 0.3  # of the longer rounds: enough to tell a small network's batches from the rest
 _REPETITIONS = 3
-_MOST_ROUNDS = 2 * (1 + 2 * _REPETITIONS)
+_ROUNDS = 1 + 2 * _REPETITIONS
 
 
 def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
-    """Runs the trial.
+    """Runs the trials.
 
     :param machine_speed: one core of this machine, in cores of generic-x86.
     """
@@ -65,14 +65,8 @@ def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
     gradient, gradient_s = _measured(lambda: GradientGraph(graph, model.layout, objective=objective))
     batch = prepared.method.config.batch_size
     small = max(1, batch // 4)
-    with (
-        tempfile.TemporaryDirectory(prefix="hushfleet-trial-") as folder,
-        AggregatorStore(Path(folder) / "aggregator", durable=False) as server,
-        DeviceStore(Path(folder) / "store.sqlite", device="trial", durable=False) as store,
-    ):
-        trial = _Trial(prepared, server, store, gradient, inference)
-        step_s, release_s = trial.step_and_rest(batch)
-        small_step_s = trial.step_and_rest(small)[0] if small < batch else 0.0
+    step_s, release_s, accept_s, close_s = _trial(prepared, gradient, inference, batch)
+    small_step_s = _trial(prepared, gradient, inference, small)[0] if small < batch else 0.0
     sample_s = min(max(0.0, step_s - small_step_s) / (batch - small), step_s / batch) if small < batch else step_s
     return Costs(
         batch_s=(step_s - batch * sample_s) * machine_speed,
@@ -80,10 +74,26 @@ def measure_costs(prepared: PreparedTask, *, machine_speed: float) -> Costs:
         release_s=release_s * machine_speed,
         start_s=_start_s() * machine_speed,
         load_s=(inference_s + gradient_s) * machine_speed,
-        accept_s=min(trial.accept_s),
-        close_s=min(trial.close_s),
+        accept_s=accept_s,
+        close_s=close_s,
         pair_s=_pair_s(prepared) * machine_speed,
     )
+
+
+def _trial(
+    prepared: PreparedTask, gradient: GradientGraph, inference: InferenceGraph, batch_size: int
+) -> tuple[float, float, float, float]:
+    """CPU seconds of a batch, of the rest of a device's round, of accepting its update and of closing a round.
+
+    Each batch size has stores of its own, since a device trains for one package of a task alone.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="hushfleet-trial-") as folder,
+        AggregatorStore(Path(folder) / "aggregator", durable=False) as server,
+        DeviceStore(Path(folder) / "store.sqlite", device="trial", durable=False) as store,
+    ):
+        trial = _Trial(prepared, server, store, gradient, inference, batch_size)
+        return *trial.step_and_rest(), min(trial.accept_s), min(trial.close_s)
 
 
 class _Trial:
@@ -96,40 +106,43 @@ class _Trial:
         store: DeviceStore,
         gradient: GradientGraph,
         inference: InferenceGraph,
+        batch_size: int,
     ) -> None:
         self.accept_s: list[float] = []
         self.close_s: list[float] = []
         # More rounds than the task may have, so that the trial never runs out of them.
         rules = replace(prepared.task.round, cohort_size=0)
         task = replace(prepared.task, round=rules)
-        spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, _MOST_ROUNDS))
+        spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, _ROUNDS))
         method = method_of(spec)
         self._prepared = replace(prepared, task=task, spec=spec, method=method)
-        self._gradient, self._inference, self._store = gradient, inference, store
+        by_epochs = {**spec.method_config, "batch_size": batch_size, "local_steps": 0}
+        self._of_device = replace(spec, method_config=by_epochs)
+        self._gradient, self._inference, self._store, self._batch_size = gradient, inference, store, batch_size
         self._engine = RoundEngine(server, self._prepared)
         server.add_device("trial", public_key=store.identity.public_key)
         self._roster = None if spec.privacy.secure is None else _roster(prepared, store.identity.public_key)
 
-    def step_and_rest(self, batch_size: int) -> tuple[float, float]:
-        """CPU seconds of one batch of this size, and of a device's round besides its batches."""
+    def step_and_rest(self) -> tuple[float, float]:
+        """CPU seconds of one batch, and of a device's round besides its batches."""
         config, privacy = self._prepared.method.config, self._prepared.spec.privacy
         # How often a round goes through the samples.
         passes = privacy.batches * privacy.sample_rate if privacy.unit == "record" else config.local_epochs
-        first_s = self._round(batch_size, _FEW)  # also warms caches, so it is not counted
+        first_s = self._round(_FEW)  # also warms caches, so it is not counted
         many = min(max(_MANY[0], int(_MANY_S * _FEW / first_s)), _MANY[1])
-        seconds = [(self._round(batch_size, _FEW), self._round(batch_size, many)) for _ in range(_REPETITIONS)]
+        seconds = [(self._round(_FEW), self._round(many)) for _ in range(_REPETITIONS)]
         few_s, many_s = map(min, zip(*seconds, strict=True))
         step_s = max(0.0, many_s - few_s) / ((many - _FEW) * passes)
         return step_s, max(0.0, few_s - _FEW * passes * step_s)
 
-    def _round(self, batch_size: int, batches: int) -> float:
-        engine, spec = self._engine, self._prepared.spec
-        samples = _samples(self._prepared, batches * batch_size)
+    def _round(self, batches: int) -> float:
+        engine, spec = self._engine, self._of_device
+        samples = _samples(self._prepared, batches * self._batch_size)
         plan, params = engine.open_round(["trial"], roster=self._roster), engine.global_params
         trainer = Trainer(
             device="trial",
             store=self._store,
-            spec=replace(spec, method_config={**spec.method_config, "batch_size": batch_size, "local_steps": 0}),
+            spec=spec,
             gradient=self._gradient,
             logits_of=self._inference,
             samples=lambda: samples,
