@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "hushfleet", "font.size":
 
 
 def draw(table: PaperTable, path: Path) -> None:
-    """Writes an SVG: a panel for each group and reading of which cells are finished, a line for each of its places."""
-    blocks = [block for block in table.blocks if block.begun]
+    """Writes an SVG: a panel for each group and reading that has a run of its own, a line for each of its places."""
+    blocks = _drawn(table.blocks)
     heights = [block.places.ours.notna().sum() for block in blocks]
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(7, 0.6 + 0.24 * sum(heights) + 0.45 * len(blocks)), layout="constrained")
@@ -28,6 +29,19 @@ def draw(table: PaperTable, path: Path) -> None:
         panels[-1].set_xlabel("accuracy, %")
         _settle(figure)
         figure.savefig(path, metadata={"Date": None, "Creator": None})
+
+
+def _drawn(blocks: Sequence[Block]) -> list[Block]:
+    """Without those all of whose runs an earlier one has: readings share the runs that they do not change."""
+    drawn, seen = list[Block](), set[tuple[str, str, tuple[float, ...]]]()
+    for block in blocks:
+        places = block.places[block.places.ours.notna()]
+        found = zip(places.row, places["values"], strict=True)
+        runs = {(block.group.id, row, tuple(of_seeds)) for row, of_seeds in found}
+        if runs - seen:
+            drawn.append(block)
+        seen |= runs
+    return drawn
 
 
 def _settle(figure: Figure) -> None:
