@@ -36,13 +36,9 @@ REFUSALS = {
 """What to do about a refusal's code."""
 ERRORS = {
     "disk": "Free space on the board's card, or change the card.",
-    "link": "Look at the board's network.",
-    "graph": "A smaller network, or suspect the aggregator.",
-    "data": "Look at data.path on the board.",
-    "update": "The board's log says why its update failed.",
     "other": "The board's log has the cause: journalctl -u hushfleet-client.",
 }
-"""What to do about a board's last error."""
+"""What to do about a board's last error, by the codes that boards say."""
 
 FULL_PERCENT = 90
 HOT_C = 80

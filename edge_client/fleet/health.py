@@ -27,7 +27,7 @@ from hushfleet.wire.format.fleet_messages import ErrorCode, Health
 EVERY_S = 60.0
 PERCENT_STEP = 10
 DEGREE_STEP = 5
-_NO_SENSORS = ("PMIC-Die",)  # of a Jetson Nano: 100 degrees, whatever they are
+_NO_SENSORS = ("PMIC-Die",)  # of Jetsons before Orin: always 100 degrees (balena-os/balena-jetson, issue 142)
 _THROTTLED_NOW = 0xF  # the higher bits say what has happened since the start
 T = TypeVar("T")
 
