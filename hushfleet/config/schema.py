@@ -56,10 +56,10 @@ class Checked:
 
     def __post_init__(self) -> None:
         kind: type = type(self)
-        names, kinds = _fields(kind)
+        names, row = _fields(kind)
         given = tuple([getattr(self, name) for name in names])
         try:
-            values = msgspec.convert(given, kinds, dec_hook=_decoded)
+            values = msgspec.structs.astuple(msgspec.convert(given, row, dec_hook=_decoded))
         except msgspec.ValidationError as error:
             raise ValueError(_explained(error, kind, self, "", names)) from error
         for name, before, value in zip(names, given, values, strict=True):
@@ -146,11 +146,15 @@ def hints(kind: type) -> dict[str, Any]:
 
 
 @cache
-def _fields(kind: type) -> tuple[list[str], Any]:
-    """The names of a dataclass's fields, and the tuple type of their values."""
+def _fields(kind: type) -> tuple[list[str], type[msgspec.Struct]]:
+    """The names of a dataclass's fields, and a type that reads their values from a tuple.
+
+    It is a Struct, since msgspec reads the types of a `tuple[...]` anew each time: that takes ten times as long,
+    and drops a KeyboardInterrupt that comes while it does.
+    """
     kinds = hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
-    return names, tuple[tuple(kinds[name] for name in names)]  # type: ignore[misc]
+    return names, msgspec.defstruct(kind.__name__, [(name, kinds[name]) for name in names], array_like=True)
 
 
 def _decoded(kind: Any, value: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
+import signal
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -246,3 +248,30 @@ MSGPACK_VALUES = st.recursive(
 def test_random_values_are_only_ever_malformed(value: object) -> None:
     with pytest.raises(Malformed):
         from_plain(TaskSpec, value)
+
+
+def test_no_ctrl_c_is_lost_while_a_value_is_checked() -> None:
+    """C code may drop an exception of the Python code that it calls: with types as `tuple[...]` half of these went."""
+    came: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    gc.disable()  # in a callback of the collector it would be lost by Python itself
+    lost = 0
+    try:
+        for _ in range(200):
+            came.clear()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0003)
+                while not came:
+                    Ruled(share=0.5)
+            except KeyboardInterrupt:
+                continue
+            lost += 1
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGALRM, before)
+    assert lost == 0
