@@ -170,6 +170,9 @@ def _copy_ours(folder: Path, version: str) -> None:
                 target = folder.joinpath(*package.split("."), name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())
+    licence = distribution("hushfleet").read_text("licenses/LICENSE")
+    assert licence is not None, "pip puts it there"
+    (folder / "hushfleet" / "LICENSE").write_text(licence, "utf-8")
     start = folder / "hushfleet" / "__init__.py"
     text, count = re.subn(r'(?m)^__version__ = ".*"$', f'__version__ = "{version}"', start.read_text("utf-8"))
     assert count == 1, start

@@ -57,7 +57,8 @@ def _renew(
 ) -> None:  # fmt: skip
     """Let a board in with a new card, or give the broker a new certificate.
 
-    What was spent under a board's id so far is told to its new card, which counts it. Certificates of boards that run out
+    What was spent under a board's id so far is told to its new card, which counts it. A lock-out ends with the card
+    that it was for. Certificates of boards that run out
     are renewed by the boards themselves.
 
     Examples:
@@ -74,13 +75,21 @@ def _renew(
             "boards renew their certificates by themselves; for a card that was written anew say ID --new-card, for "
             "the broker's certificate --broker"
         )
+    from hushfleet.aggregator.devices.register import DeviceRegister
     from hushfleet.aggregator.fleet.access import apply
 
     with opened(path) as (folder, registry):
-        registry.needed(device)
+        row = registry.needed(device)
+        with DeviceRegister(folder.aggregator) as register:
+            known = register.device(device)
+        reason = (known and known.blocked) or (row.reason if row.state == "blocked" else None)
         registry.expect_new_card(device)
         apply(folder, registry)
     print(f"{device} comes in with its next card; write it: hushfleet flash --fleet {path} --device {device}")
+    if reason is not None:
+        print(
+            f"it was locked out ({reason}), and its next card is not; if it should be: hushfleet fleet block {path} {device}"
+        )
 
 
 def _renew_own(path: Path, *, drop_names: bool) -> None:

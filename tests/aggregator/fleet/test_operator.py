@@ -48,8 +48,8 @@ def registry(folder: FleetFolder) -> Iterator[FleetRegistry]:
         yield opened
 
 
-def enrol(registry: FleetRegistry, device: str) -> None:
-    registry.write("UPDATE boards SET state = 'enrolled', enrolled = 1, public_key = ? WHERE id = ?", (KEY, device))
+def enrol(registry: FleetRegistry, device: str, key: bytes = KEY) -> None:
+    registry.write("UPDATE boards SET state = 'enrolled', enrolled = 1, public_key = ? WHERE id = ?", (key, device))
 
 
 def test_who_is_locked_out_is_not_let_in_by_approving_its_key(folder: FleetFolder, registry: FleetRegistry) -> None:
@@ -89,6 +89,25 @@ def test_a_lock_out_before_the_first_card_leaves_nothing_that_takes_any_key(fold
     fleet("block", folder.path, OTHER)
     with DeviceRegister(folder.aggregator) as register:
         assert register.device(ONE).blocked == "by hand", "what others have blocked stays"
+
+
+@pytest.mark.parametrize("by", ["operator", "aggregator"])
+def test_a_new_card_for_a_board_that_is_locked_out_says_that_it_comes_in(
+    by: str, folder: FleetFolder, registry: FleetRegistry
+) -> None:
+    enrol(registry, ONE)
+    apply(folder, registry)
+    if by == "operator":
+        fleet("block", folder.path, ONE, "--reason", "stolen")
+    else:
+        with DeviceRegister(folder.aggregator) as register:
+            register.block(ONE, "its updates were stolen")
+    assert "stolen), and its next card is not" in fleet("renew", folder.path, ONE, "--new-card")
+    enrol(registry, ONE, key=bytes([8]) * 32)
+    apply(folder, registry)
+    with DeviceRegister(folder.aggregator) as register:
+        assert register.device(ONE).blocked is None
+    assert "locked out" not in fleet("renew", folder.path, ONE, "--new-card")
 
 
 def test_a_board_whose_key_was_given_gets_no_card_by_counting(

@@ -66,6 +66,7 @@ def test_built_without_an_index(tmp_path: Path, wheels: Path, monkeypatch: pytes
     assert (release / "hushfleet/firmware_profiles/boards/raspberry-pi-4-4gb.toml").is_file()
     assert not (release / "hushfleet/firmware_profiles/cards").exists()
     assert not list(release.rglob("test_a.py"))
+    assert "Apache License" in (release / "hushfleet/LICENSE").read_text()
     shown = subprocess.run([sys.executable, "-I", release, "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "hushfleet 1.2.3"
     again = tmp_path / "b.hfr"
