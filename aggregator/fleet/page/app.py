@@ -163,7 +163,7 @@ class Guard:
     def _answer(self, connection: HTTPConnection) -> ASGIApp:
         given = connection.query_params.get("token")
         if given is not None and self._is_token(given):
-            response = RedirectResponse(connection.url.path or "/", 303)
+            response = RedirectResponse("/", 303)  # not to the path: //host leads elsewhere
             response.set_cookie(
                 COOKIE, self._cookie, max_age=COOKIE_DAYS * 86400, path="/", secure=True, httponly=True, samesite="lax"
             )

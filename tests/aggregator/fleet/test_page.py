@@ -78,8 +78,9 @@ def test_nothing_is_shown_without_the_token(server: PageServer, path: str) -> No
 
 
 def test_the_token_becomes_a_cookie_and_leaves_the_address(server: PageServer) -> None:
-    status, headers, _ = get(server, f"/?token={TOKEN}")
-    assert (status, headers["location"]) == (303, "/")
+    for path in ("/", "//elsewhere.example/"):
+        status, headers, _ = get(server, f"{path}?token={TOKEN}")
+        assert (status, headers["location"]) == (303, "/")
     cookie, *flags = headers["set-cookie"].split("; ")
     assert TOKEN not in cookie
     assert {"HttpOnly", "Secure", "Path=/"} <= set(flags)
