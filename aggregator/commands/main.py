@@ -14,9 +14,11 @@ from __future__ import annotations
 import errno
 import importlib.util
 import logging
+import signal
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import hushfleet
@@ -97,6 +99,7 @@ def _not_loaded() -> None:
 def main() -> None:
     """The entry point of the `hushfleet` script; every error on purpose is one clear paragraph."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    came = _noted_interrupts()
     try:
         build_app()()
     except HushfleetError as error:
@@ -105,10 +108,6 @@ def main() -> None:
         if (error.name or "").partition(".")[0] in ("", "hushfleet"):
             raise
         sys.exit(_told(f"this needs the package {error.name!r}; install it with: pip install 'hushfleet[server]'", 1))
-    except ImportError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # while compiled code was being imported
-            sys.exit(INTERRUPTED)
-        raise
     except OSError as error:  # a full disk, a folder that may not be written to
         named = error.filename2 or error.filename  # of two the one that was written to
         if named is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -116,6 +115,26 @@ def main() -> None:
         sys.exit(_told(f"{named}: {error.strerror}" if named else f"{error.strerror}; free some space", 1))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except Exception:
+        if came:
+            sys.exit(INTERRUPTED)
+        raise
+
+
+def _noted_interrupts() -> list[int]:
+    """Grows by one with each Ctrl-C.
+
+    Compiled code makes errors of its own kind of a KeyboardInterrupt, as when it is imported or builds a schema.
+    """
+    came: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # in the background of a shell it is ignored
+        signal.signal(signal.SIGINT, interrupt)
+    return came
 
 
 def _told(text: str, code: int) -> int:

@@ -55,6 +55,16 @@ def imports(pid: int) -> bool:
     return "onnxruntime" in Path(f"/proc/{pid}/maps").read_text()
 
 
+def measures_a_start(pid: int) -> bool:
+    """Whether it has started a process whose start it measures, and that has begun to import."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(OSError):  # it has ended
+            client = b"hushfleet.edge_client" in Path(f"/proc/{child}/cmdline").read_bytes()
+            if client and "numpy" in Path(f"/proc/{child}/maps").read_text():
+                return True
+    return False
+
+
 @dataclass(frozen=True)
 class Case:
     """:param when: it is interrupted, given the process id.
@@ -73,6 +83,7 @@ CASES = {
     "before a run": Case(SIMULATE, imports, None),
     "in an audit": Case("audit task.toml --trials 1000000", imports, None),
     "in a forecast": Case("forecast task.toml", imports, None),
+    "in a forecast's measurement": Case("forecast task.toml", measures_a_start, None),
 }  # fmt: skip
 
 

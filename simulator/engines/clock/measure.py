@@ -197,7 +197,8 @@ def _start_s() -> float:
     """CPU seconds from the start of a client's process until it could connect."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     imports = "import hushfleet.edge_client.agent, hushfleet.edge_client.runtime, hushfleet.wire.link.mqtt"
-    subprocess.run([sys.executable, "-c", imports], check=True, stdin=subprocess.DEVNULL)
+    # a session of its own: Ctrl-C is for us alone, and this ends with us
+    subprocess.run([sys.executable, "-c", imports], check=True, stdin=subprocess.DEVNULL, start_new_session=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -76,6 +76,25 @@ def test_the_shell_completes_names_and_options(words: str, at: int, said: set[st
     assert imported == []
 
 
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from hushfleet.aggregator.commands import main
+def command():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise SystemError("while a schema was built") from None
+main.build_app = lambda: command
+main.main()
+"""
+
+
+def test_ctrl_c_that_compiled_code_makes_another_error_of_is_still_told_by_the_exit_code() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")
 def test_a_full_disk_is_one_clear_paragraph() -> None:
     """The operating system names no file where writing fails, unlike where opening does."""
