@@ -27,6 +27,7 @@ def lives(
     out: Annotated[Path, typer.Option(help="For what is left of lives that failed.")],
 ) -> None:
     """Blank boards enrol, train, are updated and one is locked out, through kills at every step; then an audit."""
+    out = out.resolve()  # boards take relative paths as relative to their file
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     try:
