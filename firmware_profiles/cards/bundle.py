@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from importlib.metadata import distribution
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 
 import hushfleet
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.trimming import is_dropped
 from hushfleet.release import Manifest, Signer, pack
 from hushfleet.user_files import user_cache_dir
@@ -160,6 +160,15 @@ def _unpack_wheel(wheel: Path, folder: Path) -> str:
     return hashlib.sha256(wheel.read_bytes()).hexdigest()
 
 
+def _licence() -> str:
+    """Ours, as pip has installed it. In a checkout `hushfleet.egg-info` may be found first, which has none."""
+    texts = (found.read_text("licenses/LICENSE") for found in distributions(name="hushfleet"))
+    licence = next((text for text in texts if text is not None), None)
+    if licence is None:
+        raise HushfleetError("the installed package hushfleet has no licence file: install it anew by pip")
+    return licence
+
+
 def _copy_ours(folder: Path, version: str) -> None:
     """Our packages for a board, of this installation; `hushfleet.__version__` becomes `version`."""
     for package, left_out in _OURS.items():
@@ -170,9 +179,7 @@ def _copy_ours(folder: Path, version: str) -> None:
                 target = folder.joinpath(*package.split("."), name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())
-    licence = distribution("hushfleet").read_text("licenses/LICENSE")
-    assert licence is not None, "pip puts it there"
-    (folder / "hushfleet" / "LICENSE").write_text(licence, "utf-8")
+    (folder / "hushfleet" / "LICENSE").write_text(_licence(), "utf-8")
     start = folder / "hushfleet" / "__init__.py"
     text, count = re.subn(r'(?m)^__version__ = ".*"$', f'__version__ = "{version}"', start.read_text("utf-8"))
     assert count == 1, start

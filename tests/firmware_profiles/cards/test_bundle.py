@@ -112,3 +112,14 @@ def test_what_trimming_leaves_is_enough_for_a_board(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     size = sum(path.stat().st_size for path in release.rglob("*") if path.is_file())
     assert size < 140e6
+
+
+def test_the_licence_is_found_where_a_checkout_has_metadata_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / "hushfleet.egg-info" / "PKG-INFO"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: hushfleet\nVersion: 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert distribution("hushfleet").version == "0"
+    assert "Apache License" in bundle._licence()
