@@ -44,18 +44,20 @@ Written by `hushfleet reproduce --report` from the [finished cells](results/cell
 this page. [Reproducing](reproducing.md) says what a cell and a reading are.
 
 **Epsilons are by Rényi accounting, as the papers' are, and of the noised values**; the
-[exact ones](privacy.md#the-accountant) are smaller. "ε server" is against whoever sees a device's own update,
-"ε release" against whoever sees only the aggregate models. `inf (x)`: the method also sends values
-[without noise](privacy.md#raw-values); then what holds is infinite, and x is what the noised values alone cost. "Noise"
-is the norm of the noise in a round's mean, in clip norms. A clip norm bounds what each device adds to that mean, but
-for DP-FedSim, whose devices may add many times as much. FedADDP's noise is not in proportion to it and has no entry.
+[exact ones](privacy.md#the-accountant) are smaller. Each is that of the device that has spent most: "ε server" against
+whoever sees a device's own update, "ε release" against whoever sees only the aggregate models. `inf (x)`: the method
+also sends values [without noise](privacy.md#raw-values); then what holds is infinite, and x is what the noised values
+alone cost. "Noise" is the norm of the noise in a round's mean, in clip norms. A clip norm bounds what each device adds
+to that mean, but for DP-FedSim, whose devices may add many times as much. FedADDP's noise is not in proportion to it
+and has no entry.
 
 ## How a verdict is found
 {rule}
-With one seed a spread is not known, and a verdict is that of one run. Readings are judged apart: that one of them comes
-near says that the numbers can be had so, not that the paper did it so. Where several readings share a run ("and 4
-more"), it is judged in the one in which most methods are finished. A table shows the mean over all its seeds; where
-a sentence compares two cells, both are means over the seeds that both have.
+What misses "reproduced" stands beside a verdict: how far the number is off, the method on whose wrong side it stands,
+or the lead that is not as printed. With one seed a spread is not known, and a verdict is that of one run. Readings are
+judged apart: that one of them comes near says that the numbers can be had so, not that the paper did it so. Where
+several readings share a run ("and 4 more"), it is judged in the one in which most methods are finished. A table shows
+the mean over all its seeds; where a sentence compares two cells, both are means over the seeds that both have.
 """
 
 
@@ -75,21 +77,23 @@ class Report:
         self.left_out: list[tuple[str, str]] = []
         papers = sorted(map(load_paper, evidence.recipes), key=lambda paper: (not paper.method, paper.name))
         names = {load_paper(name).name: name for name in evidence.recipes}
-        counts, sections = [], list[str]()
+        counts, held, sections = [], list[str](), list[str]()
         for paper in papers:
             count, lines = self._paper(paper, evidence.recipes[names[paper.name]])
-            holds = " ".join(self._sentences(paper.holds))
-            numbers = [count[each] if paper.method else "" for each in (_PRINTED, _RUN, *_VERDICTS)]
-            counts.append([f"[{paper.name}](#{paper.name.lower().replace(' ', '-')})", *numbers, holds])
+            link = f"[{paper.name}](#{paper.name.lower().replace(' ', '-')})"
+            if paper.method:
+                counts.append([link, *(count[each] for each in (_PRINTED, _RUN, *_VERDICTS))])
+            held += [f"**{link}.** {' '.join(self._sentences(paper.holds))}", ""]
             sections += lines
-        held = markdown(pd.DataFrame(counts, columns=["", _PRINTED, _RUN, *_VERDICTS, "in short"]))
-        lines = [_HEAD.format(rule=RULE), "## What of each paper holds", "", *held, "", _COUNTED, "", *sections]
+        counted = markdown(pd.DataFrame(counts, columns=["", _PRINTED, _RUN, *_VERDICTS]))
+        head = [_HEAD.format(rule=RULE), "## What of each paper holds", ""]
+        lines = [*head, *held, *counted, "", _COUNTED, "", *sections]
         self.text = "\n".join(lines).rstrip() + "\n"
 
     def _paper(self, paper: Paper, recipes: Sequence[Recipe]) -> tuple[Counter[str], list[str]]:
         lines = [f"## {paper.name}", "", f"{paper.source}.", ""]
         waiting = defaultdict[str, list[str]](list)
-        counts, shown = Counter[str](), set[str]()
+        counts, shown, told = Counter[str](), set[str](), set[str]()
         for recipe in recipes:
             if recipe.open:
                 waiting[recipe.open].append(recipe.label)
@@ -102,8 +106,11 @@ class Report:
                 waiting["what is finished of it stands above" if digests else "not run yet"].append(recipe.label)
                 continue
             shown |= digests
-            counts.update(each.verdict for each in places if each.verdict)
+            counts.update(each.verdict.word for each in places if each.verdict)
             lines += [f"### {recipe.label}: {recipe.title}", ""] if recipe.title != paper.name else []
+            if recipe.readings_text not in told:
+                lines += [f"*Settings.* {recipe.readings_text}", ""]
+                told.add(recipe.readings_text)
             lines += self._table(table, places)
             lines += [f"![{recipe.label}]({FIGURES}/{_figure(recipe)})", ""]
             if printed > run:

@@ -80,10 +80,12 @@ def _epsilon(value: float | None) -> str:
 
 
 def epsilons(place: Any) -> tuple[str, str]:
-    """Against the server and against readers of the model; in brackets what a paper's accounting covers."""
+    """Against the server and against readers of the model; in brackets what a paper's accounting covers, if any."""
     if not place.raw_values:
         return _epsilon(place.epsilon_server), _epsilon(place.epsilon_release)
-    return f"inf ({_epsilon(place.noised_server)})", f"inf ({_epsilon(place.noised_release)})"
+    noised = place.noised_server, place.noised_release
+    server, release = (f"inf ({_epsilon(each)})" if each != math.inf else "inf" for each in noised)
+    return server, release
 
 
 def raw_words(places: pd.DataFrame) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-Verdict = Literal["reproduced", "order only", "not"]
 NEAR = 2.0
 """Points between our number and the printed one, where the seeds do not say more."""
 LEAD = 1.0, 1 / 3
@@ -28,6 +27,16 @@ among the other methods of that table.
 """
 
 
+class Verdict(NamedTuple):
+    """:param because: what misses "reproduced", in words; empty where only the order counts, and is right."""
+
+    word: Literal["reproduced", "order only", "not"]
+    because: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.because}" if self.because else self.word
+
+
 def verdict(place: Any, column: Sequence[Any], *, only_order: bool) -> Verdict | None:
     """Of one line of `Block.places`; None where it is open.
 
@@ -42,16 +51,26 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool) -> Verdict |
         for other in column
         if other.row != place.row and not math.isnan(other.paper) and set(other.seeds) & set(place.seeds)
     ]
-    error = place.spread / math.sqrt(len(place.seeds)) if len(place.seeds) > 1 else 0.0
-    near = abs(place.ours - place.paper) <= max(NEAR, 2 * error)
-    leads = [(place.paper - other.paper, _lead(place, other)) for other in others]
     if only_order and not others:
         return None
-    leads_as_printed = all(abs(ours - paper) <= max(LEAD[0], LEAD[1] * paper) for paper, ours in leads if paper > 0)
-    if near and leads_as_printed and not only_order:
-        return "reproduced"
-    apart = [(paper, ours) for paper, ours in leads if paper != 0]
-    return "order only" if apart and all(paper * ours > 0 for paper, ours in apart) else "not"
+    error = place.spread / math.sqrt(len(place.seeds)) if len(place.seeds) > 1 else 0.0
+    off = place.ours - place.paper
+    leads = [(other.method, place.paper - other.paper, _lead(place, other)) for other in others]
+    misled = [lead for lead in leads if lead[1] > 0 and abs(lead[2] - lead[1]) > max(LEAD[0], LEAD[1] * lead[1])]
+    near = abs(off) <= max(NEAR, 2 * error)
+    if near and not misled and not only_order:
+        return Verdict("reproduced")
+    apart = [lead for lead in leads if lead[1] != 0]
+    wrong = [f"{'below' if paper > 0 else 'above'} {method}" for method, paper, ours in apart if paper * ours <= 0]
+    if wrong:
+        return Verdict("not", wrong[0] + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""))
+    word: Literal["order only", "not"] = "order only" if apart else "not"
+    if only_order:
+        return Verdict(word)
+    if not near:
+        return Verdict(word, f"{off:+.1f}")
+    method, paper, ours = max(misled, key=lambda lead: abs(lead[2] - lead[1]))
+    return Verdict(word, f"{ours:.1f} above {method}, printed {paper:.1f}")
 
 
 def _lead(place: Any, other: Any) -> float:

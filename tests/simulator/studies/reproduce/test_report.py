@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 import shutil
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, stdev
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hushfleet.errors import BadInput
+from hushfleet.methods.fedglp_adp import FedGLPADPConfig, final_share
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.simulator.studies import reproduce
 from hushfleet.simulator.studies.reproduce.evidence import REFERENCE, Evidence, Unsupported
 from hushfleet.simulator.studies.reproduce.kept import Kept
-from hushfleet.simulator.studies.reproduce.recipe import load_paper, load_recipes, paper_names
+from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes, paper_names
 from hushfleet.simulator.studies.reproduce.report import FIGURES, Report
 from hushfleet.simulator.studies.reproduce.verdict import verdict
 
 DOCS = Path(__file__).parents[4] / "docs"
 CELLS = DOCS / "results" / "cells"
 NAN = float("nan")
+RECIPES = Path(reproduce.__file__).parent / "recipes"
+QUOTED = {"87.70", "0.25", "0.30", "0.34", "0.45"}
+"""What papers print elsewhere: FedRep's own, and the betas of FedGLP-ADP's Table 3."""
+PROSE = ("findings", "holds", "why", "claim", "note", "readings_text")
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +51,84 @@ def test_the_published_page_is_what_the_published_cells_say(evidence: Evidence) 
 
 def test_numbers_of_the_prose_are_references() -> None:
     """Settings may stand as they are; a result, in percent or points, may not."""
+    for _, sentence in prose():
+        assert not re.search(r"\d[\d.,]*\s*(%|points)", REFERENCE.sub("", sentence)), sentence
+
+
+def test_other_decimals_of_the_prose_are_settings_or_computed() -> None:
+    for paper, sentence in prose():
+        settings = set(decimals(json.dumps([without_prose(read(path)) for path in (RECIPES / paper).glob("*.toml")])))
+        free = decimals(re.sub(r"Section [\d.]+", "", REFERENCE.sub("", sentence)))
+        assert set(free) <= settings | computed().keys() | QUOTED, sentence
+
+
+def test_decimals_of_claims_are_printed_numbers_or_their_differences() -> None:
+    """Of recipes that print several numbers of a column; what others claim is in no table."""
+    for paper in filter(lambda paper: load_paper(paper).method, paper_names()):
+        recipes = [recipe for recipe in load_recipes(paper) if not recipe.open]
+        known = {f"{each:.{places}f}" for recipe in recipes for each in printed_and_leads(recipe) for places in (1, 2)}
+        for recipe in (each for each in recipes if max(map(len, printed(each))) > 1):
+            settings = decimals(json.dumps(without_prose(read(RECIPES / paper / f"{recipe.name}.toml"))))
+            assert set(decimals(recipe.claim)) <= known | set(settings) | QUOTED, (paper, recipe.name)
+
+
+def printed(recipe: Recipe) -> list[list[float]]:
+    """The numbers of each column."""
+    places = [(group, column) for group in recipe.groups for column in recipe.columns_of(group)]
+    columns = [[recipe.paper_value(group, row.id, column.id) for row in recipe.rows] for group, column in places]
+    return [[value for value in column if value is not None] for column in columns]
+
+
+def printed_and_leads(recipe: Recipe) -> Iterator[float]:
+    for column in printed(recipe):
+        yield from column
+        yield from (abs(one - other) for one, other in itertools.combinations(column, 2))
+
+
+def prose() -> Iterator[tuple[str, str]]:
+    """Each sentence that is filled from cells, and its paper."""
     for paper in paper_names():
         recipes = load_recipes(paper)
-        prose = [*load_paper(paper).holds, *(sentence for recipe in recipes for sentence in recipe.findings)]
-        prose += [special.why for recipe in recipes for special in recipe.specials]
-        for sentence in prose:
-            assert not re.search(r"\d[\d.,]*\s*(%|points)", REFERENCE.sub("", sentence)), sentence
+        yield from ((paper, sentence) for sentence in load_paper(paper).holds)
+        yield from ((paper, sentence) for recipe in recipes for sentence in recipe.findings)
+        yield from ((paper, special.why) for recipe in recipes for special in recipe.specials)
+
+
+def read(path: Path) -> Any:
+    return tomllib.loads(path.read_text("utf-8"))
+
+
+def without_prose(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: without_prose(each) for name, each in part.items() if name not in PROSE}
+    return [without_prose(each) for each in part] if isinstance(part, list) else part
+
+
+def decimals(text: str) -> list[str]:
+    return re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", text)
+
+
+def computed() -> dict[str, float]:
+    """Numbers of the prose that no cell has, by how they are written."""
+    numbers = {
+        # FedGLP-ADP, Eq. (11) at Table 2's noise multiplier: sigma_0 of 20 rounds, FedDPA's, the smallest
+        "0.215": share(0.3, sigma_0=1.965),
+        "0.296": share(0.3, sigma_0=0.366),
+        "0.319": share(0.3, sigma_0=0.0),
+        # and at Table 1's, by pooled sampling at epsilon 2
+        "0.221": share(pooled := 0.43297, sigma_0=1.965),
+        "0.304": share(pooled, sigma_0=0.366),
+        # APDP-FL: five steps in each of a tenth of the rounds, with noise 2 C sigma
+        "2.4": epsilon([Step(2 * 5.0, 1.0, int(63 / 10 * 5))], delta=1e-5, accountant="rdp"),
+        "1.3": epsilon([Step(2 * 10.0, 1.0, int(76 / 10 * 5))], delta=1e-5, accountant="rdp"),
+    }
+    for written, value in numbers.items():
+        assert f"{value:.{len(written.split('.')[1])}f}" == written
+    return numbers
+
+
+def share(noise_multiplier: float, *, sigma_0: float) -> float:
+    return final_share(FedGLPADPConfig(beta_0=0.3, beta_growth=0.2, sigma_0=sigma_0), noise_multiplier)
 
 
 def test_prose_is_filled_from_the_cells(evidence: Evidence, tmp_path: Path) -> None:
@@ -96,18 +179,22 @@ def test_prose_is_filled_from_the_cells(evidence: Evidence, tmp_path: Path) -> N
 def place(row: str, paper: float, *ours: float) -> SimpleNamespace:
     mean = fmean(ours) if ours else NAN
     spread = (sum((one - mean) ** 2 for one in ours) / (len(ours) - 1)) ** 0.5 if len(ours) > 1 else NAN
-    return SimpleNamespace(row=row, paper=paper, ours=mean, spread=spread, seeds=tuple(range(len(ours))), values=ours)
+    return SimpleNamespace(
+        row=row, method=row, paper=paper, ours=mean, spread=spread, seeds=tuple(range(len(ours))), values=ours
+    )
 
 
 @pytest.mark.parametrize(
     ("ours", "other", "found"),
     [
         ((80.0,), place("other", 75.0, 74.5), "reproduced"),
-        ((80.0,), place("other", 75.0, 77.0), "order only"),  # near, but a lead of 3 for a printed one of 5
-        ((80.0,), place("other", 75.0, 81.0), "not"),  # near, but behind
+        ((80.0,), place("other", 75.0, 77.0), "order only: 3.0 above other, printed 5.5"),
+        ((80.0,), place("other", 75.0, 81.0), "not: below other"),
         ((80.0,), place("other", 85.0, 90.0), "reproduced"),  # it answers only for its lead over those below it
-        ((70.0,), place("other", 85.0, 90.0), "order only"),
-        ((70.0,), place("other", 75.0), "not"),  # nothing to be in order with
+        ((80.0,), place("other", 85.0, 79.0), "reproduced"),
+        ((70.0,), place("other", 85.0, 90.0), "order only: -10.5"),
+        ((95.0,), place("other", 85.0, 90.0), "not: above other"),
+        ((70.0,), place("other", 75.0), "not: -10.5"),  # nothing to be in order with
         ((80.0,), place("other", 75.0), "reproduced"),
         ((70.0, 84.0), place("other", 70.0, 60.0, 70.0), "reproduced"),  # 3.5 off, with a standard error of 7
         ((80.0,), place("other", 75.0, 75.0, 60.0), "reproduced"),  # a lead of 5 with the seed that both have
@@ -116,13 +203,19 @@ def place(row: str, paper: float, *ours: float) -> SimpleNamespace:
 )
 def test_the_rule_of_verdicts(ours: tuple[float, ...], other: SimpleNamespace, found: str | None) -> None:
     its = place("its", 80.5, *ours)
-    assert verdict(its, [its, other], only_order=False) == found
+    judged = verdict(its, [its, other], only_order=False)
+    assert (judged and str(judged)) == found
 
 
 def test_methods_with_the_same_printed_number_have_no_order() -> None:
     its, same, below = place("its", 80.0, 70.0), place("same", 80.0, 75.0), place("below", 75.0, 65.0)
-    assert verdict(its, [its, same], only_order=False) == "not"
-    assert verdict(its, [its, same, below], only_order=False) == "order only"
+    assert str(verdict(its, [its, same], only_order=False)) == "not: -10.0"
+    assert str(verdict(its, [its, same, below], only_order=False)) == "order only: -10.0"
+
+
+def test_of_several_methods_in_the_wrong_order_the_first_is_named() -> None:
+    its, one, two = place("its", 80.0, 80.0), place("one", 75.0, 81.0), place("two", 70.0, 82.0)
+    assert str(verdict(its, [its, one, two], only_order=False)) == "not: below one and 1 more"
 
 
 def lines_of(tmp_path: Path, paper: str, *cells: str) -> dict[str, list[str]]:
@@ -144,7 +237,7 @@ def test_a_reading_of_a_method_is_judged_among_the_other_methods_of_its_table(tm
     assert lines["beta 0.45"][1:3] == ["49.87", "51.65"]  # 6.26 points above
     assert lines["beta 0.45"][-1] == "reproduced"
     assert lines["personal part first, two gradients"][1:3] == ["49.87", "48.51"]  # 3.12 points above
-    assert lines["personal part first, two gradients"][-1] == "order only"
+    assert lines["personal part first, two gradients"][-1] == "order only: 3.1 above DP-FedAvg, printed 7.3"
     # the readings are of a number that Table 2 has; of Tables 1 to 5 and Fig. 3 one number is run
     assert lines["[FedGLP-ADP](#fedglp-adp)"][1:6] == ["103", "1", "1", "1", "1"]
 
@@ -163,11 +256,11 @@ def test_a_run_that_readings_share_is_judged_where_most_methods_stand_beside_it(
     cells = [f"{group}/fedavg/alpha-0.1/client-sampling-seed0", f"{group}/dp-fedavg/alpha-0.1/all-clients-seed0"]
     lines = lines_of(tmp_path, "dp-fedsim", *cells)
     assert lines["FedAvg"][0] == "cohorts of 10 out of 100 and 4 more"
-    assert lines["FedAvg"][-1] == "order only"
+    assert lines["FedAvg"][-1] == "order only: -5.1"
 
 
 def test_where_numbers_cannot_be_compared_only_the_order_counts() -> None:
-    its, below, above = place("its", 80.0, 80.0), place("below", 75.0, 75.0), place("above", 85.0, 79.0)
+    its, below, best = place("its", 80.0, 80.0), place("below", 75.0, 75.0), place("best", 85.0, 79.0)
     assert verdict(its, [its], only_order=True) is None
-    assert verdict(its, [its, below], only_order=True) == "order only"
-    assert verdict(its, [its, below, above], only_order=True) == "not"
+    assert str(verdict(its, [its, below], only_order=True)) == "order only"
+    assert str(verdict(its, [its, below, best], only_order=True)) == "not: above best"
