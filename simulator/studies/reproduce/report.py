@@ -57,7 +57,8 @@ What misses "reproduced" stands beside a verdict: how far the number is off, the
 or the lead that is not as printed. With one seed a spread is not known, and a verdict is that of one run. Readings are
 judged apart: that one of them comes near says that the numbers can be had so, not that the paper did it so. Where
 several readings share a run ("and 4 more"), it is judged in the one in which most methods are finished. A table shows
-the mean over all its seeds; where a sentence compares two cells, both are means over the seeds that both have.
+the mean over all its seeds; where a sentence compares two cells, both are means over the seeds that both have. In
+figures a line reaches from the lowest seed to the highest.
 """
 
 
