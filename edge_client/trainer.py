@@ -168,10 +168,13 @@ class Trainer:
             return
         if plan.task != self.spec.task or plan.rounds != self.spec.rounds:
             raise Malformed(f"the plan of round {plan.round} belongs to {plan.task!r}, not {self.spec.task!r}")
-        if self.store.package_of(plan.task) not in (None, self._package):
-            # With the unit `record` gradients are computed of what the device has kept, which must have noise; by
-            # another package it may have none.
+        # With the unit `record` gradients are computed of what the device has kept, which must have noise; by another
+        # package it may have none.
+        package = self.store.package_of(plan.task)
+        if package not in (None, self._package):
             raise Declined("error", f"this device has trained for {plan.task} by another package")
+        if package is None and self.method.by_record and self.store.load_state(plan.task) is not None:
+            raise Declined("error", f"an earlier client has trained for {plan.task}, and did not note by which package")
         if (plan.secure is None) != (self.spec.privacy.secure is None):
             raise Malformed(f"the plan of round {plan.round} has {'no' if plan.secure is None else 'a'} secure sum")
         terms = self.terms_of(plan)

@@ -26,6 +26,7 @@ from hushfleet.privacy.noise import SecureNoise
 from hushfleet.training.batch import GradientFunction
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
+from hushfleet.training.own_samples import LoadedSamples
 
 LEAST_SLOT_S = 1.0
 ROOM = 1.5
@@ -42,6 +43,8 @@ def nominal_seconds(
     clock: Callable[[], float],
 ) -> float:
     """What training takes here with the task's batch size in each batch, by one batch of black images.
+
+    What it takes besides for each record is counted for as many as give such batches at the task's `sample_rate`.
 
     With the unit `device` a task names a number of batches only by `local_steps`; without it, one is taken.
     Raises `GraphRefused` where the graph fails even on these: that is the task's fault, and may be told.
@@ -71,7 +74,14 @@ def nominal_seconds(
     )
     if trained.failures:
         raise GraphRefused(trained.failures[0])
-    return (clock() - began) * batches
+    seconds = (clock() - began) * batches
+    if method.training.distillation is not None:  # a device with an own model asks it about each record, once a round
+        began = clock()
+        answers = LoadedSamples(blank, gradient, logits_of, by_record=method.by_record).logits(params)
+        seconds += (clock() - began) / spec.privacy.sample_rate
+        if not answers.size:
+            raise GraphRefused("the graph of inference fails on every black image")
+    return seconds
 
 
 def announced_at(*, began: float, ended: float, nominal_s: float, deadline: float, deadline_s: float) -> float:

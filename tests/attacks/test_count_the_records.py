@@ -10,20 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.config.spec import PrivacySpec
+from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.edge_client.board.config import DataSection, DeviceConfig, FleetSection
-from hushfleet.edge_client.board.constant_time import announced_at
+from hushfleet.edge_client.board.constant_time import announced_at, nominal_seconds
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.declines import DeclineReason
 from hushfleet.edge_client.fleet import health
-from hushfleet.errors import BadInput, StoreError
-from hushfleet.graphs.session import GradientGraph
+from hushfleet.errors import BadInput, GraphRefused, StoreError
+from hushfleet.graphs.session import GradientGraph, InferenceGraph
+from hushfleet.model.objectives import Objective
+from hushfleet.models import get_model
+from hushfleet.models.export import export_graphs
 from hushfleet.wire.format.messages import Health, decode_message
 from hushfleet.wire.link.interface import Delivery
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Clock, Package, write_samples
 
-RECORD_S = 0.1  # what a board takes for one record's gradient
+RECORD_S, ANSWER_S = 0.1, 0.2  # what a board takes for one record's gradient, and for its logits
 NOMINAL = 64  # records, at which a batch has 16
 
 Make = Callable[..., Bench]
@@ -43,8 +46,9 @@ def seen_of(
     *,
     count: int,
     constant_time: bool = True,
+    rounds: int = 1,
 ) -> Watch:
-    """Watched: one round, up to the offer."""
+    """Watched: the last of so many rounds, up to the offer."""
     folder = Path(config.data.path).parent / f"{count}-{constant_time}"
     folder.mkdir()
     write_samples(folder / "train.npz", count=count)
@@ -56,26 +60,31 @@ def seen_of(
         fleet=FleetSection("ab" * 32, "mqtts://localhost"),
     )
     bench = make(package, config)
-    clock, plain = bench.clock, GradientGraph.__call__
+    clock = bench.clock
 
-    def slow(self: GradientGraph, params: Any, x: Any, *rest: Any, **more: Any) -> Any:
-        clock.now += RECORD_S * len(x)
-        return plain(self, params, x, *rest, **more)
+    def slow(plain: Callable[..., Any], record_s: float) -> Callable[..., Any]:
+        def call(self: Any, params: Any, x: Any, *rest: Any, **more: Any) -> Any:
+            clock.now += record_s * len(x)
+            return plain(self, params, x, *rest, **more)
+
+        return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(GradientGraph, "__call__", slow)
+        patch.setattr(GradientGraph, "__call__", slow(GradientGraph.__call__, RECORD_S))
+        patch.setattr(InferenceGraph, "__call__", slow(InferenceGraph.__call__, ANSWER_S))
         bench.until(lambda: bool(bench.server.births))
-        bench.server.open_round(1)
-        watched = Watch(bench.clock, bench)
-        for _ in range(5000):
-            if watched.offered is not None:
-                break
-            bench.agent.step(0.0)
-            watched.look()
-            # as long as the agent would sleep; training itself moves the clock
-            clock.now += min(0.01, bench.agent._sleep_s(1.0)) or 0.01
-    assert watched.offered is not None
-    bench.until(lambda: bench.entry_status(1) == "acked")
+        for round in range(1, rounds + 1):
+            bench.server.open_round(round)
+            watched = Watch(bench.clock, bench)
+            for _ in range(5000):
+                if watched.offered is not None:
+                    break
+                bench.agent.step(0.0)
+                watched.look()
+                # as long as the agent would sleep; training itself moves the clock
+                clock.now += min(0.01, bench.agent._sleep_s(1.0)) or 0.01
+            assert watched.offered is not None
+            bench.until(lambda: bench.entry_status(round) == "acked")  # noqa: B023
     return watched
 
 
@@ -83,8 +92,8 @@ class Watch:
     """What is seen at the broker, and when."""
 
     def __init__(self, clock: Clock, bench: Bench) -> None:
-        self._clock, self._bench = clock, bench
-        self.began = self.ended = 0.0
+        self._clock, self._bench, self._offers = clock, bench, len(bench.server.offers)
+        self.began = self.ended = clock.now
         self.offered: float | None = None
         self.health: list[tuple[float, Health]] = []
         self._spy = bench.hub.link("spy")
@@ -97,7 +106,7 @@ class Watch:
         for birth in self._bench.server.births[known:]:
             if birth.state == "ready":
                 self.ended = self._clock.now
-        if self._bench.server.offers and self.offered is None:
+        if len(self._bench.server.offers) > self._offers and self.offered is None:
             self.offered = self._clock.now
         while (event := self._spy.receive(0.0)) is not None:
             if isinstance(event, Delivery):
@@ -158,6 +167,42 @@ def test_all_up_to_the_tasks_own_number_are_announced_alike(seen: Callable[..., 
     for ended, offered in moments:
         assert ended == pytest.approx(moments[0][0], abs=0.02)
         assert offered == pytest.approx(moments[0][1], abs=0.02)
+
+
+@pytest.fixture
+def distilling(records: Package) -> Package:
+    """From the second round on a device's own model is asked about each of its records."""
+    graph = export_graphs(get_model(records.spec.model.name), objective=Objective("distillation", 3.0)).gradient
+    model = replace(records.spec.model, gradient=BlobRef.of(graph))
+    taught = records.with_spec(model=model, method="pfedsd")
+    return replace(taught, blobs={**taught.blobs, model.gradient.digest: graph})
+
+
+def test_a_teacher_that_is_asked_about_each_record_is_in_the_slot(
+    make_bench: Make,  # noqa: F811
+    distilling: Package,
+    config: DeviceConfig,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gradients take 6.4 seconds and the teacher 12.8, so a slot is 32. Without them in it, one of 16 would be exceeded
+    by the devices with many records alone."""
+    watched = [seen_of(make_bench, distilling, config, monkeypatch, count=count, rounds=2) for count in (0, 8, NOMINAL)]
+    for each in watched:
+        assert each.offered is not None
+        assert each.ended - each.began == pytest.approx(32, abs=0.1)
+        assert each.offered - each.began == pytest.approx(watched[0].offered - watched[0].began, abs=0.02)
+
+
+def test_a_teacher_that_fails_on_black_images_has_no_nominal_time(distilling: Package) -> None:
+    """Its answers would seem to take none, whatever they take on a device's own images."""
+
+    def fails(params: np.ndarray, x: np.ndarray) -> np.ndarray:
+        raise GraphRefused("black")
+
+    model = distilling.spec.model
+    gradient = GradientGraph(distilling.blobs[model.gradient.digest], model.layout)
+    with pytest.raises(GraphRefused, match="every black image"):
+        nominal_seconds(distilling.spec, distilling.initial, gradient, fails, clock=Clock())
 
 
 def test_the_announced_end_is_on_a_coarse_grid() -> None:

@@ -89,9 +89,12 @@ def test_another_task_begins_without_what_the_device_has_kept(store: DeviceStore
 
 
 def test_what_an_earlier_client_has_kept_goes_on_with_one_package(store: DeviceStore) -> None:
-    """It did not note of which."""
+    """It did not note of which, so with the unit `record` there is none to go on with."""
     run_round(store, FIRST, 1)
     store._set_facts("forget", **{f"package {FIRST.task}": None})
+    with pytest.raises(Declined, match="did not note by which package"):
+        run_round(store, SECOND, 2)
+    assert store.ledger.rounds_charged() == 1
     run_round(store, FIRST, 2)
     with pytest.raises(Declined):
         run_round(store, SECOND, 3)
