@@ -61,7 +61,7 @@ class TaskHandler:
         """
         store = self._store
         try:
-            if store.blob(notice.digest) is None:  # else the client was started again within this task
+            if store.blob(notice.digest) is None:  # else it was begun before a restart, and its blobs stay
                 keep = {digest for digest in (store.task_digest, store.global_digest) if digest is not None}
                 package = store.blob(store.task_digest) if store.task_digest else None
                 if package is not None:

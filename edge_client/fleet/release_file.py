@@ -69,7 +69,8 @@ class ReleaseFile(Assembler):
             raise Malformed(f"the chunks of {self._part.stem[:16]}... are not the release that was offered")
         self._map.flush()
         try:
-            os.replace(self._part, target)
+            with contextlib.suppress(FileNotFoundError):  # an earlier try came this far, and failed at what follows
+                os.replace(self._part, target)
             sync_folder(target.parent)
             self._marks.unlink(missing_ok=True)
         except OSError as error:

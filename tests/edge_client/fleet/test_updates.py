@@ -238,23 +238,32 @@ def test_a_release_that_is_whole_and_spoilt_after_a_restart_is_fetched_anew(benc
     assert (bench.installed.incoming / "2.0.hfr").read_bytes() == data
 
 
-def test_a_hand_over_that_fails_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("where", "step"),
+    [(os, "replace"), (release_file_module, "sync_folder"), (Path, "unlink")],
+    ids=["before the rename", "after it", "at the marks"],
+)
+def test_a_hand_over_that_fails_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, where: object, step: str
+) -> None:
     data = release(bench.tmp_path / "a", "2.0", kib=40)
-    bench.offer(data)
+    offer = bench.offer(data)
     (want,) = bench.wants()
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as disk:
-        disk.setattr(release_file_module.os, "replace", fail)
-        with pytest.raises(StoreError, match="cannot be written"):
+        disk.setattr(where, step, fail)
+        with pytest.raises(StoreError):
             bench.serve(data, want)
         bench.now += 5
         assert bench.wants() == []
     bench.now += 600
     assert bench.wants() == []
     assert (bench.installed.incoming / "2.0.hfr").read_bytes() == data
+    assert [each.name for each in bench.installed.incoming.iterdir()] == ["2.0.hfr"]
+    assert bench.installed.was_answered(offer.digest, offer.attempt)
 
 
 def test_what_has_come_of_an_earlier_release_does_not_stay_for_ever(bench: Bench) -> None:
