@@ -116,8 +116,8 @@ class _Trial:
         spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, _ROUNDS))
         method = method_of(spec)
         self._prepared = replace(prepared, task=task, spec=spec, method=method)
-        by_epochs = {**spec.method_config, "batch_size": batch_size, "local_steps": 0}
-        self._of_device = replace(spec, method_config=by_epochs)
+        config = {**spec.method_config, "batch_size": batch_size, "local_steps": 0}
+        self._of_device = replace(spec, method_config=config)
         self._gradient, self._inference, self._store, self._batch_size = gradient, inference, store, batch_size
         self._engine = RoundEngine(server, self._prepared)
         server.add_device("trial", public_key=store.identity.public_key)

@@ -33,11 +33,11 @@ def draw(table: PaperTable, path: Path) -> None:
 
 def _drawn(blocks: Sequence[Block]) -> list[Block]:
     """Without those all of whose runs an earlier one has: readings share the runs that they do not change."""
-    drawn, seen = list[Block](), set[tuple[str, str, tuple[float, ...]]]()
+    drawn, seen = list[Block](), set[tuple[str, str, str]]()
     for block in blocks:
         places = block.places[block.places.ours.notna()]
-        found = zip(places.row, places["values"], strict=True)
-        runs = {(block.group.id, row, tuple(of_seeds)) for row, of_seeds in found}
+        found = zip(places.row, places.runs, strict=True)
+        runs = {(block.group.id, row, digest) for row, digests in found for digest in digests}
         if runs - seen:
             drawn.append(block)
         seen |= runs

@@ -36,10 +36,11 @@ class Block:
 
     :param places: a line for each row and column of the paper's table; accuracies in percent, None or NaN where there
         is no number. `paper`, `ours` (mean over seeds), `spread` (standard deviation, of two seeds or more),
-        `difference`, `values` (by seed), `seeds` (the finished ones, of `asked`), `paper_epsilon`, `epsilon_server`,
-        `epsilon_release`, `raw_values` (what the method sends without noise, in words: then both epsilons are infinite,
-        and `noised_server` and `noised_release` are what the noised values alone cost, as papers count), `open` (why
-        nothing is there), `estimate_s` (of what is not finished, on one core), and the titles `method` and `at`.
+        `difference`, `values` (by seed), `seeds` (the finished ones, of `asked`), `runs` (their digests),
+        `paper_epsilon`, `epsilon_server`, `epsilon_release`, `raw_values` (what the method sends without noise, in
+        words: then both epsilons are infinite, and `noised_server` and `noised_release` are what the noised values
+        alone cost, as papers count), `open` (why nothing is there), `estimate_s` (of what is not finished, on one
+        core), and the titles `method` and `at`.
     """
 
     group: RowGroup
@@ -89,7 +90,7 @@ class PaperTable:
                 "reading": block.reading.id if block.reading else None,
                 "metric": block.metric,
                 "substitutions": list(block.group.substitutions),
-                "cells": to_json(block.places.drop(columns=["method", "at"]).to_dict("records")),
+                "cells": to_json(block.places.drop(columns=["method", "at", "runs"]).to_dict("records")),
                 "rankings": [asdict(ranking) for ranking in block.rankings],
             }
             for block in self.blocks
@@ -181,6 +182,7 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: Progress) -> Ite
             "paper": recipe.paper_value(cell.group, cell.row.id, column.id),
             "paper_epsilon": None if cell.row.same_in_all_columns else column.paper_epsilon,
             "seed": cell.seed if one else None,
+            "digest": cell.digest if one else None,
             "value": None if value is None else 100 * value,
             "server": one.epsilon_server if one else None,
             "release": one.epsilon_release if one else None,
@@ -207,6 +209,7 @@ _COMBINED: dict[str, tuple[str, Any]] = {
     "spread": ("value", "std"),
     "values": ("value", lambda values: tuple(values.dropna())),
     "seeds": ("seed", lambda seeds: tuple(int(seed) for seed in seeds.dropna())),
+    "runs": ("digest", lambda digests: tuple(digests.dropna())),
     "asked": ("seed", "size"),
     "paper_epsilon": ("paper_epsilon", _first),
     "noised_server": ("server", "max"),
