@@ -220,9 +220,9 @@ class DeviceRegister(SqliteFile):
         rows = self.rows(f"{query} LIMIT ?", (device, *(after or ("", -1)), at_most))
         return [(task, round, charge) for task, round, charge in rows]
 
-    def charged_rounds(self) -> dict[str, int]:
-        """How many entries `charges` has of each id that has some."""
-        return dict(self.rows("SELECT id, COUNT(*) FROM charges GROUP BY id"))
+    def charged_devices(self) -> list[str]:
+        """The ids of which `charges` has some."""
+        return [device for (device,) in self.rows("SELECT DISTINCT id FROM charges")]
 
     def charge_counts(self, device: str) -> list[tuple[bytes, int]]:
         """Each packed `Charge` that `charges` has of the device, and how often."""

@@ -1,7 +1,7 @@
 """What each board has spent against its limit, as far as the fleet knows: by the charges that the aggregator noted.
 
 The board's own ledger is what counts, and its own file says what it may spend. What is known here is what was noted
-before each round, which is never too small, and what the card was written with.
+before each round, which is too small in one case alone (`devices.charge_book`), and what the card was written with.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_DELTA = 1e-5  # as in DEVICE.toml
 
 
 class Spending:
-    """Epsilons of boards; each is computed again only when it has more charges.
+    """Epsilons of boards; each is computed again only when its charges have changed.
 
     :param limits: of the cards: `[device.limits]` in fleet.toml.
     """
@@ -27,18 +27,24 @@ class Spending:
         limit = limits.get("epsilon_server")
         self.limit = float(limit) if isinstance(limit, int | float) else None
         self._delta = float(limits.get("delta", DEFAULT_DELTA))
-        self._known: dict[str, tuple[int, float]] = {}
+        self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges, which would be many MB; epsilon
+        self._is_known = False
 
     def update(self, register: DeviceRegister) -> dict[str, float]:
         """Id -> epsilon_server over all tasks, at the cards' delta. Raises `StoreError`."""
-        for device, count in register.charged_rounds().items():
-            if self._known.get(device, (0, 0.0))[0] != count:
-                charges = [
-                    _times(unpack(Charge, packed, what="a charge"), rounds)
-                    for packed, rounds in register.charge_counts(device)
-                ]
-                self._known[device] = count, epsilon_server_of(charges, delta=self._delta)
+        if register.was_changed() or not self._is_known:
+            self._is_known = False  # also after a `StoreError`, since a change is told once
+            self._known = {device: self._of(device, register) for device in register.charged_devices()}
+            self._is_known = True
         return {device: epsilon for device, (_, epsilon) in self._known.items()}
+
+    def _of(self, device: str, register: DeviceRegister) -> tuple[int, float]:
+        counts = register.charge_counts(device)
+        digest, known = hash(tuple(counts)), self._known.get(device)
+        if known is not None and known[0] == digest:
+            return known
+        charges = [_times(unpack(Charge, packed, what="a charge"), rounds) for packed, rounds in counts]
+        return digest, epsilon_server_of(charges, delta=self._delta)
 
 
 def _times(charge: Charge, rounds: int) -> Charge:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import find_release, mapped, releases
-from hushfleet.aggregator.fleet.rollout import LISTENING, Rollout, change, current, next_step, seats
+from hushfleet.aggregator.fleet.rollout import HEARD_S, LISTENING, Rollout, change, current, next_step, seats
 from hushfleet.aggregator.fleet.service import Part, Service
-from hushfleet.aggregator.fleet.sightings import KeyOf, sightings
+from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, KeyOf, processes, sightings
 from hushfleet.aggregator.publish.blobs import ChunkServer
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOffer
@@ -22,6 +22,8 @@ from hushfleet.wire.link.interface import Delivery
 LOOK_EVERY_S = 1.0
 GAP_S = 60.0
 """Who has not looked for so long has not listened: the service was stopped, its broker away, the clock set."""
+LOOKED = "roll-out looked"
+"""In `processes`: when somebody last looked after a roll-out that runs, to within `HEARTBEAT_S`."""
 MOST_FRAMES = 16  # in one turn of the service's loop, so that boards which enrol need not wait
 
 _log = logging.getLogger("hushfleet.fleet")
@@ -42,7 +44,9 @@ class Updating(Part):
         self._said: dict[str, float] = {}  # device -> the moment of its `Health` that an offer has answered
         self._of: int | None = None  # the roll-out that the two above belong to
         self._look_at = 0.0
-        self._looked = -GAP_S  # unix seconds
+        # unix seconds, and what the registry has of it: a restart within the gap is none, a pause before it is one
+        _, self._looked = processes(registry).get(LOOKED, ("", -GAP_S))
+        self._noted = self._looked
         self._sent_until = 0.0  # monotonic seconds: what was sent so far is paid for then
 
     def filters(self, topics: Topics) -> Sequence[str]:
@@ -71,8 +75,11 @@ class Updating(Part):
             self._stop_serving()
             return
         wall = self._wall()
-        if rollout.number != self._of or not 0 <= wall - self._looked < GAP_S:
+        if not 0 <= wall - self._looked < GAP_S:
             self._listen_anew(rollout, wall)
+        if not 0 <= wall - self._noted < HEARTBEAT_S:
+            self._registry.write("INSERT OR REPLACE INTO processes VALUES (?, 'running', ?)", (LOOKED, wall))
+            self._noted = wall
         self._looked = wall
         if rollout.number != self._of:
             self._stop_serving()
@@ -99,12 +106,19 @@ class Updating(Part):
         self._offer(service, rollout, step.offer, wall)
 
     def _listen_anew(self, rollout: Rollout, wall: float) -> None:
-        """Boards were not heard, or the roll-out stood still; what was noted by a clock that was ahead is past."""
+        """Boards were not heard, or the roll-out stood still.
+
+        What was noted by a clock that was ahead is past, and such a board is not there until it is heard again.
+        """
+        away = wall - HEARD_S
         with self._registry.transaction():
             self._registry.write("INSERT OR REPLACE INTO processes VALUES (?, 'running', ?)", (LISTENING, wall))
+            self._registry.write("UPDATE sightings SET health_at = ?2 WHERE health_at > ?1", (wall, away))
+            # not after `health_at`: a board that was heard after the offer has taken it
             self._registry.write(
-                "UPDATE offered SET at = min(at, ?1), good_at = min(good_at, ?1) WHERE number = ?2",
-                (wall, rollout.number),
+                "UPDATE offered SET at = CASE WHEN at > ?1 THEN ?2 ELSE at END, good_at = min(good_at, ?1) "
+                "WHERE number = ?3",
+                (wall, away, rollout.number),
             )
 
     def _offer(self, service: Service, rollout: Rollout, devices: Sequence[str], wall: float) -> None:

@@ -58,8 +58,8 @@ class BoardView:
     :param health_at: when the nine fields before it were told.
     :param rounds: in which its update was accepted, in this run.
     :param epsilon: epsilon_server of this task, as the board said with its latest update.
-    :param spent: epsilon_server over all tasks and cards of this id, as the aggregator has noted it: at most; `limit`:
-        what its card allows. Both at the card's delta.
+    :param spent: epsilon_server over all tasks and cards of this id, as the aggregator has noted it (`Spending`);
+        `limit`: what its card allows. Both at the card's delta.
     :param sent_bytes: of its accepted updates.
     """
 

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hushfleet.aggregator.fleet import rollout as rollout_module
 from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release, releases
@@ -223,6 +224,40 @@ def test_a_night_without_the_fleet_service_is_no_fault_of_the_boards(desk: Desk)
     assert serving.look(later + 7 * 3600) == "running"
 
 
+@pytest.mark.parametrize("is_heard", [False, True], ids=["silent", "slow"])
+def test_a_service_that_is_restarted_often_still_finds_who_is_lost(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, is_heard: bool
+) -> None:
+    monkeypatch.setattr(rollout_module, "SILENT_S", 1000.0)
+    monkeypatch.setattr(rollout_module, "LONGEST_S", 1000.0)
+    begin(desk.registry, None, now=NOW)
+    serving, one = Serving(desk), desk.devices[0]
+    desk.say(one, at=NOW)
+    serving.look(NOW)
+    for second in range(2, 1000, 49):
+        if is_heard or second == 2:
+            desk.say(one, at=NOW + second)
+        assert serving.look(NOW + second) == "running"
+        serving.restart()
+    desk.say(one, at=NOW + (1040 if is_heard else 2))
+    assert serving.look(NOW + 1040) == "stopped"
+
+
+def test_a_new_roll_out_has_its_own_times(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_module, "LONGEST_S", 1000.0)
+    serving, one = Serving(desk), desk.devices[0]
+    for begun in (NOW, NOW + 900):
+        begin(desk.registry, None, now=begun)
+        for second in range(0, 900, 50):
+            desk.say(one, at=begun + second)
+            assert serving.look(begun + second) == "running"
+        serving.restart()
+    for second in (900, 950, 1000, 1050):
+        desk.say(one, at=begun + second)
+        state = serving.look(begun + second)
+    assert state == "stopped"
+
+
 def test_a_roll_out_that_was_paused_for_a_day_goes_on(desk: Desk) -> None:
     begin(desk.registry, None, now=NOW)
     serving, one = Serving(desk), desk.devices[0]
@@ -235,6 +270,20 @@ def test_a_roll_out_that_was_paused_for_a_day_goes_on(desk: Desk) -> None:
     change(desk.registry, "running")
     desk.say(one, at=later)
     assert (serving.look(later), serving.offers) == ("running", [one, one])
+
+
+def test_a_pause_that_ends_while_the_service_is_restarted_was_a_pause(desk: Desk) -> None:
+    begin(desk.registry, None, now=NOW)
+    serving, one = Serving(desk), desk.devices[0]
+    desk.say(one, at=NOW)
+    serving.look(NOW)
+    change(desk.registry, "paused")
+    later = NOW + LONGEST_S + 3600
+    assert serving.look(later - 2) == "paused"
+    serving.restart()
+    change(desk.registry, "running")
+    desk.say(one, at=later)
+    assert serving.look(later) == "running"
 
 
 def test_a_clock_that_is_set_back_holds_up_no_roll_out(desk: Desk) -> None:
@@ -256,6 +305,20 @@ def test_a_clock_that_is_set_back_holds_up_no_roll_out(desk: Desk) -> None:
         desk.say(other, at=NOW + second)
         serving.look(NOW + second)
     assert other in serving.offers, "after the ten minutes of the first stage"
+
+
+def test_who_was_heard_by_a_clock_that_was_ahead_is_not_there(desk: Desk) -> None:
+    begin(desk.registry, None, now=NOW)
+    serving, (one, other, third), ahead = Serving(desk), desk.devices, NOW + 365 * 86400
+    desk.say(one, at=ahead)
+    serving.look(ahead)
+    for device in (one, other):
+        desk.say(device, at=ahead + 10)
+    serving.look(NOW)
+    assert [desk.outcome(device) for device in (one, other)] == ["offered", "away"]
+    desk.say(third, at=NOW)
+    later = NOW + SILENT_S + 1
+    assert [desk.outcome(device, now=later) for device in (one, other)] == ["failed", "away"]
 
 
 # stages

@@ -249,6 +249,35 @@ def test_what_was_spent_is_what_was_charged(desk: Desk) -> None:
     assert (second.spent, third.spent) == (math.inf, None)
 
 
+def test_what_was_spent_changes_with_the_charges_and_not_with_their_number_alone(desk: Desk) -> None:
+    def charges(multiplier: float) -> dict[str, bytes]:
+        return {"board-1": pack(Charge("device", "add-or-remove", "gaussian", multiplier))}
+
+    watch = FleetWatch(desk.folder)
+    with DeviceRegister(desk.folder.aggregator) as register:
+        register.note_charges("t-0", 1, charges(4.0), certain=False)
+        assert watch.view().boards[0].spent == epsilon([Step(4.0, 1.0, 1)], delta=1e-5)
+        register.note_charges("t-0", 1, charges(1.0), certain=True)
+        assert watch.view().boards[0].spent == epsilon([Step(1.0, 1.0, 1)], delta=1e-5)
+        register.drop_charges("t-0", 1, ["board-1"])
+        assert watch.view().boards[0].spent is None
+    watch.close()
+
+
+def test_charges_are_read_only_after_a_change_of_the_register(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of two thousand boards with four hundred rounds each take half a second."""
+    reads, charged = list[int](), DeviceRegister.charged_devices
+    monkeypatch.setattr(DeviceRegister, "charged_devices", lambda self: (reads.append(1), charged(self))[1])
+    watch = FleetWatch(desk.folder)
+    with DeviceRegister(desk.folder.aggregator) as register:
+        for changes, reason in enumerate(("stolen", "lost"), 1):
+            register.block("board-1", reason)
+            for _ in range(3):
+                watch.view()
+            assert len(reads) == changes
+    watch.close()
+
+
 def test_rounds_that_cost_the_same_are_read_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two thousand boards with four hundred rounds each took seven seconds after each round."""
     read = list[bytes]()
