@@ -115,7 +115,7 @@ def main() -> None:
         sys.exit(_told(f"{named}: {error.strerror}" if named else f"{error.strerror}; free some space", 1))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except Exception:
+    except (ImportError, SystemError):
         if came:
             sys.exit(INTERRUPTED)
         raise
@@ -124,7 +124,8 @@ def main() -> None:
 def _noted_interrupts() -> list[int]:
     """Grows by one with each Ctrl-C.
 
-    Compiled code makes errors of its own kind of a KeyboardInterrupt, as when it is imported or builds a schema.
+    Compiled code makes an ImportError of a KeyboardInterrupt when it is imported, and a SystemError when it builds a
+    schema. Any other error after a Ctrl-C is one of the work that follows it.
     """
     came: list[int] = []
 

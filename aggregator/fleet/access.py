@@ -128,8 +128,9 @@ def _apply_devices(registry: FleetRegistry, register: DeviceRegister) -> None:
         if row is not None and row.blocked is not None and row.blocked.startswith(BY_FLEET):
             register.unblock(device)
             row = replace(row, blocked=None)
-        # without a key, as a lock-out before the first card leaves it, the row would take the first key that comes
-        if row is not None and (row.public_key != board.public_key or (row.public_key is None and row.blocked is None)):
+        # A row without a key is of a lock-out before the first card came. Once that has ended it would take the first
+        # key that comes; until then it holds for every card.
+        if row is not None and (row.blocked is None if row.public_key is None else row.public_key != board.public_key):
             register.forget(device)
             row = None
         if row is None and board.public_key is not None and board.state == "enrolled":

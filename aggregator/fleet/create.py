@@ -59,12 +59,17 @@ def create_fleet(
         raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
     if path == Path.cwd():
         raise BadInput(f"{path} is the folder that you are in, and a fleet's is made anew: go one up, and name it")
-    beside = files_beside(task)
+    beside = dict.fromkeys(map(Path, files_beside(task)))
     for file in beside:
-        if ".." in Path(file).parts:
+        if ".." in file.parts:
             raise BadInput(f"{task} names {file}, which no fleet's folder can hold: put it beside the task file")
         if not (task.parent / file).exists():
             raise BadInput(f"{task} names {file}, and there is no {task.parent / file}")
+        if file == Path() or path.is_relative_to((task.parent / file).resolve()):
+            raise BadInput(
+                f"{task} names the folder {(task.parent / file).resolve()}, which goes into the fleet's: it cannot "
+                "be the task's own, nor hold the fleet's; put the data into another beside the task file"
+            )
     text = _task_text(task, classes)
     defaults = _device_defaults(text)
     config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), defaults)
@@ -73,7 +78,8 @@ def create_fleet(
     try:
         _fill(part, config, text)
         for file in beside:
-            _copy(task.parent / file, part / file)
+            if beside.keys().isdisjoint(file.parents):  # else it comes with its folder
+                _copy(task.parent / file, part / file)
         os.replace(part, path)
     except OSError as error:
         raise BadInput(f"the fleet's folder {path} cannot be made: {error.strerror or error}") from error
@@ -86,7 +92,7 @@ def _fill(path: Path, config: FleetConfig, task: str) -> None:
     now = datetime.datetime.now(datetime.UTC)
     authority = Authority.create(config.federation, now=now)
     path.mkdir(parents=True, mode=0o700)
-    for name in ("ca", "broker", "aggregator", "service", "releases"):
+    for name in ("ca", "broker", "aggregator", "service", "releases", "wifi"):
         (path / name).mkdir(mode=0o700)
     _write(path / "ca" / "ca.pem", authority.pem)
     _write(path / "ca" / "ca.key", authority.key_pem())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
@@ -140,8 +140,11 @@ class FleetRegistry(SqliteFile):
             )
         return board
 
-    def add(self, boards: Iterable[RegisteredBoard]) -> None:
-        """All of them or none. Raises `BadInput` where one is there already."""
+    def add(self, boards: Iterable[RegisteredBoard], *, along: Callable[[], None] | None = None) -> None:
+        """All of them or none. Raises `BadInput` where one is there already.
+
+        :param along: called when nothing is in their way any more; what it raises keeps them out.
+        """
         with self.transaction():
             for new in boards:
                 if self.board(new.device) is not None:
@@ -150,6 +153,8 @@ class FleetRegistry(SqliteFile):
                     "INSERT INTO boards (id, board, place, wifi, labels, public_key) VALUES (?, ?, ?, ?, ?, ?)",
                     (new.device, new.board, new.place, new.wifi, json.dumps(dict(new.labels)), new.public_key),
                 )
+            if along is not None:
+                along()
 
     def add_token(self, device: str, token: bytes, *, expires: float) -> None:
         """Keeps the SHA-256 of a new token for `device`, whose earlier ones hold no longer.

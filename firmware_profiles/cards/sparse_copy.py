@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import lzma
 from pathlib import Path
 
-from hushfleet.errors import BadInput, StoreFull
+from hushfleet.errors import BadInput, HushfleetError, StoreFull
 from hushfleet.progress import doing
 
 _BLOCK = 1 << 20
@@ -14,7 +15,7 @@ _BLOCK = 1 << 20
 def copy_sparse(source: Path, target: Path) -> None:
     """Copies an image, or unpacks an `.xz` one. `target` is there whole or not at all.
 
-    Raises `BadInput` for a damaged `.xz`, and `StoreFull` where there is no room.
+    Raises `BadInput` for a damaged `.xz`, `StoreFull` where there is no room, and `HushfleetError` where a disk fails.
     """
     packed = source.suffix == ".xz"
     work = doing(f"{'unpacking' if packed else 'copying'} {source.name}, MiB", total=source.stat().st_size >> 20)
@@ -30,11 +31,13 @@ def copy_sparse(source: Path, target: Path) -> None:
                 copied.done = image.tell() >> 20
             new.truncate()
         part.replace(target)
-    except lzma.LZMAError as error:
+    except (lzma.LZMAError, EOFError) as error:  # the latter of a download that was cut off
         raise BadInput(f"{source} cannot be unpacked: {error}") from error
     except OSError as error:
         if error.filename is not None:  # it could not be opened
             raise
-        raise StoreFull(f"{target} cannot be written: {error.strerror}; free some space") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFull(f"{target} cannot be written: {error.strerror}; free some space") from error
+        raise HushfleetError(f"{source} cannot be copied to {target}: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)

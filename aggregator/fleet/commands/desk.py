@@ -70,13 +70,13 @@ def _init(
         broker = BrokerPart(tuple(broker_name), port, enrolment_port)
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
-    create_fleet(path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names)
+    made = create_fleet(path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names)
     try:
         with opened(path) as (folder, registry):
             apply(folder, registry)
         units = write_units(folder)
     except BaseException:  # say a full disk: the same command again could not go on with what is there
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(made.path, ignore_errors=True)  # `path` may be a link, which `rmtree` leaves
         raise
     named = ", ".join(checked.data.class_names)
     print(
@@ -130,11 +130,15 @@ def _add(
             raise BadInput(
                 f"the Wi-Fi profile {min(missing)!r} is not known; give its file with --wifi {min(missing)}.toml"
             )
-        if wifi is not None:  # before the boards: they could not be added again where there is no room for it
-            folder.wifi(profile).parent.mkdir(mode=0o700, exist_ok=True)
-            atomic_file.write_whole(folder.wifi(profile), wifi.read_bytes(), durable=True)
-            folder.wifi(profile).chmod(0o600)
-        registry.add(boards)
+
+        def keep_wifi() -> None:
+            if wifi is not None:
+                folder.wifi(profile).parent.mkdir(mode=0o700, exist_ok=True)
+                atomic_file.write_whole(folder.wifi(profile), wifi.read_bytes(), durable=True)
+                folder.wifi(profile).chmod(0o600)
+
+        # both or neither: other cards may go by the former file, and boards cannot be added twice
+        registry.add(boards, along=keep_wifi)
     names = f"{boards[0].device} to {boards[-1].device}" if len(boards) > 1 else boards[0].device
     print(f"added {len(boards)}: {names}\nnext: hushfleet flash --fleet {path} --help")
 

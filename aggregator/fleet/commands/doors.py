@@ -58,8 +58,7 @@ def _renew(
     """Let a board in with a new card, or give the broker a new certificate.
 
     What was spent under a board's id so far is told to its new card, which counts it. A lock-out ends with the card
-    that it was for. Certificates of boards that run out
-    are renewed by the boards themselves.
+    that it was for. Certificates of boards that run out are renewed by the boards themselves.
 
     Examples:
 
@@ -82,8 +81,9 @@ def _renew(
         row = registry.needed(device)
         with DeviceRegister(folder.aggregator) as register:
             known = register.device(device)
+            registry.expect_new_card(device)
+            register.forget(device)  # `apply` leaves one that others have blocked, and whose key never came
         reason = (known and known.blocked) or (row.reason if row.state == "blocked" else None)
-        registry.expect_new_card(device)
         apply(folder, registry)
     print(f"{device} comes in with its next card; write it: hushfleet flash --fleet {path} --device {device}")
     if reason is not None:

@@ -43,7 +43,6 @@ def flash(*arguments: object) -> str:
 def fleet(tmp_path: Path) -> FleetFolder:
     """A fleet of forty boards with a small release for Raspberry Pi OS Trixie and one for Bookworm."""
     folder = make_folder(tmp_path / "greenhouse", boards=0)
-    (folder.path / "wifi").mkdir()
     folder.wifi("home").write_text('ssid = "home"\npassword = "correct horse"\ncountry = "DE"\n')
     payload, key = tmp_path / "payload", load_or_create(folder.release_key)
     payload.mkdir()

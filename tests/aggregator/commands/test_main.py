@@ -84,15 +84,27 @@ def command():
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
-        raise SystemError("while a schema was built") from None
+        raise {raised}("after Ctrl-C") from None
 main.build_app = lambda: command
 main.main()
 """
 
 
-def test_ctrl_c_that_compiled_code_makes_another_error_of_is_still_told_by_the_exit_code() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+def interrupted(raised: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", INTERRUPTED.replace("{raised}", raised)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("raised", ["SystemError", "ImportError"])
+def test_ctrl_c_that_compiled_code_makes_another_error_of_is_still_told_by_the_exit_code(raised: str) -> None:
+    done = interrupted(raised)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_fault_in_what_follows_a_ctrl_c_is_told() -> None:
+    done = interrupted("TypeError")
+    assert done.returncode == 1
+    assert "TypeError: after Ctrl-C" in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")

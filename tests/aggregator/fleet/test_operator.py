@@ -91,6 +91,28 @@ def test_a_lock_out_before_the_first_card_leaves_nothing_that_takes_any_key(fold
         assert register.device(ONE).blocked == "by hand", "what others have blocked stays"
 
 
+def test_a_lock_out_by_others_before_the_first_card_holds_when_that_comes(
+    folder: FleetFolder, registry: FleetRegistry
+) -> None:
+    with DeviceRegister(folder.aggregator) as register:
+        register.block(ONE, "by hand")
+    enrol(registry, ONE)
+    apply(folder, registry)
+    with DeviceRegister(folder.aggregator) as register:
+        assert register.device(ONE).blocked == "by hand"
+    fleet("unblock", folder.path, ONE)
+    with DeviceRegister(folder.aggregator) as register:
+        assert (register.device(ONE).blocked, register.device(ONE).public_key) == (None, KEY)
+
+
+def test_a_new_card_ends_a_lock_out_from_before_the_first_card(folder: FleetFolder) -> None:
+    with DeviceRegister(folder.aggregator) as register:
+        register.block(ONE, "by hand")
+    assert "locked out (by hand), and its next card is not" in fleet("renew", folder.path, ONE, "--new-card")
+    with DeviceRegister(folder.aggregator) as register:
+        assert register.devices() == []
+
+
 @pytest.mark.parametrize("by", ["operator", "aggregator"])
 def test_a_new_card_for_a_board_that_is_locked_out_says_that_it_comes_in(
     by: str, folder: FleetFolder, registry: FleetRegistry
@@ -171,6 +193,40 @@ def test_what_fails_after_the_folder_was_made_leaves_nothing(tmp_path: Path, wor
     with pytest.raises(HushfleetError, match="systemd"):
         fleet("init", tmp_path / "plant", *words)
     assert {path.name for path in tmp_path.iterdir()} == {"systemd", "task.toml"}
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "plant").symlink_to("disk")
+    with pytest.raises(HushfleetError, match="systemd"):
+        fleet("init", tmp_path / "plant", *words)
+    assert not (tmp_path / "disk").exists()
+
+
+def with_data(path: str, network: str) -> str:
+    """A task with its data in a folder."""
+    data = f'name = "folder"\nclass_names = ["a", "b"]\ninput_shape = [1, 8, 8]\npath = "{path}"'
+    return TASK.replace('name = "digits"', data).replace('name = "digits-cnn"', f'name = "{network}"')
+
+
+def test_a_network_in_the_tasks_folder_of_data_comes_with_it(tmp_path: Path, words: tuple[object, ...]) -> None:
+    (tmp_path / "own/a").mkdir(parents=True)
+    (tmp_path / "own/net.py").write_text("the network")
+    (tmp_path / "task.toml").write_text(with_data("./own", "own/net.py:Net"))
+    fleet("init", tmp_path / "plant", *words)
+    assert (tmp_path / "plant/own/net.py").read_text() == "the network"
+    assert (tmp_path / "plant/own/a").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("data", "fleets"), [(".", "plant"), (".", "../plant"), ("own", "own/plant")], ids=["here", "beside", "in data"]
+)
+def test_a_folder_of_data_that_cannot_be_copied_is_told(
+    data: str, fleets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tasks/own").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "tasks")
+    Path("task.toml").write_text(with_data(data, "linear"))
+    with pytest.raises(BadInput, match=r"the folder .* cannot be the task's own, nor hold the fleet's; put the data"):
+        fleet("init", fleets, "--broker-name", "broker.example", "--task", "task.toml")
+    assert {path.name for path in tmp_path.rglob("*")} == {"tasks", "own", "task.toml"}
 
 
 def test_the_folder_that_one_is_in_cannot_be_the_fleets(
@@ -191,7 +247,6 @@ def test_boards_are_added_with_their_network_or_not_at_all(
     with pytest.raises(BadInput, match=r"home\.toml: unknown field 'passwort'"):
         fleet(*add)
     wifi.write_text('ssid = "home"\npassword = "correct horse"\ncountry = "DE"\n')
-    (folder.path / "wifi").mkdir()
     (folder.path / "wifi/home.toml").mkdir()  # it cannot be written, as on a full disk
     with pytest.raises(HushfleetError, match=r"home\.toml cannot be written"):
         fleet(*add)
@@ -199,7 +254,14 @@ def test_boards_are_added_with_their_network_or_not_at_all(
     (folder.path / "wifi/home.toml").rmdir()
     fleet(*add)
     assert folder.wifi("home").stat().st_mode & 0o777 == 0o600
-    assert folder.wifi("home").read_bytes() == wifi.read_bytes()
+    kept = wifi.read_bytes()
+    assert folder.wifi("home").read_bytes() == kept
+    wifi.write_text('ssid = "home"\npassword = "another horse"\ncountry = "DE"\n')
+    listed = tmp_path / "boards.csv"
+    listed.write_text(f"id,board\n{ONE},generic-x86\n")
+    with pytest.raises(BadInput, match="nothing was added"):
+        fleet("add", folder.path, "--csv", listed, "--wifi", wifi)
+    assert folder.wifi("home").read_bytes() == kept
 
 
 def test_who_was_locked_out_last_is_cut_off_first(

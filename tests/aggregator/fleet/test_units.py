@@ -36,6 +36,16 @@ def test_a_process_that_strangers_reach_sees_no_key_that_it_has_no_use_for(tmp_p
         assert [key for key in hidden if f"InaccessiblePaths=-{folder.path / key}\n" not in texts[name]] == [], name
 
 
+def test_all_that_units_hide_is_there_before_a_service_starts(tmp_path: Path) -> None:
+    """What is made later stays in sight of a service that runs."""
+    folder = make_folder(tmp_path / "fleet")
+    lines = [line for file in write_units(folder) for line in file.read_text().splitlines()]
+    hidden = {line.partition("=-")[2] for line in lines if line.startswith("InaccessiblePaths=")}
+    assert str(folder.path / "wifi") in hidden
+    assert [path for path in hidden if not Path(path).exists()] == []
+    assert (folder.path / "wifi").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_folder_with_a_space_in_its_name_stays_one_word(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "my 100% fleet", boards=0)
     for file in write_units(folder):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import lzma
 import os
 import resource
@@ -162,6 +164,20 @@ def test_a_full_disk_is_told_with_what_was_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.img"]
 
 
+def test_an_image_that_cannot_be_read_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(io.BytesIO):
+        def read(self, *_: object) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    image, opened = tmp_path / "a.img", Path.open
+    image.touch()
+    monkeypatch.setattr(Path, "open", lambda path, *how: Failing() if path == image else opened(path, *how))
+    with pytest.raises(HushfleetError, match=r"a\.img cannot be copied to .*b\.img: Input/output error$") as told:
+        copy_sparse(image, tmp_path / "b.img")
+    assert not isinstance(told.value, StoreFull)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.img"]
+
+
 def test_the_systems_own_files_are_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     """The next call reads cmdline.txt again: without its root= the card would never start."""
     card, seed = tmp_path / "bootfs", tmp_path / "seed"
@@ -182,9 +198,12 @@ def test_the_systems_own_files_are_replaced_whole_or_not_at_all(tmp_path: Path) 
     assert (card / "cmdline.txt").read_text().endswith("cgroup_enable=memory\n")
 
 
-def test_damaged_xz_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [b"\xfd7zXZ\0" + bytes(50), lzma.compress(bytes(5000))[:50]], ids=["damaged", "cut off"]
+)
+def test_damaged_xz_is_named_and_leaves_nothing(content: bytes, tmp_path: Path) -> None:
     image = tmp_path / "a.img.xz"
-    image.write_bytes(b"\xfd7zXZ\0" + bytes(50))
+    image.write_bytes(content)
     with pytest.raises(BadInput, match="cannot be unpacked"):
         copy_sparse(image, tmp_path / "b.img")
     assert [path.name for path in tmp_path.iterdir()] == ["a.img.xz"]
