@@ -23,7 +23,7 @@ MAY = {
     "simulator": {"aggregator", "edge_client", "models", "firmware_profiles", "hushfleet"},
 }
 """What each part may import. `cards` is not for boards, so the rest of its folder may not import it."""
-OF_BOARDS = ("aggregator/commands/", "aggregator/fleet/")
+PACKS_BOARDS = ("aggregator/commands/", "aggregator/fleet/")
 """What of the aggregator may also import `firmware_profiles` and its cards."""
 EXTRA = {
     "edge_client/cli.py": {"typer"},  # `hushfleet client`, on a machine with the server's packages
@@ -76,8 +76,8 @@ def test_imports_point_downwards() -> None:
                 continue
             other = part_of(ours(module))
             seen.add((part, other))
-            boards = {"firmware_profiles", "firmware_profiles/cards"} if name.startswith(OF_BOARDS) else set()
-            if other not in {part} | MAY[part] | boards:
+            also = {"firmware_profiles", "firmware_profiles/cards"} if name.startswith(PACKS_BOARDS) else set()
+            if other not in {part} | MAY[part] | also:
                 wrong.append(f"{name} imports {module}")
     assert wrong == []
     assert {(part, other) for part in MAY for other in MAY[part]} - seen == set(), "allowed, and never used"

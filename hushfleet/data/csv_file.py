@@ -104,6 +104,7 @@ def _table(
     blocks, count = [np.empty((0, len(places)), np.float32)], 0
     for line, row in _rows(reader, skipped):
         if count % _BLOCK == 0:
+            # A block whose first line was left out is still empty, and gives its place to this one.
             blocks[count // _BLOCK + 1 :] = [np.empty((_BLOCK, len(places)), np.float32)]
         try:
             _read_row(row, header, places, out=blocks[-1][count % _BLOCK])

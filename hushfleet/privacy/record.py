@@ -29,9 +29,9 @@ from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
 from hushfleet.privacy.noise import NoiseSource
 
 LEAST_CLIP_NORM, MOST_CLIP_NORM = 1e-30, 1e30
-"""With less, clipped entries may be denormal float32, which is rounded by any part of itself: a record could leave its
-bound, or end the training. With the most, a float32 sum of a hundred million records is finite, so that a noised sum is
-not by its noise alone."""
+"""With less, clipped entries may be denormal float32, which has few digits, so that rounding may change an entry by as
+much as its own size: a record could leave its bound, or end the training. With the most, a float32 sum of a hundred
+million records is finite, so that whether a noised sum is infinite does not tell how many there are."""
 
 
 @dataclass(frozen=True)
