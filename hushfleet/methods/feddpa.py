@@ -94,10 +94,8 @@ class LengthPenalties(Penalty):
     def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
         xp = array_api.array_namespace(params)
         anchor, personal, tensors = context.global_params, context.personal, context.layout.slices.values()
-        norms = []
-        for part in tensors:
-            moved = params[..., part] - anchor[..., part]
-            norms.append(xp.vecdot(moved, moved) ** 0.5)
+        moved = params - anchor
+        norms = [xp.vecdot(moved[..., part], moved[..., part]) ** 0.5 for part in tensors]
         total, wanted = sum(norms), self.length(context)
         unbounded = isinstance(wanted, float) and math.isinf(wanted)
         pull = self.lambda_1 / 2
@@ -105,8 +103,10 @@ class LengthPenalties(Penalty):
         for part, norm in zip(tensors, norms, strict=True):
             inverse = divided(1.0, norm)
             # chosen by multiplying, since choosing by the mask takes longer
-            weight = personal[..., part] * ((pull - push) * inverse)[..., None] + (push * inverse)[..., None]
-            gradient[..., part] += weight * (params[..., part] - anchor[..., part])
+            weight = personal[..., part] * ((pull - push) * inverse)[..., None]
+            weight += (push * inverse)[..., None]
+            weight *= moved[..., part]
+            gradient[..., part] += weight
 
 
 @dataclass(frozen=True)

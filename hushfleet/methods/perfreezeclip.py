@@ -100,10 +100,9 @@ class ClippedSamples(MeanGradient):
     ) -> tuple[Any, Array, PrivateArrays]:
         """It remembers P_0, P_1, ..., `[..., t]`."""
         percent, after = self.percentile, dict(memory)
-        if self.norms == "whole":
-            batch.entries = ALL
+        normed = ALL if self.norms == "whole" else batch.entries
         if percent is None:
-            return (*batch.clipped(params, lambda norms: self.max_norm), memory)
+            return (*batch.clipped(params, self.max_norm, normed), memory)
         name = f"norm_history_{batch.part if self.norms == 'part' else 0}"
 
         def threshold(norms: Array) -> Array:
@@ -113,7 +112,7 @@ class ClippedSamples(MeanGradient):
             after[name] = xp.concat((memory[name], mean), axis=-1) if name in memory else mean
             return xp.clip(percentile(after[name], percent), max=self.max_norm)
 
-        loss, gradient = batch.clipped(params, threshold)
+        loss, gradient = batch.clipped(params, threshold, normed)
         return loss, gradient, after
 
     def by_record(self) -> MeanGradient:

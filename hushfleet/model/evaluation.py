@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ class Outcomes(NamedTuple):
 
 
 LogitsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
+LogitsOfModels = Callable[[Sequence[np.ndarray], np.ndarray], np.ndarray]
 
 
 def evaluate(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> Evaluation:
@@ -55,3 +56,23 @@ def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamp
         losses[part], _ = objective.loss_and_cotangent(logits, batch.y)
         correct[part] = samples.targets.right(logits, batch.labels)
     return Outcomes(correct, losses)
+
+
+def accuracies_on_parts(
+    logits_of: LogitsOfModels, models: Sequence[np.ndarray], samples: LabelledSamples, parts: Sequence[np.ndarray]
+) -> list[float]:
+    """Each model's accuracy on its part of the samples, as `evaluate` gives it, with all models tested at once.
+
+    :param logits_of: (models `[d]` each, images `[b, C, H, W]`) -> logits `[models, b, classes]`.
+    :param parts: for each model indices into `samples`, ascending.
+    """
+    asked = np.unique(np.concatenate(parts))
+    places = [np.searchsorted(asked, part) for part in parts]
+    correct = np.empty((len(models), len(asked)), bool)
+    for first in range(0, len(asked), EVALUATION_BATCH):
+        batch = samples.take(asked[first : first + EVALUATION_BATCH])
+        for row, logits in zip(correct, logits_of(models, batch.x), strict=True):
+            row[first : first + len(batch)] = samples.targets.right(logits.astype(np.float64), batch.labels)
+    return [
+        float(row[place].mean()) if len(place) else float("nan") for row, place in zip(correct, places, strict=True)
+    ]

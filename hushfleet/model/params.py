@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from hushfleet.errors import Malformed
@@ -102,6 +104,15 @@ class ParamLayout:
             name: vector[..., place].reshape(lead + shape)
             for (name, place), shape in zip(self.slices.items(), self.shapes, strict=True)
         }
+
+    def layers_alike(self, vectors: Sequence[np.ndarray]) -> int:
+        """How many of the first layers all the vectors `[d]` have alike."""
+        first, *others = vectors
+        for number, layer in enumerate(self.layers):
+            part = slice(layer.start, layer.stop)
+            if not all(np.array_equal(first[part], other[part]) for other in others):
+                return number
+        return len(self.layers)
 
     def to_wire(self) -> list[list[Any]]:
         return [[name, list(shape)] for name, shape in zip(self.names, self.shapes, strict=True)]

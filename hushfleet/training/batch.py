@@ -71,14 +71,15 @@ class Batch:
         """Each sample's loss `[..., B]` and gradient `[..., B, d]`, raw; padding has loss and gradient zero."""
         raise NotImplementedError
 
-    def clipped(self, params: Array, bound_of: BoundOf) -> tuple[Any, Array]:
-        """As `mean`, of gradients that are clipped one by one, on `entries` alone, and raw as those of `each`.
+    def clipped(self, params: Array, bound_of: float | BoundOf, normed: Entries) -> tuple[Any, Array]:
+        """As `mean`, of gradients that are clipped one by one, and raw as those of `each`.
 
-        :param bound_of: called once, with the norms `[..., B]` of each sample's gradient on `entries` (0 for padding);
-            returns what they are clipped to, a number or `[..., 1]`.
+        :param bound_of: what they are clipped to; or a function that is called once, with the norms `[..., B]` of each
+            sample's gradient (0 for padding), and returns that, a number or `[..., 1]`.
+        :param normed: the entries that norms are of, `entries` among them.
         """
         losses, each = self.each(params)
-        return losses.sum(-1) / self.sizes, mean_of_clipped(each, self.sizes, bound_of, self.entries, self.out)
+        return losses.sum(-1) / self.sizes, mean_of_clipped(each, self.sizes, bound_of, normed, self.out)
 
     # what DP-SGD asks of a plain batch
 
@@ -121,12 +122,13 @@ class ClientBatch(Batch):
         out = rows[: len(self.y)]
         return np.array([self._one(params, i, out[i])[0] for i in range(len(out))], np.float32), out
 
-    def clipped(self, params: Array, bound_of: BoundOf) -> tuple[float, Array]:
+    def clipped(self, params: Array, bound_of: float | BoundOf, normed: Entries) -> tuple[float, Array]:
         at_once = getattr(self.gradient, "clipped_sum", None)  # of a runtime that never writes single gradients out
-        if at_once is None or not self.entries.layers:
+        if at_once is None or not normed.layers:
             losses, each = self.each(params)
-            return float(losses.mean()), mean_of_clipped(each, self.sizes, bound_of, self.entries, self.out)
-        how = {"clip_norm": lambda norms: np.asarray(bound_of(norms)).item(), "part": self.entries.span, **self.taught}
+            return float(losses.mean()), mean_of_clipped(each, self.sizes, bound_of, normed, self.out)
+        clip_norm = (lambda norms: np.asarray(bound_of(norms)).item()) if callable(bound_of) else bound_of
+        how = {"clip_norm": clip_norm, "part": normed.span, "summed": self.entries.span, **self.taught}
         losses, _ = at_once(params, self.x, self.y, self.masks, out=self.out, **how)
         self.out[self.entries.span] /= len(self.y)
         return float(losses.mean()), self.out
@@ -202,5 +204,5 @@ class NoisedBatch(Batch):
     def each(self, params: Array) -> tuple[Array, Array]:
         raise TypeError("with privacy unit 'record' a method sees noised gradients only")
 
-    def clipped(self, params: Array, bound_of: BoundOf) -> tuple[Any, Array]:
+    def clipped(self, params: Array, bound_of: float | BoundOf, normed: Entries) -> tuple[Any, Array]:
         raise TypeError("with privacy unit 'record' a method sees noised gradients only")

@@ -66,12 +66,12 @@ class Entries(NamedTuple):
 ALL = Entries()
 
 
-def mean_of_clipped(each: Array, sizes: Array, bound_of: BoundOf, entries: Entries, out: Array) -> Array:
+def mean_of_clipped(each: Array, sizes: Array, bound_of: float | BoundOf, entries: Entries, out: Array) -> Array:
     """The mean over samples of their gradients on `entries`, each clipped; zero elsewhere.
 
     :param each: single gradients `[..., B, d]`, zero where a client has no more samples; they are overwritten.
     :param sizes: how many samples there are, `[...]`.
-    :param bound_of: from norms `[..., B]` of the gradients there to their bound, a number or `[..., 1]`.
+    :param bound_of: their bound; or from norms `[..., B]` of the gradients there to it, a number or `[..., 1]`.
     :param out: `[..., d]`, where the mean is written.
     """
     xp = array_api.array_namespace(each)
@@ -79,7 +79,8 @@ def mean_of_clipped(each: Array, sizes: Array, bound_of: BoundOf, entries: Entri
     if not entries.fills:
         inside *= entries.rows(out)[..., None, :]
     norms = xp.sqrt(xp.vecdot(inside, inside))
-    factors = xp.astype(_factors(norms, bound_of(norms), xp) / xp.asarray(sizes)[..., None], each.dtype)
+    bound = bound_of(norms) if callable(bound_of) else bound_of
+    factors = xp.astype(_factors(norms, bound, xp) / xp.asarray(sizes)[..., None], each.dtype)
     out[...] = 0
     out[..., entries.span] = xp.matmul(factors[..., None, :], inside)[..., 0, :]
     return out

@@ -97,6 +97,7 @@ class NativeGradient:
         teacher: np.ndarray | None = None,
         distill: np.ndarray | None = None,
         part: slice = WHOLE,
+        summed: slice | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Each sample's loss and the norm of its gradient; into `out` the sum of gradients clipped to `clip_norm`.
 
@@ -105,9 +106,10 @@ class NativeGradient:
 
         :param dropout: and the other arrays: as for a call; a batch may be empty.
         :param clip_norm: C, positive; the sum is of g_i * min(1, C / |g_i|). A function is given the norms and
-            returns C; the backward pass through the layers of `part` is then made twice.
+            returns C; then there is a second backward pass, through the layers of `summed`.
         :param out: float32 `[d]`, needed.
         :param part: whole layers; g_i is their part of the gradient, and `out` gets zeros everywhere else.
+        :param summed: the entries of `part` whose sum is wanted; with a function, other layers get zeros.
         :return: losses float64 `[B]` and norms float64 `[B]`, before clipping.
         :raises ValueError: as a call does.
         """
@@ -129,11 +131,13 @@ class NativeGradient:
         with self._singles.scratch(len(x)) as (library, scratch):
             losses, slopes = self._losses(library, scratch, inputs, y, *distilled)
             slopes = slopes.astype(np.float32)
-            arrays = *inputs, _pointer(slopes), *layers
+            arrays, normed = (*inputs, _pointer(slopes)), callable(clip_norm)
             if callable(clip_norm):
-                library.singles_of_slopes(*arrays, ctypes.c_double(), _pointer(norms), None, scratch)
+                library.singles_of_slopes(*arrays, *layers, 0, ctypes.c_double(), _pointer(norms), None, scratch)
                 clip_norm = float(clip_norm(norms))
-            library.singles_of_slopes(*arrays, ctypes.c_double(clip_norm), _pointer(norms), _pointer(out), scratch)
+                layers = layers if summed is None else self._layers(summed)
+            bound = ctypes.c_double(clip_norm)
+            library.singles_of_slopes(*arrays, *layers, normed, bound, _pointer(norms), _pointer(out), scratch)
         self._zero_others(out, layers)
         return losses, norms
 
@@ -148,7 +152,7 @@ class NativeGradient:
         with self._singles.scratch(len(x)) as (library, scratch):
             _, slopes = self._losses(library, scratch, inputs, y, *self._no_teacher(len(x)))
             arrays = *inputs, _pointer(slopes.astype(np.float32)), 0, len(self.layout.layers)
-            library.singles_of_slopes(*arrays, ctypes.c_double(), None, _pointer(out), scratch)
+            library.singles_of_slopes(*arrays, 0, ctypes.c_double(), None, _pointer(out), scratch)
         return out
 
     @cached_property
@@ -172,7 +176,7 @@ class NativeGradient:
         if wrong.any():
             raise self._no_class(y, int(wrong.argmax()))
         logits = np.empty((len(y), self.model.classes), np.float32)
-        library.logits(*inputs, _pointer(logits), scratch)
+        library.logits(*inputs, 0, _pointer(logits), scratch)
         return self.objective.loss_and_cotangent(logits, y, teacher, distill)
 
     def _layers(self, part: slice) -> tuple[int, int]:
@@ -198,12 +202,24 @@ class NativeGradient:
 
     def logits(self, params: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Logits float32 `[B, classes]` of images float32 `[B, C, H, W]` at `params` float32 `[d]`, without dropout."""
-        batch = self._check_inputs(params, x)
-        logits = np.empty((batch, self.model.classes), np.float32)
+        return self.logits_of_models([params], x)[0]
+
+    def logits_of_models(self, models: Sequence[np.ndarray], x: np.ndarray) -> np.ndarray:
+        """Logits float32 `[m, B, classes]` of the same images by each of `models`, as `logits` gives them one by one.
+
+        The first layers, as far as all models have the same, are computed once.
+        """
+        batch = self._check_inputs(models[0], x)
+        for params in models[1:]:
+            check_array("params", params, FLOAT, (self.layout.size,))
+        alike, pointers = self.layout.layers_alike(models), [_pointer(params) for params in models]
+        logits = np.empty((len(models), batch, self.model.classes), np.float32)
         with self._program.scratch(min(batch, LOGITS_BATCH)) as (library, scratch):
             for first in range(0, batch, LOGITS_BATCH):
                 part = x[first : first + LOGITS_BATCH]
-                library.logits(_pointer(params), _pointer(part), len(part), None, _pointer(logits[first:]), scratch)
+                for number, pointer in enumerate(pointers):
+                    start, out = alike if number else 0, _pointer(logits[number, first:])
+                    library.logits(pointer, _pointer(part), len(part), None, start, out, scratch)
         return logits
 
     def _check_out(self, out: np.ndarray | None, params: np.ndarray) -> np.ndarray:

@@ -4,7 +4,8 @@ Written here are only the order of the calls and the layout of memory; the arith
 keeps what its backward pass will read; all samples share the packed weights and the sums of the gradients.
 
 Layers are numbered from 0, convolutions first. A backward pass is for the layers `from` to `until - 1`: it goes down to
-`from` and no further. What it leaves in `out` for any other layer means nothing.
+`from` and no further. What it leaves in `out` for any other layer means nothing. A forward pass begins at the layer
+`from`, all convolutions counting as one, with what the pass before it has left of the layers below.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class _Writer:
             yield f"static const Linear {linear.name} = {{{linear.inputs}, {linear.outputs}}};"
         yield _struct("Sample", self._sample())
         yield _struct("Shared", self._shared())
-        yield _function("forward", "", self._forward())
+        yield _function("forward", ", int from", self._forward())
 
     def _conv_constant(self, stage: ConvStage) -> str:
         channels, width = stage.input_shape[0], stage.padded[1]
@@ -113,20 +114,26 @@ class _Writer:
         yield f"float grad_y[{self.stages.convs[-1].output_size}]"
 
     def _forward(self) -> Iterator[str]:
+        yield from _where(f"from < {len(self.stages.convs)}", self._forward_convs())
+        for linear in self.stages.linears:
+            yield from _where(f"from <= {self._number(linear)}", self._forward_linear(linear))
+
+    def _forward_convs(self) -> Iterator[str]:
         for stage in self.stages.convs:
             n = stage.number
             yield f"pack_forward({stage.name}, {self._weight(stage)}, shared->forward{n});"
             if stage.winograd_rows:
                 yield f"winograd_weights({stage.name}, shared->forward{n}, shared->points{n});"
         yield from self._each_sample(self._forward_sample())
-        for linear in self.stages.linears:
-            yield (
-                f"linear_forward({linear.name}, batch, samples->{self._input(linear)}, {STRIDE}, "
-                f"{self._weight(linear)}, {self._bias(linear)}, samples->{linear.name}, {STRIDE});"
-            )
-            if linear.relu:
-                mask = self._mask(linear.mask, linear.outputs)
-                yield from self._each_sample([f"relu_dropout({linear.outputs}, sample->{linear.name}, {mask});"])
+
+    def _forward_linear(self, stage: LinearStage) -> Iterator[str]:
+        yield (
+            f"linear_forward({stage.name}, batch, samples->{self._input(stage)}, {STRIDE}, "
+            f"{self._weight(stage)}, {self._bias(stage)}, samples->{stage.name}, {STRIDE});"
+        )
+        if stage.relu:
+            mask = self._mask(stage.mask, stage.outputs)
+            yield from self._each_sample([f"relu_dropout({stage.outputs}, sample->{stage.name}, {mask});"])
 
     def _forward_sample(self) -> Iterator[str]:
         for stage in self.stages.convs:
@@ -276,7 +283,7 @@ class _SinglesWriter(_Writer):
 
     def parts(self) -> Iterator[str]:
         yield from self._head()
-        more = ", int from, int until, double clip_norm, double *norms, float *out"
+        more = ", int from, int until, int normed, double clip_norm, double *norms, float *out"
         yield _function("single_backward", more, self._single_backward())
         yield from self._entries(_SCRATCH, _LOGITS, _SINGLE_SLOPES)
 
@@ -289,7 +296,7 @@ class _SinglesWriter(_Writer):
 
     def _single_backward(self) -> Iterator[str]:
         """Without `norms` squares are summed; without `out` only norms are computed, which leave all that a second call
-        takes for the sum."""
+        takes for the sum, with `normed`."""
         convs = self.stages.convs
         for linear in reversed(self.stages.linears):
             number = self._number(linear)
@@ -321,14 +328,7 @@ class _SinglesWriter(_Writer):
         fields = [(kind, stage) for stage in convs for kind in ("weight", "bias")]
         yield from _where(f"from < {len(convs)}", self._single_gradient())
         yield from _where("!norms", self._squared_sample(fields))
-        yield "double squares = 0;"
-        for linear in linears:
-            squares = f"linear_squares({linear.name}, sample->{_grad(linear)}, sample->{self._input(linear)})"
-            yield from _where(self._wanted(linear), [f"squares += {squares};"])
-        for kind, stage in fields:
-            squares = f"sum_squares({_count(kind, stage)}, shared->grad_{kind}{stage.number})"
-            yield from _where(self._wanted(stage), [f"squares += {squares};"])
-        yield "norms[i] = sqrt(squares);"
+        yield from _where("!normed", self._norm(fields))
         yield "if (!out)"
         yield "    continue;"
         yield "const float factor = norms[i] > clip_norm ? (float)(clip_norm / norms[i]) : 1;"
@@ -337,6 +337,16 @@ class _SinglesWriter(_Writer):
         for kind, stage in fields:
             one, total = f"shared->grad_{kind}{stage.number}", f"shared->sum_{kind}{stage.number}"
             yield from _where(self._wanted(stage), [f"add_scaled({_count(kind, stage)}, factor, {one}, {total});"])
+
+    def _norm(self, fields: list[tuple[str, ConvStage]]) -> Iterator[str]:
+        yield "double squares = 0;"
+        for linear in self.stages.linears:
+            squares = f"linear_squares({linear.name}, sample->{_grad(linear)}, sample->{self._input(linear)})"
+            yield from _where(self._wanted(linear), [f"squares += {squares};"])
+        for kind, stage in fields:
+            squares = f"sum_squares({_count(kind, stage)}, shared->grad_{kind}{stage.number})"
+            yield from _where(self._wanted(stage), [f"squares += {squares};"])
+        yield "norms[i] = sqrt(squares);"
 
     def _squared_sample(self, fields: list[tuple[str, ConvStage]]) -> Iterator[str]:
         for linear in self.stages.linears:
@@ -394,7 +404,7 @@ int gradient(const float *params, const float *images, const int64_t *labels, in
              int from, int until, float *out, float *loss, void *scratch)
 {{
     SPLIT_SCRATCH
-    forward(params, images, batch, masks, samples, shared);
+    forward(params, images, batch, masks, samples, shared, 0);
     const int wrong = cross_entropy(batch, {classes}, samples->{logits}, {stride}, labels, loss);
     if (wrong < 0)
         backward(params, images, batch, masks, samples, shared, from, until, out);
@@ -404,12 +414,13 @@ int gradient(const float *params, const float *images, const int64_t *labels, in
 
 _LOGITS = """
 /* The logits alone, or the first half of a gradient under a loss that the caller computes: `slopes` are then the loss's
- * derivative by them. Nothing else may use the scratch memory in between. */
-void logits(const float *params, const float *images, int batch, const float *const *masks, float *out,
-                     void *scratch)
+ * derivative by them. Nothing else may use the scratch memory in between. From a later layer than 0 on: of the images
+ * of the call before, whose `params` were the same below that layer. */
+void logits(const float *params, const float *images, int batch, const float *const *masks, int from, float *out,
+            void *scratch)
 {{
     SPLIT_SCRATCH
-    forward(params, images, batch, masks, samples, shared);
+    forward(params, images, batch, masks, samples, shared, from);
     for (int i = 0; i < batch; i++)
         memcpy(out + (size_t)i * {classes}, samples[i].{logits}, sizeof(float) * {classes});
 }}
@@ -428,15 +439,16 @@ void gradient_of_slopes(const float *params, const float *images, int batch, con
 
 _SINGLE_SLOPES = """
 /* The sum of the samples' gradients, each scaled down to the norm `clip_norm` if it is longer; `norms` before that.
- * Without `out` only those, and the scratch memory stays ready for another call. Without `norms` the sum of the
- * squares of the samples' gradients, entry by entry. */
+ * Without `out` only those, and the scratch memory stays ready for another call: for the sum by these norms with
+ * `normed`, of fewer layers if need be. Without `norms` the sum of the squares of the samples' gradients, entry by
+ * entry. */
 void singles_of_slopes(const float *params, const float *images, int batch, const float *const *masks,
-                       const float *slopes, int from, int until, double clip_norm, double *norms, float *out,
-                       void *scratch)
+                       const float *slopes, int from, int until, int normed, double clip_norm, double *norms,
+                       float *out, void *scratch)
 {{
     SPLIT_SCRATCH
     for (int i = 0; i < batch; i++)
         memcpy(samples[i].{logits}, slopes + (size_t)i * {classes}, sizeof(float) * {classes});
-    single_backward(params, images, batch, masks, samples, shared, from, until, clip_norm, norms, out);
+    single_backward(params, images, batch, masks, samples, shared, from, until, normed, clip_norm, norms, out);
 }}
 """

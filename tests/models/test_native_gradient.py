@@ -294,6 +294,34 @@ def test_clipped_sums_of_a_part_have_its_norms(name, native_of):
         assert norms_again.tobytes() == norms.tobytes()
 
 
+@pytest.mark.parametrize("name", ["digits-cnn", "odd-sizes", "inner-winograd"])
+def test_sums_of_some_layers_by_the_norms_of_all_have_the_bits_of_the_whole_sum(name, native_of):
+    run, model = native_of(name), model_of(name)
+    params, rng = model.init(1), np.random.default_rng(4)
+    x, y, masks = checks.random_batch(model, 5, rng)
+    whole, some = np.empty_like(params), np.full_like(params, np.nan)
+    _, norms = run.clipped_sum(params, x, y, masks, np.median, whole)
+    for part in (*parts_of(model), slice(0)):
+        expected = np.zeros_like(whole)
+        expected[part] = whole[part]
+        losses, norms_again = run.clipped_sum(params, x, y, masks, np.median, some, summed=part)
+        np.testing.assert_array_equal(some, expected, err_msg=str(part))
+        assert norms_again.tobytes() == norms.tobytes()
+        assert losses.shape == (5,)
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "odd-sizes", "inner-winograd"])
+def test_models_that_share_their_first_layers_have_the_logits_that_each_has_alone(name, native_of):
+    run, model = native_of(name), model_of(name)
+    x, _, _ = checks.random_batch(model, 70, np.random.default_rng(5))  # more than are computed at a time
+    first, other = model.init(1), model.init(2)
+    for start in (*(span.start for span in model.layout.layers), model.layout.size):
+        models = [first, first.copy(), first.copy()]
+        models[1][start:] = other[start:]
+        expected = [run.logits(params, x) for params in models]
+        np.testing.assert_array_equal(run.logits_of_models(models, x), expected, err_msg=str(start))
+
+
 def test_what_is_skipped_is_zero_even_where_it_is_no_number(native_of):
     """An infinite weight behind which every unit is dead: the loss is finite, and no gradient below it would be."""
     run, model = native_of("digits-cnn"), get_model("digits-cnn")

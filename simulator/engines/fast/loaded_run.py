@@ -117,9 +117,15 @@ class LoadedRun:
         return samples
 
     def local_test(self, device: str) -> LabelledSamples:
-        path = self.folder.device(device).local_test
-        indices = load_indices(path)
-        return self._load(path) if indices is None else self.common_test.take(indices)
+        indices = self.local_indices(device)
+        return self._load(self._local_test(device)) if indices is None else self.common_test.take(indices)
+
+    def local_indices(self, device: str) -> np.ndarray | None:
+        """Which images of the common test are the device's own test, int `[n]`; None where it has others."""
+        return load_indices(self._local_test(device))
+
+    def _local_test(self, device: str) -> Path:
+        return self.folder.device(device).local_test
 
     def _load(self, path: Path) -> LabelledSamples:
         return inputs_of(load_arrays(path, self.spec.model), self.features)

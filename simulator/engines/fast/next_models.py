@@ -7,14 +7,21 @@ device's own metrics are of its model after training instead, before aggregation
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
 
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods.state import RoundTerms
-from hushfleet.model.evaluation import evaluate
+from hushfleet.model.evaluation import accuracies_on_parts, evaluate
 from hushfleet.simulator.engines.fast.after_round import AfterRound
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.own_samples import LoadedSamples
+
+AT_ONCE = 25
+"""Models in one job: the first layers, as far as all have them alike, are computed once for each image."""
 
 
 def next_models_accuracy(simulation: Simulation, workers: WorkerPool, round: int, *, runtime: str) -> float:
@@ -24,10 +31,23 @@ def next_models_accuracy(simulation: Simulation, workers: WorkerPool, round: int
     """
     path = simulation.folder.path.absolute()
     jobs = [AfterRound(path, runtime, device.name, round) for device in simulation.fleet.devices]
-    return math.fsum(workers.map(_test_one, jobs)) / len(jobs)
+    groups = [jobs[first : first + AT_ONCE] for first in range(0, len(jobs), AT_ONCE)]
+    return math.fsum(chain.from_iterable(workers.map(_test, groups))) / len(jobs)
 
 
-def _test_one(job: AfterRound) -> float:
+def _test(jobs: Sequence[AfterRound]) -> list[float]:
+    """Each device's accuracy, in one of two ways that give the same."""
+    run, models = jobs[0].run, [begin_of(job) for job in jobs]
+    parts = [part for job in jobs if (part := run.local_indices(job.device)) is not None]
+    at_once = getattr(run.gradient, "logits_of_models", None)
+    if at_once is not None and len(parts) == len(jobs) and run.spec.model.layout.layers_alike(models):
+        return accuracies_on_parts(at_once, models, run.common_test, parts)
+    tests = zip(models, jobs, strict=True)
+    return [evaluate(run.inference, params, run.local_test(job.device)).accuracy for params, job in tests]
+
+
+def begin_of(job: AfterRound) -> np.ndarray:
+    """What the device's next round begins with, float32 `[d]`."""
     run, params = job.run, job.global_params()
     method, spec, store = run.method, run.spec, run.folder.device(job.device).store
     state = method.init_state()
@@ -35,8 +55,7 @@ def _test_one(job: AfterRound) -> float:
         with DeviceStore(store, device=job.device, durable=False) as opened:
             state = opened.load_state(spec.task) or state
     if method.parts.own_training is not None:  # the own model is a second one, which is not aggregated
-        begin = params if state.own is None else state.own
-    else:
-        samples = LoadedSamples(run.train(job.device), run.gradient, run.inference)
-        begin = method.begin(state, params, RoundTerms(), samples).start
-    return evaluate(run.inference, begin, run.local_test(job.device)).accuracy
+        return params if state.own is None else state.own
+    samples = LoadedSamples(run.train(job.device), run.gradient, run.inference)
+    start: np.ndarray = method.begin(state, params, RoundTerms(), samples).start
+    return start

@@ -45,10 +45,10 @@ class Given:
         self.entries = Entries(span=slice(1, 3) if pass_number == 0 else slice(1))
         return self
 
-    def clipped(self, params: Any, bound_of: BoundOf) -> tuple[Any, Any]:
+    def clipped(self, params: Any, bound_of: float | BoundOf, normed: Entries) -> tuple[Any, Any]:
         out = self.xp.zeros_like(params)
         losses = self.xp.ones(self.given.shape[:-2])
-        return losses, mean_of_clipped(self.given, self.sizes, bound_of, self.entries, out)
+        return losses, mean_of_clipped(self.given, self.sizes, bound_of, normed, out)
 
     def asked(self, method: TaskMethod, params: Any) -> tuple[Any, Any]:
         """The rule's loss and gradient, with what it remembered of the batches before."""

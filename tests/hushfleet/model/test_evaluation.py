@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from hushfleet.data.samples import Samples
-from hushfleet.model.evaluation import EVALUATION_BATCH, evaluate
+from hushfleet.model.evaluation import EVALUATION_BATCH, accuracies_on_parts, evaluate
 
 CLASSES = 5
 
@@ -49,6 +50,24 @@ def test_batches_give_what_single_samples_give(count: int) -> None:
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     assert sum(batches) == count
     assert max(batches) <= EVALUATION_BATCH
+
+
+def test_models_at_once_have_the_accuracies_that_each_has_alone() -> None:
+    samples, rng = samples_of(600), np.random.default_rng(2)
+    models = list(rng.standard_normal((4, 6 * CLASSES)).astype(np.float32))
+    sizes = (600, 300, 1, 0)
+    parts = [np.sort(rng.permutation(600)[:size]) for size in sizes]
+
+    def at_once(given: Sequence[np.ndarray], x: np.ndarray) -> np.ndarray:
+        assert len(x) <= EVALUATION_BATCH
+        return np.stack([linear(params, x) for params in given])
+
+    expected = [
+        evaluate(linear, params, samples.take(part)).accuracy for params, part in zip(models, parts, strict=True)
+    ]
+    np.testing.assert_array_equal(accuracies_on_parts(at_once, models, samples, parts), expected)
+    assert len(set(expected[:3])) == 3
+    assert math.isnan(expected[3])
 
 
 def test_by_hand() -> None:

@@ -46,6 +46,19 @@ def test_layers_are_modules_and_cover_the_vector() -> None:
     assert LAYOUT.slices["conv.bias"] == slice(6, 8)
 
 
+@given(layout=layouts(), changed=st.lists(st.integers(0, 999), max_size=3))
+def test_layers_are_alike_up_to_the_first_that_differs(layout: ParamLayout, changed: list[int]) -> None:
+    vectors = [np.zeros(layout.size, np.float32) for _ in range(1 + len(changed))]
+    for vector, entry in zip(vectors[1:], changed, strict=True):
+        vector[entry % layout.size] = 1
+    expected = 0
+    for layer in layout.layers:
+        if any(vector[entry] for vector in vectors for entry in range(layer.start, layer.stop)):
+            break
+        expected += 1
+    assert layout.layers_alike(vectors) == expected
+
+
 @given(layout=layouts(), lead=st.lists(st.integers(1, 3), max_size=2))
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_unflatten_gives_what_slow_slicing_gives(framework: str, layout: ParamLayout, lead: list[int]) -> None:
