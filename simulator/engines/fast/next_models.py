@@ -7,7 +7,7 @@ device's own metrics are of its model after training instead, before aggregation
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -21,7 +21,7 @@ from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.own_samples import LoadedSamples
 
 AT_ONCE = 25
-"""Models in one job: the first layers, as far as all have them alike, are computed once for each image."""
+"""Models in one job at most: the first layers, as far as all have them alike, are computed once for each image."""
 
 
 def next_models_accuracy(simulation: Simulation, workers: WorkerPool, round: int, *, runtime: str) -> float:
@@ -31,17 +31,21 @@ def next_models_accuracy(simulation: Simulation, workers: WorkerPool, round: int
     """
     path = simulation.folder.path.absolute()
     jobs = [AfterRound(path, runtime, device.name, round) for device in simulation.fleet.devices]
-    groups = [jobs[first : first + AT_ONCE] for first in range(0, len(jobs), AT_ONCE)]
+    size = min(AT_ONCE, math.ceil(len(jobs) / workers.count))
+    groups = [jobs[first : first + size] for first in range(0, len(jobs), size)]
     return math.fsum(chain.from_iterable(workers.map(_test, groups))) / len(jobs)
 
 
 def _test(jobs: Sequence[AfterRound]) -> list[float]:
     """Each device's accuracy, in one of two ways that give the same."""
-    run, models = jobs[0].run, [begin_of(job) for job in jobs]
+    run = jobs[0].run
+    models: Iterator[np.ndarray] = map(begin_of, jobs)  # one at a time, where the network may be large
     parts = [part for job in jobs if (part := run.local_indices(job.device)) is not None]
     at_once = getattr(run.gradient, "logits_of_models", None)
-    if at_once is not None and len(parts) == len(jobs) and run.spec.model.layout.layers_alike(models):
-        return accuracies_on_parts(at_once, models, run.common_test, parts)
+    if at_once is not None and len(parts) == len(jobs):
+        models = iter(kept := [*models])
+        if run.spec.model.layout.layers_alike(kept):
+            return accuracies_on_parts(at_once, kept, run.common_test, parts)
     tests = zip(models, jobs, strict=True)
     return [evaluate(run.inference, params, run.local_test(job.device)).accuracy for params, job in tests]
 
