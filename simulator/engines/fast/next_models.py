@@ -43,9 +43,10 @@ def _test(jobs: Sequence[AfterRound]) -> list[float]:
     parts = [part for job in jobs if (part := run.local_indices(job.device)) is not None]
     at_once = getattr(run.gradient, "logits_of_models", None)
     if at_once is not None and len(parts) == len(jobs):
-        models = iter(kept := [*models])
-        if run.spec.model.layout.layers_alike(kept):
-            return accuracies_on_parts(at_once, kept, run.common_test, parts)
+        compact = list(models)  # what is compiled is small
+        if run.spec.model.layout.layers_alike(compact):
+            return accuracies_on_parts(at_once, compact, run.common_test, parts)
+        models = iter(compact)
     tests = zip(models, jobs, strict=True)
     return [evaluate(run.inference, params, run.local_test(job.device)).accuracy for params, job in tests]
 
