@@ -10,13 +10,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Protocol, Self, TypeVar
+
+import psutil
 
 from hushfleet.errors import HushfleetError
 
@@ -78,6 +81,15 @@ class Workers:
             outcomes = self._pool.map(function, items)
         self._processes |= {*multiprocessing.active_children()} - others
         return _heard(outcomes)
+
+    def processor_s(self) -> float:
+        """Processor time that this process and its workers have taken so far."""
+        taken = time.process_time()
+        for process in self._processes:
+            with suppress(psutil.Error):  # killed: `map` says so
+                times = psutil.Process(process.pid).cpu_times()
+                taken += times.user + times.system
+        return taken
 
     def __enter__(self) -> Self:
         return self

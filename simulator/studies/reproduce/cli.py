@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
         out: Annotated[Path | None, typer.Option(help="Where cells and reports go; default: runs/reproduce.")] = None,
         results: Annotated[Path, typer.Option(help="Published cells, which count as finished.")] = Path("docs/results"),
         runs: Annotated[Path, typer.Option(help="Where cells are while they run.")] = RUNS,
-        jobs: Annotated[int, typer.Option(min=0, help="Cells at a time; 0: by cores and free memory.")] = 0,
+        jobs: Annotated[int, typer.Option(min=0, help="Cells at a time; 0: by cores and free memory. They share all cores.")] = 0,
         max_cells: Annotated[int | None, typer.Option(min=0, help="Run at most so many; 0 only makes the report.")] = None,
         runtime: Annotated[str, typer.Option(help="Instead of the quickest here.")] = "",
         show_task: Annotated[bool, typer.Option("--show-task", help="Print the first cell's task file and stop.")] = False,
@@ -72,7 +72,7 @@ def register(app: typer.Typer) -> None:
         )
         from hushfleet.simulator.studies.reproduce.kept import Kept
         from hushfleet.simulator.studies.reproduce.recipe import find_recipe, paper_names
-        from hushfleet.simulator.studies.reproduce.run import Failure, jobs_here, run_cells
+        from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
         from hushfleet.simulator.studies.reproduce.show import listed
         from hushfleet.simulator.units import shown_time
         from hushfleet.user_files import checked_folder
@@ -109,10 +109,10 @@ def register(app: typer.Typer) -> None:
         failures: dict[str, str] = {}
         waiting = to_run(cells, kept, missing)[:max_cells]
         try:
-            jobs = min(jobs_here(jobs), max(1, len(waiting)))
-            with Shown(waiting, kept, jobs, console) as shown:
+            shares = Shares.of(len(waiting), asked=jobs)
+            with Shown(waiting, kept, shares, console) as shown:
                 for cell, outcome in run_cells(
-                    waiting, kept, runs=runs, jobs=jobs, data_dir=data_dir, runtime=runtime, watch=shown.watch
+                    waiting, kept, runs=runs, shares=shares, data_dir=data_dir, runtime=runtime, watch=shown.watch
                 ):
                     if isinstance(outcome, Failure):
                         failures[cell.key] = outcome.error

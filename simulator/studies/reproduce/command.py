@@ -19,6 +19,7 @@ from hushfleet.simulator.studies.reproduce.estimate import Estimator
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes
 from hushfleet.simulator.studies.reproduce.report import write_report
+from hushfleet.simulator.studies.reproduce.run import Shares
 from hushfleet.simulator.studies.reproduce.show import print_table, render_page
 from hushfleet.simulator.units import shown_time
 
@@ -38,17 +39,18 @@ def to_run(cells: Sequence[Cell], kept: Kept, missing: Mapping[str, str]) -> lis
 class Shown(AbstractContextManager["Shown"]):
     """What is being run, with the time that is left, and a line for each cell that has ended.
 
-    :param waiting: all cells that will be run, `jobs` at a time.
+    :param waiting: all cells that will be run.
+    :param shares: how many at a time, on how many processes.
     """
 
-    def __init__(self, waiting: Sequence[Cell], kept: Kept, jobs: int, console: Console) -> None:
-        self._console, self._jobs = console, jobs
+    def __init__(self, waiting: Sequence[Cell], kept: Kept, shares: Shares, console: Console) -> None:
+        self._console, self._processes = console, shares.processes
         self._expected = _expected(waiting, kept, console)
         self._total, self._done = max(sum(self._expected.values()), 1e-9), 0.0
         self._open = ExitStack()
         if waiting:
-            about = shown_time(self._total / jobs)
-            console.print(f"{len(waiting)} cells to run, {jobs} at a time: about {about}", highlight=False)
+            about = shown_time(self._total / shares.processes)
+            console.print(f"{len(waiting)} cells to run, {shares.jobs} at a time: about {about}", highlight=False)
 
     def __enter__(self) -> Shown:
         self._open.enter_context(shown(self._console))
@@ -62,7 +64,7 @@ class Shown(AbstractContextManager["Shown"]):
         done = self._done + sum(self._expected[cell.key] * min(1.0, at / cell.rounds) for cell, at in under_way)
         gone, share = self._work.elapsed_s, done / self._total
         # The estimate until there is something to judge it by.
-        left = gone * (1 - share) / share if share > 0.02 else self._total * (1 - share) / self._jobs
+        left = gone * (1 - share) / share if share > 0.02 else self._total * (1 - share) / self._processes
         self._work.about_s = gone + left
         self._work.what = "; ".join(f"{cell.label} ({at}/{cell.rounds})" for cell, at in under_way[:2])
 

@@ -36,7 +36,7 @@ from hushfleet.simulator.studies.reproduce.estimate import Estimator, expected_w
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, kept_cell, rounded
 
 MEMORY_EACH = 2 << 30
-"""Bytes that a cell may take: the data set, a worker's images, a cohort's updates."""
+"""Bytes that a process of a cell may take: the data set, a worker's images, a cohort's updates."""
 RUN = "run"
 _LOG = "log.txt"
 _MEASURED = "measured.json"
@@ -74,19 +74,20 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         def on_closed(round: int) -> None:
             if cell.metric == "accuracy_next_local" and round > every - last and str(round) not in next_local:
                 next_local[str(round)] = next_models_accuracy(simulation, pool, round, runtime=runtime)
-            measured["processor_s"] = before_s + time.process_time()
+            measured["processor_s"] = before_s + pool.processor_s()
             write_whole(file, json.dumps(measured))
 
         tested = {"evaluate_every": every, "evaluate_last": last}
         run_rounds(simulation, pool, events, runtime=runtime, on_closed=on_closed, **tested)
         choose_own_heads(simulation, pool, runtime=runtime)
+        seconds = _computing_s(run.events) if cell.group.gpu else before_s + pool.processor_s()
     result = assemble(simulation, engine="fast")
     samples, images = expected_work(cell)
     return kept_cell(
         cell,
         result,
         next_local={int(round): accuracy for round, accuracy in next_local.items()},
-        seconds=before_s + time.process_time() if workers == 1 else _computing_s(run.events),
+        seconds=seconds,
         samples=samples,
         tested=images,
         runtime=runtime,
@@ -99,6 +100,7 @@ def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int
     began = time.process_time()
     with Workers(workers) as pool:
         alone = list(train_alone(simulation, pool, runtime=runtime))
+        seconds = pool.processor_s() - began
     samples, images = expected_work(cell)
     return KeptCell(
         cell=cell.key,
@@ -114,7 +116,7 @@ def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int
         noise_multiplier=0.0,
         rounds=0,
         uplink_bytes=0,
-        seconds=round(time.process_time() - began, 1),
+        seconds=round(seconds, 1),
         samples=samples,
         tested=images,
         runtime=runtime,
@@ -129,10 +131,24 @@ def _computing_s(events: Path) -> float:
     return sum(at - before for (before, _), (at, kind) in pairwise(times) if kind != "run")
 
 
-def jobs_here(asked: int = 0) -> int:
-    """How many cells run at a time: one a core, within the memory that is free."""
-    fitting = psutil.virtual_memory().available // MEMORY_EACH
-    return asked or max(1, min(len(os.sched_getaffinity(0)), fitting))
+@dataclass(frozen=True)
+class Shares:
+    """How the cores are divided: cells at a time, and processes of each, several where cells are fewer than cores."""
+
+    jobs: int
+    workers: int
+
+    @classmethod
+    def of(cls, cells: int, asked: int = 0) -> Shares:
+        """:param asked: cells at a time, if the user says so. A process takes a core, and has to fit in free memory."""
+        fitting = psutil.virtual_memory().available // MEMORY_EACH
+        processes = max(1, min(len(os.sched_getaffinity(0)), fitting))
+        jobs = min(asked or processes, max(1, cells))
+        return cls(jobs, max(1, processes // jobs))
+
+    @property
+    def processes(self) -> int:
+        return self.jobs * self.workers
 
 
 def run_cells(
@@ -140,7 +156,7 @@ def run_cells(
     kept: Kept,
     *,
     runs: Path,
-    jobs: int,
+    shares: Shares,
     data_dir: Path | None,
     runtime: str = "",
     watch: Callable[[Sequence[tuple[Cell, int]]], None] = lambda _: None,
@@ -153,11 +169,9 @@ def run_cells(
     waiting, under_way = deque(cells), dict[object, _Process]()
     try:
         while waiting or under_way:
-            while waiting and len(under_way) < jobs:
+            while waiting and len(under_way) < shares.jobs:
                 cell = waiting.popleft()
-                # What trains on a GPU leaves noise and coding to the cores.
-                workers = max(1, len(os.sched_getaffinity(0)) // jobs) if cell.group.gpu else 1
-                started = _Process(cell, runs, data_dir, runtime, workers)
+                started = _Process(cell, runs, data_dir, runtime, shares.workers)
                 under_way[started.receiver] = started
             for ready in connection.wait([each.receiver for each in under_way.values()], timeout=_POLL_S):
                 ended = under_way.pop(ready)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,20 @@ def test_killed_while_an_own_model_is_tested_it_loses_no_metrics(
 def test_a_worker_that_is_killed_is_told_in_words() -> None:
     with Workers(2) as workers, pytest.raises(HushfleetError, match="memory ran out; take fewer --workers"):
         list(workers.map(os._exit, [1]))
+
+
+def test_processor_time_of_workers_is_counted() -> None:
+    with Workers(2) as workers:
+        began = workers.processor_s()
+        burnt = list(workers.map(burn, [0.3, 0.3]))
+        assert workers.processor_s() - began >= sum(burnt)
+
+
+def burn(seconds: float) -> float:
+    began = time.process_time()
+    while time.process_time() - began < seconds:
+        pass
+    return seconds
 
 
 def test_the_workers_of_a_killed_simulation_end_too(

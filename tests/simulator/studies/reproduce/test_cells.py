@@ -8,6 +8,7 @@ import multiprocessing
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from hushfleet.simulator.studies.reproduce.command import to_run
 from hushfleet.simulator.studies.reproduce.estimate import Estimator, expected_work
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, cell_path
 from hushfleet.simulator.studies.reproduce.recipe import find_recipe, load_paper
-from hushfleet.simulator.studies.reproduce.run import RUN, Failure, jobs_here, run_cell, run_cells
+from hushfleet.simulator.studies.reproduce.run import RUN, Failure, Shares, run_cell, run_cells
 from hushfleet.simulator.studies.reproduce.show import epsilons, render_page
 from hushfleet.simulator.studies.reproduce.table import Progress, make_table
 
@@ -167,7 +168,7 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
     folder = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
         run_cell(cell, folder, data_dir=None, runtime="onnx")
-    resumed = run_cell(cell, folder, data_dir=None, runtime="onnx")
+    resumed = run_cell(cell, folder, data_dir=None, runtime="onnx", workers=2)
     assert rounds == [1, 2, 2]  # the first round was not run again
     assert resumed.accuracies == whole.accuracies
     assert resumed.rounds == 2
@@ -410,8 +411,29 @@ def test_time_is_estimated_by_finished_cells_of_this_machine_or_by_a_trial(
     assert Estimator([unlike, alone], trial=lambda model, batch: 100.0).seconds(cell) > 3 * alike_only
     assert Estimator([alone], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx(by_trial)
     assert Estimator([]).seconds(cells(methods=["named"])[0]) is None
-    assert jobs_here(3) == 3
-    assert jobs_here() >= 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "asked", "cores", "free_gib", "expected"),
+    [
+        (9, 0, 4, 64, (4, 1)),
+        (1, 0, 4, 64, (1, 4)),
+        (3, 0, 4, 64, (3, 1)),
+        (2, 0, 5, 64, (2, 2)),
+        (9, 2, 4, 64, (2, 2)),
+        (9, 6, 4, 64, (6, 1)),
+        (9, 0, 4, 6, (3, 1)),
+        (1, 0, 4, 1, (1, 1)),
+        (0, 0, 4, 64, (1, 4)),
+    ],
+)
+def test_cells_share_all_cores_that_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, cells: int, asked: int, cores: int, free_gib: int, expected: tuple[int, int]
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cores))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free_gib << 30))
+    shares = Shares.of(cells, asked)
+    assert (shares.jobs, shares.workers) == expected
 
 
 @pytest.mark.parametrize(("means", "tau"), [((0.6, 0.7, 0.8), 1), ((0.8, 0.7, 0.6), -1), ((0.6, 0.8, 0.7), 1 / 3)])
@@ -441,7 +463,8 @@ def test_a_run_that_serves_all_columns_stands_once_for_the_same_printed_number(
 
 def test_a_cell_whose_process_dies_fails_alone(book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
-    run = run_cells([cell], Kept(tmp_path / "out"), runs=tmp_path / "runs", jobs=1, data_dir=None, watch=kill_children)
+    how = {"runs": tmp_path / "runs", "shares": Shares(jobs=1, workers=1), "data_dir": None}
+    run = run_cells([cell], Kept(tmp_path / "out"), **how, watch=kill_children)
     ((_, outcome),) = run
     assert isinstance(outcome, Failure)
     assert outcome.error.startswith("its process was ended by signal 9: it said nothing")
