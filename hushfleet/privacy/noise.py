@@ -124,12 +124,12 @@ class SeededNoise:
     def __init__(self, seed: int, device_index: int, round: int) -> None:
         """Key the stream; all three are whole numbers, zero or more."""
         sequence = np.random.SeedSequence(seed, spawn_key=(_SIMULATION_STREAM, device_index, round))
-        self._generator = np.random.Generator(np.random.Philox(sequence))
+        self.generator = np.random.Generator(np.random.Philox(sequence))
 
     def normal(self, size: int) -> np.ndarray:
         """Standard normal values, float64 `[size]`; two calls give the same values as one of both sizes."""
-        return self._generator.standard_normal(size)
+        return self.generator.standard_normal(size)
 
     def words(self, count: int) -> np.ndarray:
         """Uniform words, uint64 `[count]`."""
-        return self._generator.integers(0, 1 << 64, count, np.uint64)
+        return self.generator.integers(0, 1 << 64, count, np.uint64)

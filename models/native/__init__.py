@@ -1,4 +1,4 @@
-"""Gradients and optimizer steps in compiled C, where this machine has a C compiler; everything works without.
+"""Gradients, optimizer steps and noise of simulations in compiled C, where there is a C compiler; all works without.
 
 A network that is described by layers (`layers`) becomes a C program of its own, built at first use and kept in
 the user's cache. It computes what PyTorch computes, up to rounding, several times faster on one core.
@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hushfleet.errors import HushfleetError
+from hushfleet.models.native.noise import NativeNoise
 from hushfleet.models.native.optimizers import NativeAdam, NativeSGD, make_native_optimizer
 
 if TYPE_CHECKING:
     from hushfleet.models.model import Model
 
-__all__ = ["NativeAdam", "NativeSGD", "make_native_optimizer", "unavailable"]
+__all__ = ["NativeAdam", "NativeNoise", "NativeSGD", "make_native_optimizer", "unavailable"]
 
 
 def unavailable(model: Model | None = None) -> str | None:

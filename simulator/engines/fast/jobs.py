@@ -18,7 +18,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
 from hushfleet.errors import PrivacyError
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
-from hushfleet.simulator.engines.fast.runtimes import make_optimizer
+from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
@@ -120,7 +120,7 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
             gradient=run.gradient,
             logits_of=run.inference,
             samples=lambda: run.train(job.device),
-            randomness=SeededRandomness(job.seed, job.index),
+            randomness=SeededRandomness(job.seed, job.index, make_noise),
             limits=LimitsSection(
                 epsilon_server=job.epsilon_limit,
                 delta=delta,

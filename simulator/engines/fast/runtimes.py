@@ -12,11 +12,13 @@ from multiprocessing import parent_process
 from typing import TYPE_CHECKING
 
 from hushfleet.atomic_file import write_whole
+from hushfleet.errors import HushfleetError
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model, is_offered, is_own, native
 from hushfleet.models.cuda import sees_cuda
+from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.training.batch import GradientFunction
 from hushfleet.training.draws import samples_trained
 from hushfleet.training.optim import Optimizer
@@ -114,4 +116,18 @@ def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Op
     return make(name, learning_rate, momentum)
 
 
+def make_noise(seed: int, device_index: int, round: int) -> NoiseSource:
+    """As `SeededNoise`, by the quickest implementation here; all of them give the same bits."""
+    return (native.NativeNoise if _has_compiled_noise() else SeededNoise)(seed, device_index, round)
+
+
 _has_compiler = cache(lambda: native.unavailable() is None)
+
+
+@cache
+def _has_compiled_noise() -> bool:
+    try:
+        native.NativeNoise(0, 0, 0)
+    except HushfleetError:
+        return False
+    return True

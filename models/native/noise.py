@@ -1,0 +1,65 @@
+"""The noise of simulations, compiled: the bits of `SeededNoise` in less than half of the time."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from hushfleet.errors import HushfleetError
+from hushfleet.models.native.build import load_library
+from hushfleet.privacy.noise import SeededNoise
+
+FLAGS = ("-ffp-contract=off",)
+SOURCES = ("ziggurat.h", "noise.c")
+_TRIAL = 1 << 14  # values, of which some two hundred are from the edges of their layers or the tail
+
+
+class NativeNoise(SeededNoise):
+    """`hushfleet.privacy.noise.SeededNoise`, bit for bit. FOR SIMULATION ONLY, as that is.
+
+    :raises HushfleetError: there is no compiler, or it refuses, or this NumPy draws other values.
+    """
+
+    def __init__(self, seed: int, device_index: int, round: int) -> None:
+        super().__init__(seed, device_index, round)
+        self._stream = _begun(_library(), self.generator)
+
+    def normal(self, size: int) -> np.ndarray:
+        return _drawn(_library().draw_normal, self._stream, np.empty(size, np.float64))
+
+    def words(self, count: int) -> np.ndarray:
+        return _drawn(_library().draw_raw, self._stream, np.empty(count, np.uint64))
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    folder = resources.files("hushfleet.models.native") / "kernels"
+    library = load_library("\n".join((folder / name).read_text("utf-8") for name in SOURCES), flags=FLAGS)
+    library.stream_bytes.restype = ctypes.c_size_t
+    # NumPy promises no stream for ever (NEP 19); and its C library's logarithm may not be ours.
+    generator = np.random.Generator(np.random.Philox(_TRIAL))
+    stream = _begun(library, generator)
+    if not np.array_equal(_drawn(library.draw_normal, stream, np.empty(_TRIAL)), generator.standard_normal(_TRIAL)):
+        raise HushfleetError(f"NumPy {np.__version__} draws other normal values than the compiled noise")
+    return library
+
+
+def _begun(library: ctypes.CDLL, generator: np.random.Generator) -> np.ndarray:
+    """A stream with the generator's key, from its beginning."""
+    key = generator.bit_generator.state["state"]["key"]
+    stream = np.zeros(library.stream_bytes() // 8, np.uint64)
+    library.begin(_pointer(stream), _pointer(key))
+    return stream
+
+
+def _drawn(draw: Callable[..., None], stream: np.ndarray, out: np.ndarray) -> np.ndarray:
+    draw(_pointer(stream), _pointer(out), ctypes.c_size_t(out.size))
+    return out
+
+
+def _pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
