@@ -33,6 +33,8 @@ LEAST_CLIP_NORM, MOST_CLIP_NORM = 1e-30, 1e30
 much as its own size: a record could leave its bound, or end the training. With the most, a float32 sum of a hundred
 million records is finite, so that whether a noised sum is infinite does not tell how many there are."""
 
+_BLOCK_ENTRIES = 1 << 15  # so many doubles stay in a cache, and a board has no room for `[d]` of them
+
 
 @dataclass(frozen=True)
 class RecordMechanism:
@@ -90,11 +92,13 @@ class RecordMechanism:
         xp = array_api.array_namespace(clipped_sum)
         if self.noise_multiplier > 0 and not self.noise_split:
             std = self.clip_norm * self.noise_multiplier
-            drawn = noise.normal(clipped_sum.shape[-1])
-            drawn *= std
-            noised = add_on_grid(xp.asarray(drawn, device=array_api.device(clipped_sum)), clipped_sum, std)
-            noised /= self.batch_size
-            clipped_sum[...] = noised
+            for start in range(0, clipped_sum.shape[-1], _BLOCK_ENTRIES):
+                values = clipped_sum[start : start + _BLOCK_ENTRIES]
+                drawn = noise.normal(values.shape[-1])
+                drawn *= std
+                noised = add_on_grid(xp.asarray(drawn, device=array_api.device(values)), values, std)
+                noised /= self.batch_size
+                values[...] = noised
         else:
             clipped_sum /= self.batch_size
         if not bool(xp.all(xp.isfinite(clipped_sum))):

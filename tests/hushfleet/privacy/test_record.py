@@ -23,7 +23,7 @@ from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.privacy.record import LEAST_CLIP_NORM, clipped_sum
+from hushfleet.privacy.record import LEAST_CLIP_NORM, RecordMechanism, clipped_sum
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import train_round
 from support.methods import trained as train
@@ -258,3 +258,13 @@ def test_a_device_without_records_takes_part_with_noise_alone(name: str) -> None
         assert np.isfinite(release.values).all()
         assert np.any(release.values)
         state = method.advance(done.context, update=done.update, trained=done.own, sent=release.values)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("size", [1, 1000, 1 << 15, 100_001])
+def test_a_noised_mean_in_blocks_is_that_of_one_draw(kind: Any, size: int) -> None:
+    mechanism = RecordMechanism(0.5, 3.0, 0.1, batches=1, gradients_per_batch=1, batch_size=16)
+    sums = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    noise = SeededNoise(1, 2, 3).normal(size) * 1.5
+    expected = (add_on_grid(noise, sums, 1.5) / 16).astype(np.float32)
+    assert np.array_equal(mechanism.noised_mean(kind(sums.copy()), SeededNoise(1, 2, 3)), expected)
