@@ -128,11 +128,10 @@ def _generator(dither_key: bytes) -> np.random.Philox:
 
 def _to_dither(generator: np.random.Philox, size: int) -> np.ndarray:
     words = generator.random_raw(-(-size // 4)).astype("<u8", copy=False)
-    numerator = words.view("<u2")[:size].astype(np.float32)
-    numerator *= 2.0
-    numerator -= 65535.0
-    numerator *= 2.0**-17
-    return numerator
+    parts = words.view("<u2")[:size].astype(np.float32)
+    parts *= 2.0**-16
+    parts -= 65535 * 2.0**-17  # exact, as all three are
+    return parts
 
 
 def _blocks(
