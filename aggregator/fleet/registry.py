@@ -141,7 +141,7 @@ class FleetRegistry(SqliteFile):
         return board
 
     def add(self, boards: Iterable[RegisteredBoard], *, along: Callable[[], None] | None = None) -> None:
-        """All of them or none. Raises `BadInput` where one is there already.
+        """All of them or none. Raises `BadInput` where one is there already, or its key is.
 
         :param along: called when nothing is in their way any more; what it raises keeps them out.
         """
@@ -149,6 +149,9 @@ class FleetRegistry(SqliteFile):
             for new in boards:
                 if self.board(new.device) is not None:
                     raise BadInput(f"{new.device} is in this fleet already; nothing was added")
+                same_key = self.row("SELECT id FROM boards WHERE public_key = ?", (new.public_key,))
+                if same_key is not None:
+                    raise BadInput(f"{new.device} has the key of {same_key[0]}; each has its own; nothing was added")
                 self.write(
                     "INSERT INTO boards (id, board, place, wifi, labels, public_key) VALUES (?, ?, ?, ?, ?, ?)",
                     (new.device, new.board, new.place, new.wifi, json.dumps(dict(new.labels)), new.public_key),

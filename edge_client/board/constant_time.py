@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.noise import SecureNoise
 from hushfleet.training.batch import GradientFunction
 from hushfleet.training.draws import Inputs
-from hushfleet.training.local_round import train_round
+from hushfleet.training.local_round import train_locally, train_round
 from hushfleet.training.own_samples import LoadedSamples
 
 LEAST_SLOT_S = 1.0
@@ -44,41 +45,41 @@ def nominal_seconds(
 ) -> float:
     """What training takes here with the task's batch size in each batch, by one batch of black images.
 
-    What it takes besides for each record is counted for as many as give such batches at the task's `sample_rate`.
+    What it takes besides for each record, such as the training of an own model, is counted for as many as give such
+    batches at the task's `sample_rate`.
 
     With the unit `device` a task names a number of batches only by `local_steps`; without it, one is taken.
     Raises `GraphRefused` where the graph fails even on these: that is the task's fault, and may be told.
     """
-    config = dict(spec.method_config)
-    if spec.privacy.unit == "record":
-        batches = spec.privacy.batches
-    else:
-        batches = config.get("local_steps") or 1
-        config["local_steps"] = min(1, config.get("local_steps", 0))
+    config, sample_rate = dict(spec.method_config), spec.privacy.sample_rate
+    steps = config.get("local_steps", 0)
+    config["local_steps"] = min(1, steps)
+    batches = spec.privacy.batches if spec.privacy.unit == "record" else steps or 1
     privacy = replace(spec.privacy, sample_rate=1.0, batches=1)
     method = make_method(spec.method, config, privacy, spec.model.layout, rounds=spec.rounds)
+    own_training, method.parts = method.parts.own_training, replace(method.parts, own_training=None)
     count, model = method.config.batch_size, spec.model
     blank = blank_samples(model, model.targets.blank(count, len(model.class_names)))
+    how: dict[str, Any] = {
+        "inputs": Inputs(model.dropout, spec.augment),
+        "rng": np.random.default_rng(),
+        "noise": SecureNoise(),
+    }
     began = clock()
     trained = train_round(
-        method,
-        method.init_state(),
-        params,
-        gradient,
-        blank,
-        terms=RoundTerms(),
-        logits_of=logits_of,
-        inputs=Inputs(model.dropout, spec.augment),
-        rng=np.random.default_rng(),
-        noise=SecureNoise(),
+        method, method.init_state(), params, gradient, blank, terms=RoundTerms(), logits_of=logits_of, **how
     )
     if trained.failures:
         raise GraphRefused(trained.failures[0])
     seconds = (clock() - began) * batches
+    if own_training is not None:
+        began = clock()
+        train_locally(method, own_training, trained.context, params, gradient, blank, **how)
+        seconds += (clock() - began) * (steps or 1 / sample_rate)
     if method.training.distillation is not None:  # a device with an own model asks it about each record, once a round
         began = clock()
         answers = LoadedSamples(blank, gradient, logits_of, by_record=method.by_record).logits(params)
-        seconds += (clock() - began) / spec.privacy.sample_rate
+        seconds += (clock() - began) / sample_rate
         if not answers.size:
             raise GraphRefused("the graph of inference fails on every black image")
     return seconds

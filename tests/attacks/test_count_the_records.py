@@ -193,6 +193,23 @@ def test_a_teacher_that_is_asked_about_each_record_is_in_the_slot(
         assert each.offered - each.began == pytest.approx(watched[0].offered - watched[0].began, abs=0.02)
 
 
+def test_a_model_of_its_own_that_trains_on_each_record_is_in_the_slot(
+    make_bench: Make,  # noqa: F811
+    records: Package,
+    config: DeviceConfig,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One batch of 16 takes 1.6 seconds, the own model 6.4 with as many records as the task names: a slot of 16. With a
+    single batch for the own model it would be one of 8, exceeded by the devices with many records alone."""
+    privacy = replace(records.spec.privacy, batches=1)
+    ditto = records.with_spec(method="ditto", privacy=privacy)
+    watched = [seen_of(make_bench, ditto, config, monkeypatch, count=count, rounds=2) for count in (0, 8, NOMINAL)]
+    for each in watched:
+        assert each.offered is not None
+        assert each.ended - each.began == pytest.approx(16, abs=0.1)
+        assert each.offered - each.began == pytest.approx(watched[0].offered - watched[0].began, abs=0.02)
+
+
 def test_a_teacher_that_fails_on_black_images_has_no_nominal_time(distilling: Package) -> None:
     """Its answers would seem to take none, whatever they take on a device's own images."""
 

@@ -133,6 +133,17 @@ def test_a_csv_file_says_all_of_a_board(tmp_path: Path) -> None:
     assert (second.board, second.public_key) == ("raspberry-pi-4-4gb", None)
 
 
+def test_two_boards_with_one_key_are_not_added(tmp_path: Path) -> None:
+    folder, file, key = make_folder(tmp_path / "plant"), tmp_path / "fleet.csv", "ab" * 32
+    with FleetRegistry(folder.path) as registry:
+        before = registry.boards()
+    file.write_text(f"id,board,key\nshed,generic-x86,{key}\ntree,generic-x86,{key}\n")
+    with pytest.raises(BadInput, match="tree has the key of shed; each has its own; nothing was added"):
+        run("add", folder.path, "--csv", file)
+    with FleetRegistry(folder.path) as registry:
+        assert registry.boards() == before
+
+
 def test_numbers_go_on_after_the_highest() -> None:
     names = [row.device for row in counted("a", 2, known=["a-07", "a-3", "a-x", "b-99"], board="generic-x86")]
     assert names == ["a-08", "a-09"]
