@@ -55,19 +55,22 @@ class ReleaseFile(Assembler):
         return tuple((start, min(stop, start + WINDOW)) for start, stop in super().missing(limit=limit))
 
     def sync(self) -> None:
-        """What has come so far survives a restart. Raises `StoreFull`."""
-        self._map.flush()
+        """What has come so far survives a restart. Raises `StoreError`."""
+        self._flush()
         write_whole(self._marks, bytes(self._have), durable=False)
         self._unsynced = 0
 
     def finish(self, target: Path) -> None:
-        """Checks the whole, and gives it its name. Raises `Malformed`, and forgets all, where it is another."""
+        """Checks the whole, and gives it its name.
+
+        Raises `Malformed`, and forgets all, where it is another, and `StoreError`, after which it may be tried again.
+        """
         if not self.complete or hashlib.sha256(self._map).digest() != self.digest:
             self._marks.unlink(missing_ok=True)
             self._map.close()
             self._start()
             raise Malformed(f"the chunks of {self._part.stem[:16]}... are not the release that was offered")
-        self._map.flush()
+        self._flush()
         try:
             with contextlib.suppress(FileNotFoundError):  # an earlier try came this far, and failed at what follows
                 os.replace(self._part, target)
@@ -88,6 +91,12 @@ class ReleaseFile(Assembler):
         with contextlib.suppress(StoreError):
             self.sync()
         self._map.close()
+
+    def _flush(self) -> None:
+        try:
+            self._map.flush()
+        except OSError as error:  # of a card that fails
+            raise StoreError(f"the release cannot be written to {self._part}: {error}") from error
 
     def _begin(self, chunk_bytes: int) -> None:
         self.chunk_bytes = chunk_bytes

@@ -33,9 +33,9 @@ NAMES = [name for name in model_names() if name != "resnet18-gn"]
 
 
 @pytest.fixture(scope="module")
-def graphs_of(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("graphs")
-    return cache(lambda name: export_graphs(get_model(name), cache_dir=folder))
+def graphs_of():
+    """From the cache that all tests share: its keys cover the code and the packages that export."""
+    return cache(lambda name: export_graphs(get_model(name)))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -238,14 +239,19 @@ def test_a_release_that_is_whole_and_spoilt_after_a_restart_is_fetched_anew(benc
     assert (bench.installed.incoming / "2.0.hfr").read_bytes() == data
 
 
+class Map(mmap.mmap):
+    """One whose methods can be replaced."""
+
+
 @pytest.mark.parametrize(
     ("where", "step"),
-    [(os, "replace"), (release_file_module, "sync_folder"), (Path, "unlink")],
-    ids=["before the rename", "after it", "at the marks"],
+    [(Map, "flush"), (os, "replace"), (release_file_module, "sync_folder"), (Path, "unlink")],
+    ids=["at the chunks", "before the rename", "after it", "at the marks"],
 )
 def test_a_hand_over_that_fails_is_tried_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, where: object, step: str
 ) -> None:
+    monkeypatch.setattr(release_file_module.mmap, "mmap", Map)
     data = release(bench.tmp_path / "a", "2.0", kib=40)
     offer = bench.offer(data)
     (want,) = bench.wants()
