@@ -36,8 +36,8 @@ class KeptCell:
     :param epsilon_server: of the noised values, for the device that has spent most, which is what a paper's accounting
         covers; likewise `epsilon_release`. inf without noise. Where there are `raw_values`, what holds is infinite.
     :param uplink_bytes: of all devices and rounds.
-    :param seconds: all parts of an interrupted run together: processor time of all its processes (in the oldest cells, and
-        on a GPU, time by the clock).
+    :param seconds: processor time of all its processes, all parts of an interrupted run together (in the oldest cells,
+        and on a GPU, time by the clock).
     :param samples: that were trained on, epochs counted.
     :param tested: images that models were tested on.
     :param rate: samples a second of the network's gradient on one core, by the trial before; None in the oldest cells.
