@@ -65,8 +65,8 @@ static double tail(Stream *stream, int negative)
 {
     for (;;) {
         const double beyond = -TAIL_INVERSE * log1p(-next_uniform(stream));
-        const double height = -log1p(-next_uniform(stream));
-        if (height + height > beyond * beyond)
+        const double threshold = -log1p(-next_uniform(stream));
+        if (threshold + threshold > beyond * beyond)
             return negative ? -(TAIL + beyond) : TAIL + beyond;
     }
 }
