@@ -122,6 +122,11 @@ class Method:
         return next((stage for stage in self.stages if isinstance(stage, Gaussian)), None)
 
     @property
+    def evaluates(self) -> bool:
+        """Whether a device tests its trained model on its own samples, for a report."""
+        return any(isinstance(stage, Report) and stage.evaluates for stage in self.stages)
+
+    @property
     def of_classes(self) -> bool:
         """Whether it is defined for targets that are classes alone."""
         return self.personal.of_classes or self.training.objective.distills
@@ -313,9 +318,7 @@ class TaskMethod:
 
     def measured(self, context: RoundContext, own: Array, samples: OwnSamples) -> RoundContext:
         """The context after training, with what a report is made of."""
-        if not any(isinstance(stage, Report) and stage.evaluates for stage in self.parts.stages):
-            return context
-        return replace(context, measured=samples.evaluate(own))
+        return replace(context, measured=samples.evaluate(own)) if self.parts.evaluates else context
 
     def release(self, context: RoundContext, update: Array, noise: NoiseSource) -> Release:
         """What leaves of `update = trained - start`, once."""

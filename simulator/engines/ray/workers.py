@@ -53,24 +53,22 @@ class RayWorkers:
     def map(self, function: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
         """Outcomes in the order of the items. An item's `path`, if it has one, is a folder that the nodes must see.
 
+        Jobs whose outcomes nobody takes run to their end, or until this process leaves the cluster. To cancel one that
+        ends at the same moment aborts the process: ray-project/ray#54798, still so in 2.60.
+
         Raises what `function` raises, and `HushfleetError` for a job that died `RETRIES` times more.
         """
         self.count = self._count()
         # Ray keeps the others waiting, except where somebody else is to have the rest of the cluster.
         most = self.count if self.count < self._cores() else AHEAD * self.count
         under_way: deque[Any] = deque()
-        try:
-            for item in items:
-                expected = fingerprint(compiled=getattr(item, "runtime", None) == "native")
-                under_way.append(self._work.remote(function, item, expected))
-                if len(under_way) == most:
-                    yield self._get(under_way.popleft())
-            while under_way:
+        for item in items:
+            expected = fingerprint(compiled=getattr(item, "runtime", None) == "native")
+            under_way.append(self._work.remote(function, item, expected))
+            if len(under_way) == most:
                 yield self._get(under_way.popleft())
-        finally:
-            if self._ray.is_initialized():
-                for reference in under_way:
-                    self._ray.cancel(reference)
+        while under_way:
+            yield self._get(under_way.popleft())
 
     def __enter__(self) -> Self:
         return self

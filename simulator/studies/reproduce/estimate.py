@@ -51,11 +51,8 @@ CLASSES = 10
 def expected_work(cell: Cell) -> tuple[float, float]:
     """Samples that are trained on, epochs counted, and images that models are tested on, in the whole run."""
     task, last = cell.task(), min(cell.evaluate_last, cell.rounds)
-    train, test = SIZES[task.data.name]
+    (share, own_test), test = _own_images(task), SIZES[task.data.name][1]
     devices, rounds = task.data.devices, task.round.rounds
-    share, kept_back = min(train, task.data.limit or train) / devices, task.data.test_fraction
-    own_test = share * kept_back if kept_back else test / devices
-    share *= 1 - kept_back
     config = task.method.config()
     samples = config.local_epochs * share
     if config.local_steps:
@@ -63,11 +60,29 @@ def expected_work(cell: Cell) -> tuple[float, float]:
         samples = config.local_steps * min(batch, share)
     if cell.row.alone:
         return rounds * devices * samples, devices * (test + own_test)
-    cohort = min(task.round.cohort_size or devices, devices)
+    cohort = _cohort(task)
     tested = last * cohort * (test + own_test) + rounds * test
     if cell.metric == "accuracy_next_local":  # all devices, each on the images of its own classes
         tested += last * devices * test * (task.data.classes_per_device or CLASSES) / CLASSES
     return rounds * cohort * samples, tested
+
+
+def _own_images(task: Task) -> tuple[float, float]:
+    """Of a device, for training and for tests."""
+    train, test = SIZES[task.data.name]
+    share, kept_back = min(train, task.data.limit or train) / task.data.devices, task.data.test_fraction
+    return share * (1 - kept_back), share * kept_back or test / task.data.devices
+
+
+def _cohort(task: Task) -> int:
+    return min(task.round.cohort_size or task.data.devices, task.data.devices)
+
+
+def _tests_of_own(task: Task) -> int:
+    """How often in a round all of a device's training images are tested: for a teacher, and for a report."""
+    parts = task.parts()
+    parts = parts.by_record() if task.privacy.unit == "record" else parts
+    return (parts.training.distillation is not None) + parts.evaluates
 
 
 @dataclass(frozen=True)
@@ -120,7 +135,8 @@ class Estimator:
     ) -> float:
         batch = task.method.config().batch_size
         size = get_model(task.model.name).layout.size
-        updates = task.round.rounds * min(task.round.cohort_size or task.data.devices, task.data.devices)
+        updates = task.round.rounds * _cohort(task)
+        tested += updates * _tests_of_own(task) * _own_images(task)[0]
         noised = trained / batch * _NOISED_STEP_S if task.privacy.unit == "record" else 0.0
         gradients = trained * passes + tested / _TESTS_PER_GRADIENT
         return gradients / (rate or self.rate(task)) + size * (updates * _UPDATE_S + noised)

@@ -413,6 +413,18 @@ def test_time_is_estimated_by_finished_cells_of_this_machine_or_by_a_trial(
     assert Estimator([]).seconds(cells(methods=["named"])[0]) is None
 
 
+def test_the_time_of_tests_on_own_training_images_is_estimated(book: Path) -> None:
+    """ACDP-pFSD's teacher and its report look at all of them in each round, however few steps are trained."""
+    table = TABLE.replace('"method.name" = "dp-fedavg" }', '"method.name" = "acdp-pfsd", "method.local_steps" = 5 }')
+    (book / "own" / "table-1.toml").write_text(table)
+    (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
+    update_s = 2 * 2 * get_model("digits-cnn").layout.size * 60e-9
+    trained, tested = expected_work(cell)
+    assert trained == 2 * 2 * 5 * 16
+    expected = (trained + (tested + 2 * 2 * 2 * 120) / 2.5) / 100 + update_s
+    assert Estimator([], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("cells", "asked", "cores", "free_gib", "expected"),
     [
