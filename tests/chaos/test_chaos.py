@@ -32,7 +32,7 @@ MUTANTS = Path(__file__).with_name("mutants.py")
 SECURE = ('method.name="dp-fedavg"', 'privacy.accounting="secure"', "privacy.delta=1e-5")
 NAMES = [f"device-{number}" for number in range(6)]
 LONG_FORM = range(200)
-SEEDS = range(10)
+SEEDS = range(6)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_the_long_form_has_every_trouble() -> None:
     assert {plan.broker for plan in plans} == {"auto", "amqtt"}
 
 
-def test_the_ten_of_the_tests_have_every_kind_of_trouble() -> None:
+def test_the_few_of_the_tests_have_every_kind_of_trouble() -> None:
     plans = [draw_plan(seed, NAMES, rounds=3) for seed in SEEDS]
     assert {trouble.kind for plan in plans for trouble in plan.troubles} == set(KINDS)
     assert all(any(getattr(plan, some) for plan in plans) for some in ("field_noise", "hostile", "links", "tampering"))
