@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ __all__ = ["Comparison", "Data", "Run", "Task", "compare", "events", "open_run",
 
 TaskSource = Task | Path | str | Mapping[str, Any]
 _LOOK_EVERY_S = 0.1
+_A_MOMENT_S = 0.001
 
 
 def task(source: TaskSource, changes: Mapping[str, Any] | None = None) -> Task:
@@ -162,8 +164,16 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
 
 def _interrupt(thread: threading.Thread) -> None:
     """Raises KeyboardInterrupt in it, as Ctrl-C does in the main thread, and waits until it has ended."""
-    if thread.is_alive() and thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+    interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    ident, raised, interrupted = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt), 0
+    # CPython gives a new thread its parent's number until it runs: it would be interrupted in its parent's place, which
+    # would wait for its beginning for ever. So not while one is beginning. Nothing runs between this look and the call.
+    beginning = vars(threading).get("_limbo")
+    while thread.is_alive() and not interrupted:
+        if not beginning:
+            interrupted = interrupt(ident, raised)
+        else:
+            time.sleep(_A_MOMENT_S)
     thread.join()
 
 

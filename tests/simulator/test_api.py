@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import hushfleet as hf
 from hushfleet.errors import BadInput
-from hushfleet.simulator.api import task
+from hushfleet.simulator.api import _interrupt, task
 
 SCRIPT = """
 from dataclasses import replace
@@ -78,6 +80,27 @@ def test_a_script_with_its_own_network_data_and_method(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert (tmp_path / "starts.txt").read_text() == "x"
+
+
+def test_a_run_that_starts_threads_is_interrupted_itself() -> None:
+    """Not the thread that it starts just now, for whose beginning it would wait for ever: one trial of six, once."""
+    for _ in range(50):
+        begun = threading.Event()
+
+        def work(begun: threading.Event = begun) -> None:
+            with suppress(KeyboardInterrupt):
+                while True:
+                    other = threading.Thread(target=begun.set)
+                    other.start()
+                    other.join()
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        assert begun.wait(60)
+        interrupting = threading.Thread(target=_interrupt, args=(thread,), daemon=True)
+        interrupting.start()
+        interrupting.join(60)
+        assert not thread.is_alive()
 
 
 def test_a_task_of_a_dict_leaves_the_dict_as_it_was() -> None:
