@@ -42,7 +42,7 @@ __all__ = ["Comparison", "Data", "Run", "Task", "compare", "events", "open_run",
 
 TaskSource = Task | Path | str | Mapping[str, Any]
 _LOOK_EVERY_S = 0.1
-_A_MOMENT_S = 0.001
+_RETRY_S = 0.001
 
 
 def task(source: TaskSource, changes: Mapping[str, Any] | None = None) -> Task:
@@ -165,15 +165,12 @@ def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[d
 def _interrupt(thread: threading.Thread) -> None:
     """Raises KeyboardInterrupt in it, as Ctrl-C does in the main thread, and waits until it has ended."""
     interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    ident, raised, interrupted = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt), 0
+    ident, raised = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
     # CPython gives a new thread its parent's number until it runs: it would be interrupted in its parent's place, which
-    # would wait for its beginning for ever. So not while one is beginning. Nothing runs between this look and the call.
-    beginning = vars(threading).get("_limbo")
-    while thread.is_alive() and not interrupted:
-        if not beginning:
-            interrupted = interrupt(ident, raised)
-        else:
-            time.sleep(_A_MOMENT_S)
+    # would wait for its beginning for ever. So not while any is starting. Nothing runs between this look and the call.
+    starting = vars(threading).get("_limbo")
+    while thread.is_alive() and (starting or not interrupt(ident, raised)):
+        time.sleep(_RETRY_S)
     thread.join()
 
 
