@@ -20,8 +20,7 @@ from hushfleet.edge_client.board.consent import check_allowed
 from hushfleet.edge_client.board.local_data import blank_samples
 from hushfleet.edge_client.declines import Declined
 from hushfleet.edge_client.storage.answers import AnswerEntry
-from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
-from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit, RoundStore
 from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError
 from hushfleet.methods import method_of
 from hushfleet.methods.method import TaskMethod
@@ -43,7 +42,7 @@ from hushfleet.training.local_round import MakeOptimizer, OnBatch, Trained, trai
 from hushfleet.training.optim import make_optimizer
 from hushfleet.wire.format.forms import CARRIED, steps_for
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import UpdateHeader, encode_masked, encode_update
+from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader, encode_masked
 
 _ORDER_STREAM = 0x4F524452
 
@@ -120,13 +119,14 @@ class Trainer:
     :param make_optimizer: of the local training.
     :param stand_in: whether a round is answered as by a device without data where training fails on this one's.
     :param make_secure_round: of a round with a secure sum; a simulation of sums alone may leave the masks out.
+    :param update_format: another than the field's FOR SIMULATION ONLY.
     """
 
     def __init__(
         self,
         *,
         device: str,
-        store: DeviceStore,
+        store: RoundStore,
         spec: TaskSpec,
         gradient: GradientFunction,
         logits_of: LogitsOf,
@@ -138,6 +138,7 @@ class Trainer:
         make_optimizer: MakeOptimizer = make_optimizer,
         stand_in: bool = False,
         make_secure_round: Callable[..., SecureRound] = SecureRound,
+        update_format: UpdateFormat = SIGNED,
     ) -> None:
         self.device = device
         self.store = store
@@ -151,6 +152,7 @@ class Trainer:
         self.make_optimizer = make_optimizer
         self.stand_in = stand_in
         self.make_secure_round = make_secure_round
+        self.update_format = update_format
         self.failed: str | None = None
         """What went wrong with the data in the round that was trained last, in words that must stay here."""
         self._checked: RoundPlan | None = None
@@ -341,7 +343,7 @@ class Trainer:
             if self.spec.wire.codec in CARRIED:
                 residual = self.store.load_residual(plan.task, size=layout.size)
                 values = values + residual[shared]
-            data, seen = encode_update(header, values, counts=counts, identity=self.store.identity)
+            data, seen = self.update_format.encode(header, values, counts=counts, identity=self.store.identity)
         sent = seen
         if not everything:
             sent = np.zeros_like(update)

@@ -13,10 +13,10 @@ import numpy as np
 from PIL import Image
 
 from hushfleet.aggregator.results.result import Example, Result
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
+from hushfleet.simulator.engines.fast.lean import store_of
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
@@ -57,7 +57,7 @@ def _ask(job: AfterRound) -> np.ndarray | None:
     """What the device's own model says, None where it has none; without a device's name, what the global one says."""
     run = job.run
     if job.device:
-        with DeviceStore(run.folder.device(job.device).store, device=job.device, inspect=True) as store:
+        with store_of(run.folder.device(job.device), job.device) as store:
             params = store.own_params(run.spec.task)
     else:
         params = job.global_params()

@@ -74,6 +74,7 @@ def simulate(
     runtime: Runtime = "auto",
     workers: int = 0,
     boards: str = "",
+    lean: bool = False,
     alone: bool = True,
     resume: bool = False,
     quiet: bool = False,
@@ -94,6 +95,7 @@ def simulate(
     :param data_dir: where the data set's files are; None: download.
     :param workers: processes; 0: one a core.
     :param boards: profiles, dealt to the devices in turn: rounds then run on a virtual clock.
+    :param lean: leave out what only a field needs: the same models sooner, without the bytes that devices send.
     :param alone: also train each device alone, for comparison.
     :param resume: go on with the run in `out`, given the same task, and model and method if they were given.
     :param quiet: print nothing.
@@ -117,7 +119,7 @@ def simulate(
         asked = task(asked, {"data.path": str(files.data)})
     clocked = bool(boards) and engine != "live"
     options = RunOptions(
-        engine=engine, runtime=runtime, workers=workers, local_only=alone, clocked=clocked
+        engine=engine, runtime=runtime, workers=workers, lean=lean, local_only=alone, clocked=clocked
     )  # fmt: skip
     mix = read_boards(boards, devices=asked.data.devices, seed=asked.seed) if boards else None
     console = Console(quiet=quiet)

@@ -14,10 +14,10 @@ import onnxruntime
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.board.local_data import inputs_of
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
 from hushfleet.models.export import bake
 from hushfleet.progress import counted
+from hushfleet.simulator.engines.fast.lean import store_of
 from hushfleet.simulator.run_folder import Simulation
 
 TOLERANCE = 1e-4
@@ -40,8 +40,8 @@ def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:
     with AggregatorStore(folder.aggregator, durable=False) as store:
         yield "global", checkpoints.read(store.last_closed_round)
     for device in simulation.took_part[:MOST_DEVICES]:
-        with DeviceStore(folder.device(device).store, device=device, inspect=True) as store:
-            own = store.own_params(spec.task)
+        with store_of(folder.device(device), device) as device_store:
+            own = device_store.own_params(spec.task)
         if own is not None:
             yield device, own
 

@@ -25,6 +25,7 @@ class RunOptions:
     :param ray_address: of a Ray cluster; empty for one on this machine.
     :param runtime: what computes gradients in the fast engine, or `auto`, see `choose_runtime`.
     :param evaluate_every: the fast engine tests the devices' own models every so many rounds, and at the end.
+    :param lean: of the fast engine: updates are neither coded nor signed, so their bytes are not counted.
     :param local_only: also train each device alone, for comparison.
     :param sweep: noise multipliers at which the run is repeated by the fast engine.
     :param sweep_wire: codecs and steps with which it is repeated, see `hushfleet.simulator.studies.sweep.with_wire`.
@@ -39,6 +40,7 @@ class RunOptions:
     ray_address: str = ""
     runtime: Runtime = "onnx"
     evaluate_every: int = 1
+    lean: bool = False
     local_only: bool = True
     sweep: Sequence[float] = ()
     sweep_wire: Sequence[str] = ()
@@ -53,6 +55,12 @@ class RunOptions:
                 )
         if self.engine == "live" and self.runtime not in ("auto", "onnx"):
             raise BadInput(f"--runtime {self.runtime} does nothing with --engine live, whose devices run onnx")
+        if self.lean and self.clocked:
+            raise BadInput(
+                "--lean cannot be combined with --boards: how long updates take there depends on their bytes"
+            )
+        if self.lean and self.sweep_wire:
+            raise BadInput("--lean cannot be combined with --sweep-wire, which compares bytes")
         if self.emulate and self.own_processes:
             raise BadInput("--own-processes cannot be combined with --emulate: it needs a process a device")
 
@@ -63,6 +71,7 @@ _ENGINES: dict[str, tuple[Engine, ...]] = {
     "own_processes": ("live",),
     "clocked": ("fast", "ray"),
     "evaluate_every": ("fast", "ray"),
+    "lean": ("fast",),
     "ray_address": ("ray",),
 }
 """Of options that some engines have no use for."""

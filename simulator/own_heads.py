@@ -10,11 +10,11 @@ import json
 
 from hushfleet.config.schema import to_plain
 from hushfleet.edge_client.storage.own_head import KeptHead
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import own_head_of
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
+from hushfleet.simulator.engines.fast.lean import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 
@@ -32,7 +32,7 @@ def _choose_one(job: AfterRound) -> None:
     run, params = job.run, job.global_params()
     spec, files = run.spec, run.folder.device(job.device)
     head = own_head_of(params, spec.model.layout, run.train(job.device))
-    with DeviceStore(files.store, device=job.device, durable=False) as store:
+    with store_of(files, job.device, inspect=False) as store:
         store.keep_own_head(KeptHead.of(head, task=spec.task, global_params=params))
     line: dict[str, object] = {"round": job.round, "own_head": to_plain(head.choice)}
     for name, test in (("common", run.common_test), ("local", run.local_test(job.device))):

@@ -117,7 +117,7 @@ def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, 
     every = options.evaluate_every
     if not options.clocked:
         with EventLog(simulation.folder.events) as events, _watch(simulation, options, console):
-            run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every)
+            run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every, lean=options.lean)
         return
     clock, mix = VirtualTime(), simulation.mix
     with EventLog(simulation.folder.events, clock=clock) as events, _watch(simulation, options, console):

@@ -6,9 +6,10 @@ clock.json               what the task's work costs, where the run has a virtual
 scenario.jsonl           what the scenario did to the fleet
 package.bin, graphs/     what a device receives
 roster.bin               of secure sums in the fast engine: the devices and their keys
+updates/                 of a lean run: the values of the open round's updates
 runtime.txt              what computes gradients, where that was left to the simulator
 aggregator/              the aggregator's store, and events.jsonl: what happened, as it happens
-devices/NAME/            train.npz, local_test.npz, store.sqlite, metrics.jsonl, log.txt
+devices/NAME/            train.npz, local_test.npz, store.sqlite (or state.bin), metrics.jsonl, log.txt
 common_test.npz          the test set that all devices share
 features/                of images, by what they were made of, where the task trains on those
 data.npz                 own data of a Python program; .data.sha256: their digest
@@ -52,8 +53,13 @@ class DeviceFolder:
         self.train = path / "train.npz"
         self.local_test = path / "local_test.npz"
         self.store = path / "store.sqlite"
+        self.state = path / "state.bin"
         self.metrics = path / "metrics.jsonl"
         self.log = path / "log.txt"
+
+    @property
+    def has_store(self) -> bool:
+        return self.store.exists() or self.state.exists()
 
 
 class RunFolder:
@@ -68,6 +74,7 @@ class RunFolder:
         self.package = path / "package.bin"
         self.graphs = path / "graphs"
         self.roster = path / "roster.bin"
+        self.updates = path / "updates"
         self.scenario = path / "scenario.jsonl"
         self.clock = path / "clock.json"
         self.aggregator = path / "aggregator"
@@ -108,7 +115,7 @@ class Simulation:
     @property
     def took_part(self) -> list[str]:
         """The devices that have a store, in the fleet's order."""
-        return [each.name for each in self.fleet.devices if self.folder.device(each.name).store.exists()]
+        return [each.name for each in self.fleet.devices if self.folder.device(each.name).has_store]
 
 
 def run_path(out: Path | None, name: str) -> Path:

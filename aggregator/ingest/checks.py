@@ -24,9 +24,8 @@ from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import PublicState, RoundTerms
 from hushfleet.secure.committee import MOST_MEMBERS
 from hushfleet.wire.format.forms import added_variance, steps_for
-from hushfleet.wire.format.identity import SIGNATURE_BYTES, verify
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import UpdateHeader, max_update_bytes, payload_digest, read_header, read_public
+from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader, max_update_bytes, read_public
 
 _TOLERANCE = 1e-6
 MOST_PARTS = 1 + MOST_MEMBERS // 8
@@ -78,11 +77,15 @@ class Verdict:
 
 
 class UpdateChecks:
-    """The checks of one task's updates; each raises `Refusal`."""
+    """The checks of one task's updates; each raises `Refusal`.
 
-    def __init__(self, spec: TaskSpec, method: TaskMethod) -> None:
+    :param update_format: another than the field's FOR SIMULATION ONLY.
+    """
+
+    def __init__(self, spec: TaskSpec, method: TaskMethod, update_format: UpdateFormat = SIGNED) -> None:
         self.spec = spec
         self.method = method
+        self.update_format = update_format
         self.layout = spec.model.layout
         values = self.layout.size * (MOST_PARTS if spec.privacy.secure is not None else 1)
         self.max_bytes = max_update_bytes(values)
@@ -107,9 +110,7 @@ class UpdateChecks:
         if len(data) > self.max_bytes:
             raise Refusal("malformed", f"{len(data)} bytes are above the cap of {self.max_bytes}", final=False)
         try:
-            header, payload = read_header(data), payload_digest(data)
-            view = memoryview(data)
-            verify(public_key, view[:-SIGNATURE_BYTES], view[-SIGNATURE_BYTES:])
+            header, payload = self.update_format.authenticate(data, public_key=public_key)
         except BadSignature as error:
             raise Refusal("bad-signature", str(error), final=False) from error
         except WireError as error:
@@ -183,7 +184,8 @@ class UpdateChecks:
                 rounding=self.spec.wire.relative_step / 2,
                 layers=layers,
             )
-        return row_of(admitted, math.fsum(decoded.squares))
+        sent_bytes = self.update_format.sent_bytes(admitted.data)
+        return row_of(admitted, math.fsum(decoded.squares), sent_bytes=sent_bytes)
 
     def _check_declared(self, header: UpdateHeader, plan: RoundPlan) -> float:
         """The header against the task: codec, layers, and clip norms and noise that make its mechanism.
@@ -253,7 +255,7 @@ class UpdateChecks:
         return public
 
 
-def row_of(admitted: Admitted, square: float) -> UpdateRow:
+def row_of(admitted: Admitted, square: float, *, sent_bytes: int) -> UpdateRow:
     """:param square: squared norm of all values; what noise and codec do not explain of it is signal."""
     header, counts = admitted.header, admitted.counts
     noise = math.fsum(k * std**2 for k, std in zip(counts, header.noise_stds, strict=True))
@@ -266,7 +268,7 @@ def row_of(admitted: Admitted, square: float) -> UpdateRow:
         device=header.device,
         digest=hashlib.sha256(admitted.data).digest(),
         payload_digest=admitted.payload,
-        size=len(admitted.data),
+        size=sent_bytes,
         shared=sum(counts),
         # signs are all of one size, which says nothing of the signal
         signal_square=0.0 if header.codec == "one-bit" else square - noise - added,

@@ -10,7 +10,7 @@ import numpy as np
 
 from hushfleet.blocks import blocks
 from hushfleet.errors import WireError
-from hushfleet.wire.format.update import UpdateHeader, read_values
+from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader
 
 MAX_MAGNITUDE = 2.0**20
 """No value may be larger: the exact sums rest on it."""
@@ -53,13 +53,15 @@ class Decoded(NamedTuple):
         return max(self.peaks)
 
 
-def decode(header: UpdateHeader, data: bytes, counts: Sequence[int]) -> Decoded:
+def decode(
+    header: UpdateHeader, data: bytes, counts: Sequence[int], *, update_format: UpdateFormat = SIGNED
+) -> Decoded:
     """The values of an update whose signature was verified. Raises `Refusal`.
 
     :param counts: how many values of each layer are expected.
     """
     try:
-        values = read_values(header, data, counts=counts)
+        values = update_format.values(header, data, counts=counts)
     except WireError as error:
         raise Refusal("malformed", str(error)) from error
     ends = np.cumsum(counts).tolist()

@@ -38,6 +38,7 @@ from hushfleet.methods.state import RoundTerms
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
+from hushfleet.wire.format.update import SIGNED, UpdateFormat
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.publish.prepare import PreparedTask
@@ -53,6 +54,7 @@ class RoundEngine:
     :param monotonic: the clock of the deadline.
     :param masked: False, FOR SIMULATION ONLY: devices send zeros for their masks, which cancel anyhow, and no committee
         is asked.
+    :param update_format: another than the field's FOR SIMULATION ONLY.
     """
 
     def __init__(
@@ -64,13 +66,14 @@ class RoundEngine:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         masked: bool = True,
+        update_format: UpdateFormat = SIGNED,
     ) -> None:
         self.store = store
         self.prepared = prepared
         self.spec = prepared.spec
         self.method = prepared.method
         self.layout = prepared.spec.model.layout
-        self.checks = UpdateChecks(prepared.spec, prepared.method)
+        self.checks = UpdateChecks(prepared.spec, prepared.method, update_format)
         self._rules = prepared.task.round
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
         self._unmasking = Unmasking(store, self.responses, monotonic=monotonic)

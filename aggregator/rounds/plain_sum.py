@@ -22,7 +22,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import StoreError
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import UpdateHeader, decode_update
+from hushfleet.wire.format.update import UpdateHeader
 
 
 class PlainSum:
@@ -60,7 +60,7 @@ class PlainSum:
     def read(self, header: UpdateHeader, data: bytes, *, payload: bytes) -> Sound:
         held = self._checks.held(self._store, header.device)
         admitted = self._checks.check_header(header, data, payload=payload, plan=self._plan, held=held)
-        decoded = decode(header, data, admitted.counts)
+        decoded = decode(header, data, admitted.counts, update_format=self._checks.update_format)
         row = self._checks.check_values(admitted, decoded)
         sent = Sent.spread(decoded.values, admitted.shared)
         after = self._server.method.advance_public(admitted.public, sent.values)
@@ -121,5 +121,6 @@ class PlainSum:
                 raise StoreError(f"the update of {update.device} in round {number} has lost its bytes")
             data, public_before = stored
             shared = ~PublicState.from_bytes(public_before, size=self._layout.size).mask
-            decoded = decode_update(data, public_key=device.public_key, counts=self._checks.counts(shared))
-            yield decoded.header, Sent.spread(decoded.values, shared)
+            form = self._checks.update_format
+            header, _ = form.authenticate(data, public_key=device.public_key)
+            yield header, Sent.spread(form.values(header, data, counts=self._checks.counts(shared)), shared)

@@ -10,12 +10,12 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.declines import Declined
 from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
-from hushfleet.privacy.ledger import Ledger
+from hushfleet.privacy.ledger import LedgerView
 from hushfleet.wire.format.messages import RoundPlan
 
 
 def check_allowed(
-    plan: RoundPlan, spec: TaskSpec, method: TaskMethod, terms: RoundTerms, *, limits: LimitsSection, ledger: Ledger
+    plan: RoundPlan, spec: TaskSpec, method: TaskMethod, terms: RoundTerms, *, limits: LimitsSection, ledger: LedgerView
 ) -> None:
     """Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
     charge = method.charge(terms)

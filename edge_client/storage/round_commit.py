@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
+from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.methods.state import DeviceState
+from hushfleet.privacy.ledger import LedgerView
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.wire.format.identity import Identity
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,39 @@ class OutboxEntry:
     def may_be(self, digest: bytes) -> bool:
         """Whether the update with this SHA-256 is this one, in either form; where that was not noted, it may be."""
         return digest in (self.digest, self.attached_digest) or self.attached_digest == b""
+
+
+class RoundStore(Protocol):
+    """Where a device's rounds are kept: `DeviceStore`, and in simulations something lighter."""
+
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def ledger(self) -> LedgerView: ...
+
+    @property
+    def answers(self) -> Answers: ...
+
+    def outbox(self, task: str, round: int) -> OutboxEntry | None:
+        """The stored update of a round, or None where none was made."""
+        ...
+
+    def package_of(self, task: str) -> bytes | None:
+        """SHA-256 of the package for which the rounds of this task were trained; None before the first."""
+        ...
+
+    def load_state(self, task: str) -> DeviceState | None:
+        """What the last committed round of the task left, or None before the first."""
+        ...
+
+    def load_residual(self, task: str, *, size: int) -> np.ndarray:
+        """What the form of the updates has left out of them so far, float32 `[size]`; zeros before the first."""
+        ...
+
+    def commit_round(self, commit: RoundCommit) -> OutboxEntry:
+        """Ledger entry, encoded update and new state: all, or nothing. Raises `LedgerError` and `StoreError`."""
+        ...
 
 
 @dataclass(frozen=True)

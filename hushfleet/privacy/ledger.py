@@ -72,7 +72,83 @@ class LedgerEntry:
     payload_digest: bytes
 
 
-class Ledger:
+class LedgerView:
+    """What the entries of one device amount to, wherever they are kept."""
+
+    device: str
+
+    def entries(self, task: str | None = None) -> list[LedgerEntry]:
+        """All entries in the order of writing, or those of one task."""
+        raise NotImplementedError
+
+    def rounds_charged(self, task: str | None = None) -> int:
+        """In how many (task, round) pairs something was released."""
+        return len({(entry.task, entry.round) for entry in self.entries(task)})
+
+    def unit(self, task: str | None = None, *, extra: Charge | None = None) -> str:
+        """What `epsilon_server` protects: `"device"` if all that was spent does, else `"record"`."""
+        charges = self._charges(task, extra)
+        return "record" if any(charge.unit == "record" for charge in charges) else "device"
+
+    def epsilon_server(
+        self,
+        *,
+        delta: float,
+        task: str | None = None,
+        extra: Charge | None = None,
+        accountant: Accountant = "exact",
+    ) -> float:
+        """Epsilon of this device against whoever sees its own updates, over all tasks or one of them.
+
+        With `extra`, what it would be after one more charge. Infinite once a raw value has left.
+        """
+        return epsilon_server_of(self._charges(task, extra), delta=delta, accountant=accountant)
+
+    def raw_values(self, task: str | None = None, *, extra: Charge | None = None) -> tuple[str, ...]:
+        """What left without noise, in words, in the order of its first time."""
+        return tuple(dict.fromkeys(words for charge in self._charges(task, extra) for words in charge.raw))
+
+    def epsilon_noised(self, *, delta: float) -> float:
+        """`epsilon_server` of the noised values alone, whatever left beside them: no promise where something did.
+
+        If any entry protects records, the number is for a record (`unit` tells): a device-level release counts there
+        with half its multiplier, since a changed record can move the update from one end of the clipping ball to the
+        other.
+        """
+        return _epsilon_of(self._charges(None, None), delta, "exact")
+
+    def check_budget(self, charge: Charge, *, delta: float, epsilon_limit: float) -> None:
+        """Raise `BudgetExceeded`, before any training, if `charge` would lead above `epsilon_limit`.
+
+        Counted exactly, whatever accountant a task prints by.
+        """
+        if math.isnan(epsilon_limit) or epsilon_limit < 0:
+            raise PrivacyError(f"a privacy budget must be zero or more, got {epsilon_limit!r}")
+        if epsilon_limit == math.inf:
+            self.entries()
+            return
+        after = self.epsilon_server(delta=delta, extra=charge)
+        if after == math.inf and (raw := self.raw_values(extra=charge)):
+            when = "this round would send" if charge.raw else "earlier rounds have sent"
+            raise BudgetExceeded(
+                f"device {self.device!r} has a limit of epsilon {epsilon_limit:g} against the server, and {when} "
+                f"without noise: {', '.join(charge.raw or raw)}. That makes epsilon infinite, so no finite limit "
+                f'allows it: run the task with privacy.accounting = "strict", or let the device\'s owner set '
+                f"limits.epsilon_server = inf"
+            )
+        if after > epsilon_limit:
+            spent = self.epsilon_server(delta=delta)
+            raise BudgetExceeded(
+                f"device {self.device!r} has spent epsilon {spent:.3f} against the server, delta {delta:g}; "
+                f"this round would make it {after:.3f}, above its limit of {epsilon_limit:g}. It sits the "
+                f"round out; to let it take part, put more noise into the task or raise the device's limit"
+            )
+
+    def _charges(self, task: str | None, extra: Charge | None) -> list[Charge]:
+        return [entry.charge for entry in self.entries(task)] + ([extra] if extra is not None else [])
+
+
+class Ledger(LedgerView):
     """The ledger of one device on the caller's connection. It begins, commits and rolls back nothing.
 
     Every reading verifies the whole chain first and raises `LedgerError` if it does not hold.
@@ -81,7 +157,7 @@ class Ledger:
     def __init__(self, connection: sqlite3.Connection, *, device: str) -> None:
         """`device` names whose ledger this is; a database keeps the ledger of one device only."""
         self._connection = connection
-        self._device = device
+        self.device = device
 
     def create_schema(self) -> None:
         """Create what is missing. Raises `LedgerError` if the database holds another device's ledger."""
@@ -91,11 +167,11 @@ class Ledger:
             head = self._connection.execute("SELECT device FROM privacy_ledger_head").fetchone()
             if head is None:
                 self._connection.execute(
-                    "INSERT INTO privacy_ledger_head VALUES (1, ?, 0, ?)", (self._device, self._first_hash())
+                    "INSERT INTO privacy_ledger_head VALUES (1, ?, 0, ?)", (self.device, self._first_hash())
                 )
-            elif head[0] != self._device:
+            elif head[0] != self.device:
                 raise LedgerError(
-                    f"this store holds the privacy ledger of device {head[0]!r}, not of {self._device!r}; "
+                    f"this store holds the privacy ledger of device {head[0]!r}, not of {self.device!r}; "
                     f"what a device has spent cannot be handed on: give each device its own store"
                 )
         except sqlite3.Error as error:
@@ -156,95 +232,29 @@ class Ledger:
             seq, *fields, row_hash, raw = (*row, "")[: len(_COLUMNS)]  # the last column came later
             if seq != expected or _link(previous, seq, tuple(fields), raw) != row_hash:
                 raise LedgerError(
-                    f"the privacy ledger of device {self._device!r} was changed at entry {expected}: what "
+                    f"the privacy ledger of device {self.device!r} was changed at entry {expected}: what "
                     f"was spent is no longer known, so this device must not take part any more"
                 )
             previous = row_hash
             entries.append(_entry(fields, raw))
         if len(rows) != count or previous != head:
             raise LedgerError(
-                f"the privacy ledger of device {self._device!r} has {len(rows)} entries where {count} were "
+                f"the privacy ledger of device {self.device!r} has {len(rows)} entries where {count} were "
                 f"written: what was spent is no longer known, so this device must not take part any more"
             )
         return entries if task is None else [entry for entry in entries if entry.task == task]
 
-    def rounds_charged(self, task: str | None = None) -> int:
-        """In how many (task, round) pairs something was released."""
-        return len({(entry.task, entry.round) for entry in self.entries(task)})
-
-    def unit(self, task: str | None = None, *, extra: Charge | None = None) -> str:
-        """What `epsilon_server` protects: `"device"` if all that was spent does, else `"record"`."""
-        charges = self._charges(task, extra)
-        return "record" if any(charge.unit == "record" for charge in charges) else "device"
-
-    def epsilon_server(
-        self,
-        *,
-        delta: float,
-        task: str | None = None,
-        extra: Charge | None = None,
-        accountant: Accountant = "exact",
-    ) -> float:
-        """Epsilon of this device against whoever sees its own updates, over all tasks or one of them.
-
-        With `extra`, what it would be after one more charge. Infinite once a raw value has left.
-        """
-        return epsilon_server_of(self._charges(task, extra), delta=delta, accountant=accountant)
-
-    def raw_values(self, task: str | None = None, *, extra: Charge | None = None) -> tuple[str, ...]:
-        """What left without noise, in words, in the order of its first time."""
-        return tuple(dict.fromkeys(words for charge in self._charges(task, extra) for words in charge.raw))
-
-    def epsilon_noised(self, *, delta: float) -> float:
-        """`epsilon_server` of the noised values alone, whatever left beside them: no promise where something did.
-
-        If any entry protects records, the number is for a record (`unit` tells): a device-level release counts there
-        with half its multiplier, since a changed record can move the update from one end of the clipping ball to the
-        other.
-        """
-        return _epsilon_of(self._charges(None, None), delta, "exact")
-
-    def check_budget(self, charge: Charge, *, delta: float, epsilon_limit: float) -> None:
-        """Raise `BudgetExceeded`, before any training, if `charge` would lead above `epsilon_limit`.
-
-        Counted exactly, whatever accountant a task prints by.
-        """
-        if math.isnan(epsilon_limit) or epsilon_limit < 0:
-            raise PrivacyError(f"a privacy budget must be zero or more, got {epsilon_limit!r}")
-        if epsilon_limit == math.inf:
-            self.entries()
-            return
-        after = self.epsilon_server(delta=delta, extra=charge)
-        if after == math.inf and (raw := self.raw_values(extra=charge)):
-            when = "this round would send" if charge.raw else "earlier rounds have sent"
-            raise BudgetExceeded(
-                f"device {self._device!r} has a limit of epsilon {epsilon_limit:g} against the server, and {when} "
-                f"without noise: {', '.join(charge.raw or raw)}. That makes epsilon infinite, so no finite limit "
-                f'allows it: run the task with privacy.accounting = "strict", or let the device\'s owner set '
-                f"limits.epsilon_server = inf"
-            )
-        if after > epsilon_limit:
-            spent = self.epsilon_server(delta=delta)
-            raise BudgetExceeded(
-                f"device {self._device!r} has spent epsilon {spent:.3f} against the server, delta {delta:g}; "
-                f"this round would make it {after:.3f}, above its limit of {epsilon_limit:g}. It sits the "
-                f"round out; to let it take part, put more noise into the task or raise the device's limit"
-            )
-
-    def _charges(self, task: str | None, extra: Charge | None) -> list[Charge]:
-        return [entry.charge for entry in self.entries(task)] + ([extra] if extra is not None else [])
-
     def _head(self) -> tuple[int, bytes]:
         row = self._connection.execute("SELECT device, entries, hash FROM privacy_ledger_head").fetchone()
-        if row is None or row[0] != self._device:
+        if row is None or row[0] != self.device:
             raise LedgerError(
-                f"the head of the privacy ledger of device {self._device!r} is missing or another device's; "
+                f"the head of the privacy ledger of device {self.device!r} is missing or another device's; "
                 f"a new store needs create_schema() first"
             )
         return row[1], row[2]
 
     def _first_hash(self) -> bytes:
-        return hashlib.sha256(_GENESIS + self._device.encode()).digest()
+        return hashlib.sha256(_GENESIS + self.device.encode()).digest()
 
 
 def epsilon_server_of(charges: Sequence[Charge], *, delta: float, accountant: Accountant = "exact") -> float:

@@ -27,6 +27,7 @@ MAX_VALUES = 1 << 28
 MIN_STEP = 2.0**-100  # every decoded value is then a normal float32, which no machine flushes to zero
 MAX_STEP = 2.0**40
 LayerStep = Annotated[float, Meta(ge=MIN_STEP, le=MAX_STEP, description="2^-100 to 2^40")]
+Pieces = list[tuple[slice, np.float32]]
 
 
 def encode_values(
@@ -47,9 +48,28 @@ def encode_values(
 
     Raises `Malformed` for values that are not finite, or too large for their step.
     """
+    encoder, coded = BlockEncoder(), []
+    for place, pieces, dither, levels in _quantized(values, counts, steps, dither_key):
+        coded.append(encoder.encode(levels))
+        if sent is not None:
+            _restore(levels, dither, pieces, out=sent[place])
+    return b"".join(coded)
+
+
+def quantize(
+    values: np.ndarray, *, counts: Sequence[int], steps: Sequence[float], dither_key: bytes | None, sent: np.ndarray
+) -> None:
+    """Fills `sent` as `encode_values` does, and codes nothing. Raises as it does."""
+    for place, pieces, dither, levels in _quantized(values, counts, steps, dither_key):
+        _restore(levels, dither, pieces, out=sent[place])
+
+
+def _quantized(
+    values: np.ndarray, counts: Sequence[int], steps: Sequence[float], dither_key: bytes | None
+) -> Iterator[tuple[slice, Pieces, np.ndarray | None, np.ndarray]]:
+    """As `_blocks`, with the levels of each block: float32, valid until the next one."""
     values = np.ascontiguousarray(values, dtype=np.float32)
     _check(values.size, counts, steps, dither_key)
-    encoder, coded = BlockEncoder(), []
     level = np.empty(min(BLOCK, values.size), np.float32)
     for place, pieces, dither in _blocks(counts, steps, dither_key):
         x, q = values[place], level[: place.stop - place.start]
@@ -64,10 +84,7 @@ def encode_values(
                 f"a value of {np.abs(x).max():g} cannot be quantised: finite values of at most {MAX_LEVEL} steps "
                 f"are, and the largest step there is {max(step for _, step in pieces):g}; send float32 instead"
             )
-        coded.append(encoder.encode(q))
-        if sent is not None:
-            _restore(q, dither, pieces, out=sent[place])
-    return b"".join(coded)
+        yield place, pieces, dither, q
 
 
 def decode_values(
@@ -109,9 +126,6 @@ def dither(dither_key: bytes, size: int) -> np.ndarray:
     a word, least significant first; a part w stands for (2w + 1 - 65536) / 131072.
     """
     return _to_dither(_generator(dither_key), size)
-
-
-Pieces = list[tuple[slice, np.float32]]
 
 
 def _restore(level: np.ndarray, dither: np.ndarray | None, pieces: Pieces, *, out: np.ndarray) -> None:

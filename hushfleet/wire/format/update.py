@@ -13,7 +13,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Meta
@@ -130,6 +130,65 @@ def encode_update(
     return EncodedUpdate(_assembled(pack(header), coded, public or b"", identity), sent)
 
 
+class UpdateFormat(Protocol):
+    """How the update of a plain sum goes from a device to the aggregator."""
+
+    def encode(
+        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity
+    ) -> EncodedUpdate:
+        """As `encode_update`."""
+        ...
+
+    def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
+        """The header, and `payload_digest`, if the owner of the key sent it.
+
+        Raises `BadSignature`, `Malformed` or `TooLarge`.
+        """
+        ...
+
+    def values(self, header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> np.ndarray:
+        """float32 `[k]` of an authenticated update; NOT checked is that they are finite. Raises `Malformed`."""
+        ...
+
+    def sent_bytes(self, data: bytes) -> int:
+        """What it takes on the way; 0: not known."""
+        ...
+
+
+class SignedUpdates:
+    """The field's: coded and signed."""
+
+    def encode(
+        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity
+    ) -> EncodedUpdate:
+        return encode_update(header, values, counts=counts, identity=identity)
+
+    def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
+        sections = _sections(data)
+        header, payload = _header(sections.header), payload_digest(data)
+        verify(public_key, sections.signed, sections.signature)
+        return header, payload
+
+    def values(self, header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> np.ndarray:
+        return read_values(header, data, counts=counts)
+
+    def sent_bytes(self, data: bytes) -> int:
+        return len(data)
+
+
+SIGNED = SignedUpdates()
+
+
+def unsigned(header: UpdateHeader, values: bytes) -> bytes:
+    """FOR SIMULATION ONLY: a blob of these values, coded by whoever calls, with zeros for a signature."""
+    return _assembled(pack(header), values, b"", None)
+
+
+def read_coded(data: bytes) -> memoryview:
+    """The coded values alone; the signature is NOT checked. Raises `Malformed`."""
+    return _sections(data).values
+
+
 def encode_masked(header: UpdateHeader, values: bytes, *, identity: Identity) -> bytes:
     """The signed blob of an update for a secure sum.
 
@@ -211,10 +270,12 @@ def max_update_bytes(size: int) -> int:
     return fixed + MAX_HEADER_BYTES + forms.max_bytes(size) + max_public_bytes(size)
 
 
-def _assembled(header: bytes | memoryview, values: bytes | memoryview, public: bytes, identity: Identity) -> bytes:
+def _assembled(
+    header: bytes | memoryview, values: bytes | memoryview, public: bytes, identity: Identity | None
+) -> bytes:
     sections = (_LENGTH.pack(len(values)), values, _LENGTH.pack(len(public)), public)
     signed = b"".join((headed(MAGIC, VERSION, header), *sections))
-    return signed + identity.sign(signed)
+    return signed + (bytes(SIGNATURE_BYTES) if identity is None else identity.sign(signed))
 
 
 def _sections(data: bytes | memoryview) -> _Sections:

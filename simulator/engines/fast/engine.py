@@ -20,12 +20,14 @@ from hushfleet.model.evaluation import evaluate
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
+from hushfleet.simulator.engines.fast.lean import UncodedUpdates, begin_lean
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
 from hushfleet.simulator.engines.fast.sums import write_roster
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update import SIGNED
 
 ALL_SPENT = "every device has spent its privacy budget"
 
@@ -38,6 +40,7 @@ def run_rounds(
     runtime: str = "onnx",
     evaluate_every: int = 1,
     evaluate_last: int = 1,
+    lean: bool = False,
     on_closed: Callable[[int], None] = lambda round: None,
 ) -> None:
     """Runs the task's rounds to the end, or on from where an interrupted run stopped.
@@ -46,13 +49,16 @@ def run_rounds(
     its end. Raises `HushfleetError` where a whole cohort declines for another reason.
 
     :param evaluate_every: devices' own models are tested every so many rounds, and in the last `evaluate_last` ones.
+    :param lean: without what only a field needs, see `hushfleet.simulator.engines.fast.lean`.
     :param on_closed: called after each round, before any device trains again; at first with the last round of an
         earlier part of the run, or 0.
     """
     names = [device.name for device in simulation.fleet.devices]
     rounds = doing("rounds", total=simulation.task.round.rounds)
     with rounds as work, AggregatorStore(simulation.folder.aggregator, durable=False) as store:
-        engine = RoundEngine(store, tested_by(simulation, runtime), masked=False)
+        begin_lean(simulation, store, lean=lean)
+        update_format = UncodedUpdates(simulation.folder.updates) if lean else SIGNED
+        engine = RoundEngine(store, tested_by(simulation, runtime), masked=False, update_format=update_format)
         roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
         for device in simulation.fleet.devices:
@@ -64,7 +70,10 @@ def run_rounds(
             cohort = sorted(engine.cohort)
             events.write("round_open", **open_fields(engine))
             evaluate = plan.round > plan.rounds - evaluate_last or plan.round % evaluate_every == 0
-            for answer in train_cohort(simulation, workers, plan, cohort, runtime=runtime, evaluate=evaluate):
+            answers = train_cohort(
+                simulation, workers, plan, cohort, runtime=runtime, evaluate=evaluate, lean=lean
+            )  # fmt: skip
+            for answer in answers:
                 deliver(answer, engine, plan, events)
             check_participation(engine, plan)
             summary = engine.close()
@@ -136,7 +145,8 @@ def hear(
         raise HushfleetError(
             f"round {plan.round}: the update of {answer.device} was refused ({verdict.code}), since {verdict.reason}"
         )
-    return "update", update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=len(data))
+    sent_bytes = engine.checks.update_format.sent_bytes(data)
+    return "update", update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=sent_bytes)
 
 
 def train_cohort(
@@ -147,12 +157,14 @@ def train_cohort(
     *,
     runtime: str = "onnx",
     evaluate: bool = True,
+    lean: bool = False,
 ) -> Iterator[Answer]:
     """Trains `devices` of the plan's cohort; their answers come in the fleet's order.
 
     :param evaluate: whether the devices' own models are tested afterwards.
     """
     wanted = set(devices)
+    chosen = [device for device in simulation.fleet.devices if device.name in wanted]
     jobs = [
         Job(
             path=simulation.folder.path.absolute(),
@@ -164,9 +176,10 @@ def train_cohort(
             evaluate=evaluate,
             epsilon_limit=device.epsilon_limit,
             preference=device.preference,
+            lean=lean,
+            place=place,
         )
-        for device in simulation.fleet.devices
-        if device.name in wanted
+        for place, device in enumerate(chosen)
     ]
     if runtime == VMAP:
         from hushfleet.simulator.engines.vmap.jobs import train_at_once  # with PyTorch

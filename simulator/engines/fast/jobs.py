@@ -17,11 +17,13 @@ from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
 from hushfleet.errors import PrivacyError
+from hushfleet.simulator.engines.fast.lean import LeanStore, UncodedUpdates
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update import SIGNED
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Job:
     :param evaluate: whether the device's own model is tested after training.
     :param epsilon_limit: what the device allows against the server, at the task's delta.
     :param preference: how many times the standard noise it adds, where the method allows it.
+    :param lean: see `hushfleet.simulator.engines.fast.lean`.
+    :param place: of the device in its cohort, from 0 on.
     """
 
     path: Path
@@ -42,6 +46,8 @@ class Job:
     evaluate: bool
     epsilon_limit: float = math.inf
     preference: float = 1.0
+    lean: bool = False
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,12 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     delta, accountant = run.spec.privacy.delta, run.spec.privacy.accountant
     began = time.monotonic()
     identity = key_of(job.seed, job.index)
-    with DeviceStore(folder.store, device=job.device, durable=False, identity=identity) as store:
+    opened: DeviceStore | LeanStore
+    if job.lean:
+        opened = LeanStore(folder.state, device=job.device, identity=identity)
+    else:
+        opened = DeviceStore(folder.store, device=job.device, durable=False, identity=identity)
+    with opened as store:
 
         def observe(trained: TrainedRound) -> None:
             spent = store.ledger.epsilon_server(delta=delta, extra=trained.release.charge, accountant=accountant)
@@ -131,4 +142,5 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
             observer=observe,
             make_optimizer=make_optimizer,
             make_secure_round=run.secure_round,
+            update_format=UncodedUpdates(run.folder.updates, job.place) if job.lean else SIGNED,
         )

@@ -12,10 +12,10 @@ from itertools import chain
 
 import numpy as np
 
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import accuracies_on_parts, evaluate
 from hushfleet.simulator.engines.fast.after_round import AfterRound
+from hushfleet.simulator.engines.fast.lean import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.own_samples import LoadedSamples
@@ -54,11 +54,11 @@ def _test(jobs: Sequence[AfterRound]) -> list[float]:
 def begin_of(job: AfterRound) -> np.ndarray:
     """What the device's next round begins with, float32 `[d]`."""
     run, params = job.run, job.global_params()
-    method, spec, store = run.method, run.spec, run.folder.device(job.device).store
+    method, spec, files = run.method, run.spec, run.folder.device(job.device)
     state = method.init_state()
-    if store.exists():
-        with DeviceStore(store, device=job.device, durable=False) as opened:
-            state = opened.load_state(spec.task) or state
+    if files.has_store:
+        with store_of(files, job.device) as store:
+            state = store.load_state(spec.task) or state
     if method.parts.own_training is not None:  # the own model is a second one, which is not aggregated
         return params if state.own is None else state.own
     samples = LoadedSamples(run.train(job.device), run.gradient, run.inference)

@@ -77,8 +77,9 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
             measured["processor_s"] = before_s + pool.processor_s()
             write_whole(file, json.dumps(measured))
 
-        tested = {"evaluate_every": every, "evaluate_last": last}
-        run_rounds(simulation, pool, events, runtime=runtime, on_closed=on_closed, **tested)
+        run_rounds(
+            simulation, pool, events, runtime=runtime, evaluate_every=every, evaluate_last=last, on_closed=on_closed
+        )  # fmt: skip
         choose_own_heads(simulation, pool, runtime=runtime)
         seconds = _computing_s(run.events) if cell.group.gpu else before_s + pool.processor_s()
     result = assemble(simulation, engine="fast")
