@@ -19,9 +19,8 @@ from hushfleet.simulator.engines.fast.examples import answers, choose_examples
 from hushfleet.simulator.engines.fast.lean import store_of
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
-from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.run_folder import MOST_SHOWN, Simulation
 
-MOST_DEVICES = 50  # whose own models are asked: of a thousand, it would take as long as a round
 _MODES = {1: "L", 3: "RGB"}
 
 
@@ -37,7 +36,7 @@ def with_answers(
     if not simulation.prepared.spec.model.targets.are_classes:
         return result
     test = simulation.fleet.common_test
-    jobs = after_last_round(simulation, ("", *simulation.took_part[:MOST_DEVICES]), runtime=runtime)
+    jobs = after_last_round(simulation, ("", *simulation.took_part[:MOST_SHOWN]), runtime=runtime)
     found = counted(workers.map(_ask, jobs), "asking the models for the common test", total=len(jobs))
     asked = zip(jobs, found, strict=True)
     said = {job.device: each for job, each in asked if each is not None}

@@ -18,10 +18,9 @@ from hushfleet.errors import HushfleetError
 from hushfleet.models.export import bake
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.lean import store_of
-from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.run_folder import MOST_SHOWN, Simulation
 
 TOLERANCE = 1e-4
-MOST_DEVICES = 50  # of ten thousand, each file a whole model, nobody would look at the rest
 
 
 def write_models(simulation: Simulation) -> list[Path]:
@@ -30,7 +29,7 @@ def write_models(simulation: Simulation) -> list[Path]:
     Raises `HushfleetError` if a file computes anything else than the model.
     """
     simulation.folder.models.mkdir(exist_ok=True)
-    vectors = counted(_vectors(simulation), "writing the models", total=1 + len(simulation.took_part[:MOST_DEVICES]))
+    vectors = counted(_vectors(simulation), "writing the models", total=1 + len(simulation.took_part[:MOST_SHOWN]))
     return [_write(simulation, name, params) for name, params in vectors]
 
 
@@ -39,7 +38,7 @@ def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:
     checkpoints = Checkpoints(folder.aggregator, spec.model.layout, durable=False)
     with AggregatorStore(folder.aggregator, durable=False) as store:
         yield "global", checkpoints.read(store.last_closed_round)
-    for device in simulation.took_part[:MOST_DEVICES]:
+    for device in simulation.took_part[:MOST_SHOWN]:
         with store_of(folder.device(device), device) as device_store:
             own = device_store.own_params(spec.task)
         if own is not None:

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from hushfleet.data.arrays import Data
 
 
+MOST_SHOWN = 50
+"""Devices whose own models are written and asked, the first that took part: of ten thousand, nobody would look."""
+
+
 class DeviceFolder:
     """The files of one simulated device."""
 

@@ -217,9 +217,10 @@ def summary_table(result: Result) -> RenderableType:
     epsilons = ", ".join(f"{name} {words}" for name, words in headline.epsilons)
     bits = "" if result.bits_per_value is None else f"{number(result.bits_per_value)} bits per parameter"
     form = "; ".join(filter(None, [bits, codec(result.wire) if result.wire else ""]))
+    sent = size(result.uplink_bytes) if result.uplink_bytes else "bytes not counted"
     facts = (
         f"{epsilons}, delta {number(headline.delta)}, {result.accounting}, accountant {result.accountant}; "
-        f"sent up {size(result.uplink_bytes)}{form and f' ({form})'}, {received(result)}"
+        f"sent up {sent}{form and f' ({form})'}, {received(result)}"
     )
     sweeps = [
         terminal_table(table, title=title)

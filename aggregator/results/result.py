@@ -275,14 +275,14 @@ class Result(JsonRecord):
 
     @property
     def uplink_bytes(self) -> int:
-        """Of all rounds."""
+        """Of all rounds; 0 where they were not counted, as in a lean simulation."""
         return sum(row.uplink_bytes for row in self.rounds)
 
     @property
     def bits_per_value(self) -> float | None:
         """What an update takes for each parameter that is sent, header and signature included; None: not recorded."""
         values = sum(self.details.values_sent)
-        return 8 * self.uplink_bytes / values if values else None
+        return 8 * self.uplink_bytes / values if values and self.uplink_bytes else None
 
     @model_validator(mode="after")
     def _lists_fit_together(self) -> Self:

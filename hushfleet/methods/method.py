@@ -122,6 +122,12 @@ class Method:
         return next((stage for stage in self.stages if isinstance(stage, Gaussian)), None)
 
     @property
+    def reads_own(self) -> bool:
+        """Whether a round may begin with, or look at, the own model of the device's last round."""
+        begins = self.own_training is not None or type(self.personal) is not Everything
+        return begins or self.training.distillation is not None
+
+    @property
     def evaluates(self) -> bool:
         """Whether a device tests its trained model on its own samples, for a report."""
         return any(isinstance(stage, Report) and stage.evaluates for stage in self.stages)

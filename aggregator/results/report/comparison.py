@@ -174,4 +174,4 @@ def write_comparison(
 
 def _bytes_a_round(result: Result) -> float | None:
     updates = sum(row.participants for row in result.rounds)
-    return result.uplink_bytes / updates if updates else None
+    return result.uplink_bytes / updates if updates and result.uplink_bytes else None

@@ -332,7 +332,7 @@ def fleet(result: Result) -> Section:
                 result.boards.get(device, DASH),
                 str(detail.rounds_accepted[n]) if detail.rounds_accepted else DASH,
                 str(row.rounds_charged if row else 0) if ledger else DASH,
-                size(detail.uplink_bytes[n]) if detail.uplink_bytes else DASH,
+                size(detail.uplink_bytes[n]) if any(detail.uplink_bytes) else DASH,
                 number(row.epsilon_server if row else 0) if ledger else DASH,
                 number(row.epsilon_release if row else 0) if ledger else DASH,
                 _codes(detail.refusals.get(device)) + (f"; own fault in {faults} rounds" if faults else ""),

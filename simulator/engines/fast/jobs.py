@@ -19,8 +19,9 @@ from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Traine
 from hushfleet.errors import PrivacyError
 from hushfleet.simulator.engines.fast.lean import LeanStore, UncodedUpdates
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
-from hushfleet.simulator.engines.fast.runtimes import make_noise, make_optimizer
+from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
+from hushfleet.simulator.run_folder import MOST_SHOWN
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import SIGNED
@@ -115,7 +116,10 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     identity = key_of(job.seed, job.index)
     opened: DeviceStore | LeanStore
     if job.lean:
-        opened = LeanStore(folder.state, device=job.device, identity=identity)
+        reads = run.method.parts.reads_own or run.runtime == VMAP  # which uploads whatever states have
+        opened = LeanStore(
+            folder.state, device=job.device, identity=identity, keeps_own=reads or job.index < MOST_SHOWN
+        )  # fmt: skip
     else:
         opened = DeviceStore(folder.store, device=job.device, durable=False, identity=identity)
     with opened as store:

@@ -26,7 +26,7 @@ from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, LedgerError, Malformed, StoreError
+from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView
 from hushfleet.privacy.mechanism import Charge
@@ -107,6 +107,23 @@ class UncodedUpdates:
         return 0
 
 
+class NotKept:
+    """In the place of an own model that no round reads again: a part of a method that does, fails, and is told why."""
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise _not_kept()
+
+    def __getattr__(self, name: str) -> object:
+        raise _not_kept()
+
+
+def _not_kept() -> HushfleetError:
+    return HushfleetError(
+        "the method reads the own model of a device's last round, which a lean run keeps only for methods that say so "
+        "(`Method.reads_own`); run it without --lean"
+    )
+
+
 class LeanLedger(LedgerView):
     """Entries as they are kept; nobody else writes them, so that nothing is verified."""
 
@@ -122,10 +139,12 @@ class LeanStore:
     """FOR SIMULATION ONLY: what `DeviceStore` keeps of one task's rounds, in one file that each round writes anew.
 
     :param identity: as for `DeviceStore`; None to read only.
+    :param keeps_own: False for a device whose own model no round reads again. Of a large fleet most of the time would
+        go into keeping those, and most of the disk.
     """
 
-    def __init__(self, path: Path, *, device: str, identity: Identity | None = None) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, device: str, identity: Identity | None = None, keeps_own: bool = True) -> None:
+        self._path, self._keeps_own = path, keeps_own
         self.device = device
         self.identity = identity or Identity.from_bytes(bytes(32))
         self._kept, self._own = _read(path) if path.exists() else ({}, None)
@@ -154,7 +173,8 @@ class LeanStore:
         if not self._kept:
             return None
         public = PublicState.from_bytes(self._kept["public"], size=self._kept["size"])
-        return DeviceState(public, self._own, unpack_arrays(self._kept["private"]))
+        own: Any = NotKept() if self._kept["left_out"] else self._own
+        return DeviceState(public, own, unpack_arrays(self._kept["private"]))
 
     def own_params(self, task: str) -> np.ndarray | None:
         """As `DeviceStore.own_params`."""
@@ -172,6 +192,7 @@ class LeanStore:
         if any(entry.round == commit.round for entry in self.ledger.entries()):
             raise LedgerError(f"round {commit.round} of task {commit.task!r} is already charged")
         digest, state = hashlib.sha256(commit.update).digest(), commit.state
+        own = state.own if self._keeps_own and not isinstance(state.own, NotKept) else None
         entries = [*self.ledger.entries(), LedgerEntry(commit.task, commit.round, commit.charge, digest)]
         kept = {
             "round": commit.round,
@@ -182,9 +203,10 @@ class LeanStore:
             "public": state.public.to_bytes(),
             "private": pack_arrays(state.private),
             "residual": pack_arrays({} if commit.residual is None else {"": commit.residual}),
-            "has_own": state.own is not None,
+            "has_own": own is not None,
+            "left_out": own is not state.own,
         }
-        self._keep(kept, state.own)
+        self._keep(kept, own)
         self.ledger = LeanLedger(self.device, entries)
         return OutboxEntry(commit.task, commit.round, commit.update, digest, commit.public_before, "pending")
 
