@@ -161,6 +161,21 @@ def test_a_run_as_typed_and_the_same_folder_again(
     assert Result.load(Path("run/result.json")).rounds == result.rounds
 
 
+def test_a_lean_run_says_that_bytes_were_not_counted(
+    task_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["simulate", str(task_file), "--workers", "1", "--no-local-only", "--lean"]
+    code, out, err = typed(capsys, monkeypatch, *words, "--out", "lean")
+    assert code == 0, err
+    assert "sent up bytes not counted" in " ".join(out.split())
+    assert "<h2>Bytes per round" not in Path("lean/report.html").read_text()
+    models = sorted(path.name for path in Path("lean/models").iterdir())
+    assert models == ["device-0.onnx", "device-1.onnx", "device-2.onnx", "global.onnx"]
+    code, _, err = typed(capsys, monkeypatch, *words[:-1], "--out", "lean", "--resume")
+    assert code == 2
+    assert "was begun with --lean; go on with it with --lean" in " ".join(err.split())
+
+
 def test_an_interrupted_run_says_what_to_type(
     task_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from hushfleet.model.evaluation import evaluate
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
-from hushfleet.simulator.engines.fast.lean import UncodedUpdates, begin_lean
+from hushfleet.simulator.engines.fast.lean import UncodedUpdates, begin_lean, end_lean
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
 from hushfleet.simulator.engines.fast.sums import write_roster
@@ -81,6 +81,7 @@ def run_rounds(
             events.write("round_close", **summary.to_dict())
             on_closed(plan.round)
             spent = summary.participants == 0 and all_have_spent(store, names)
+    end_lean(simulation)
     events.write("finished", **({"reason": ALL_SPENT} if spent else {}))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import shutil
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,11 @@ def begin_lean(simulation: Simulation, store: AggregatorStore, *, lean: bool) ->
     store.put("lean", b"1" if lean else b"0")
     if lean:
         simulation.folder.updates.mkdir(exist_ok=True)
+
+
+def end_lean(simulation: Simulation) -> None:
+    """No round is open any more: their values may be as large as a cohort of models."""
+    shutil.rmtree(simulation.folder.updates, ignore_errors=True)
 
 
 def store_of(files: DeviceFolder, device: str, *, inspect: bool = True) -> DeviceStore | LeanStore:

@@ -103,6 +103,7 @@ def test_nothing_but_bytes_and_times_differs(
         for name in lean.took_part:
             expected["devices"][name]["values"]["own"] = None
     assert left(lean, audit) == expected
+    assert not lean.folder.updates.exists()
     assert len(set(expected["models"].values())) == 1 + ROUNDS, "each round has changed the model"
     counted = setting == "secure sum"  # whose updates stay what they are
     for run, sends in ((full, True), (lean, counted)):
@@ -123,7 +124,8 @@ def test_own_models_of_the_first_devices_are_kept(
 
 
 def test_who_reads_an_own_model_that_was_not_kept_is_told() -> None:
-    for read in (np.asarray, lambda own: own.shape, lambda own: np.where([True], own, 1.0), lambda own: np.ones(2) - own):
+    whole = np.ones(2)
+    for read in (np.asarray, lambda own: own.shape, lambda own: np.where(whole, own, 1.0), lambda own: whole - own):
         with pytest.raises(HushfleetError, match="run it without --lean"):
             read(NotKept())
 
