@@ -20,10 +20,11 @@ from hushfleet.model.evaluation import evaluate
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
-from hushfleet.simulator.engines.fast.lean import UncodedUpdates, begin_lean, end_lean
+from hushfleet.simulator.engines.fast.lean import begin_lean, end_lean
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
 from hushfleet.simulator.engines.fast.sums import write_roster
+from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.messages import RoundPlan

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
@@ -17,10 +19,11 @@ from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
 from hushfleet.errors import PrivacyError
-from hushfleet.simulator.engines.fast.lean import LeanStore, UncodedUpdates
+from hushfleet.simulator.engines.fast.lean import LeanStore
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
+from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.run_folder import MOST_SHOWN
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
@@ -125,6 +128,8 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     with opened as store:
 
         def observe(trained: TrainedRound) -> None:
+            if job.evaluate:
+                np.asarray(trained.own)  # raises for one that a lean run has not kept
             spent = store.ledger.epsilon_server(delta=delta, extra=trained.release.charge, accountant=accountant)
             metrics.write(trained, run.spec, run.inference, epsilon_server=spent, train_s=time.monotonic() - began)
 

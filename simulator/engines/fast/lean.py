@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import shutil
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,24 +25,14 @@ from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError
+from hushfleet.errors import BadInput, HushfleetError, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.simulator.run_folder import DeviceFolder, Simulation
-from hushfleet.wire.format import forms
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.update import (
-    EncodedUpdate,
-    UpdateHeader,
-    payload_digest,
-    read_coded,
-    read_header,
-    unsigned,
-)
 
 _LENGTH = struct.Struct("<I")
-_PLACE_BYTES = 4
 
 
 def begin_lean(simulation: Simulation, store: AggregatorStore, *, lean: bool) -> None:
@@ -73,48 +61,8 @@ def store_of(files: DeviceFolder, device: str, *, inspect: bool = True) -> Devic
     return DeviceStore(files.store, device=device, durable=False, inspect=inspect)
 
 
-class UncodedUpdates:
-    """FOR SIMULATION ONLY: values as the aggregator would decode them, in files that each round writes anew.
-
-    :param folder: of the files.
-    :param place: of the device in its cohort, for `encode`.
-    """
-
-    def __init__(self, folder: Path, place: int = 0) -> None:
-        self._folder = folder
-        self._place = place
-
-    def encode(
-        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity
-    ) -> EncodedUpdate:
-        """The blob says where the values are."""
-        key = header.dither_key
-        sent = forms.seen(header.codec, values, counts=counts, steps=header.steps, dither_key=key)
-        file = os.open(self._folder / str(self._place), os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            if os.pwritev(file, [key, sent.astype("<f4", copy=False).data], 0) != len(key) + sent.nbytes:
-                raise StoreError(f"{self._folder} takes no more bytes; free some disk space")
-        finally:
-            os.close(file)
-        return EncodedUpdate(unsigned(header, self._place.to_bytes(_PLACE_BYTES, "little")), sent)
-
-    def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
-        return read_header(data), payload_digest(data)
-
-    def values(self, header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> np.ndarray:
-        path = self._folder / str(int.from_bytes(read_coded(data), "little"))
-        with path.open("rb") as file:
-            key, values = file.read(len(header.dither_key)), np.fromfile(file, "<f4", sum(counts))
-        if key != header.dither_key or len(values) != sum(counts):
-            raise Malformed(f"{path} holds another update than that of {header.device} in round {header.round}")
-        return values.astype(np.float32, copy=False)
-
-    def sent_bytes(self, data: bytes) -> int:
-        return 0
-
-
 class NotKept:
-    """In the place of an own model that no round reads again: a part of a method that does, fails, and is told why."""
+    """In the place of an own model that no round should read again: what does, fails, and is told why."""
 
     def __array__(self, *_: object, **__: object) -> np.ndarray:
         raise _not_kept()
@@ -125,8 +73,9 @@ class NotKept:
 
 def _not_kept() -> HushfleetError:
     return HushfleetError(
-        "the method reads the own model of a device's last round, which a lean run keeps only for methods that say so "
-        "(`Method.reads_own`); run it without --lean"
+        "a round needs the own model that its device had before, for a part of the method or since training has "
+        "diverged. A lean run keeps it only for methods whose rounds begin with it (`Method.reads_own`); run it "
+        "without --lean"
     )
 
 

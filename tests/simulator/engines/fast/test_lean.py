@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
 from hushfleet.config.spec import Form
-from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError
+from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
 from hushfleet.methods import METHODS
+from hushfleet.methods.state import DeviceState
 from hushfleet.simulator.engines.fast import jobs
 from hushfleet.simulator.engines.fast.engine import run_rounds
-from hushfleet.simulator.engines.fast.lean import LeanStore, NotKept, UncodedUpdates, store_of
+from hushfleet.simulator.engines.fast.lean import LeanStore, NotKept, store_of
+from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
+from hushfleet.training.local_round import Trained, train_round
 from hushfleet.wire.format import forms
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import UpdateHeader
@@ -131,13 +134,32 @@ def test_who_reads_an_own_model_that_was_not_kept_is_told() -> None:
 
 
 @pytest.mark.slow
+def test_where_training_diverges_it_is_told_or_the_same(
+    tiny: Callable[..., Simulation], audit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise alone is sent then, and the device has the own model that it had before."""
+
+    def diverges(method: Any, state: DeviceState, *arguments: Any, **others: Any) -> Trained:
+        trained = train_round(method, state, *arguments, **others)
+        return trained._replace(end=trained.end * np.nan) if state.public.participations == 1 else trained
+
+    monkeypatch.setattr("hushfleet.edge_client.trainer.train_round", diverges)
+    plain: dict[str, Any] = {"method": {"name": "dp-fedavg"}}
+    full, lean = (played(tiny(str(lean), **plain), lean=lean) for lean in (False, True))
+    assert left(lean, audit) == left(full, audit)
+    monkeypatch.setattr(jobs, "MOST_SHOWN", 0)
+    with pytest.raises(HushfleetError, match="since training has diverged"):
+        played(tiny("not kept", **plain), lean=True)
+
+
+@pytest.mark.slow
 def test_a_cohort_trained_at_once_is_the_same_too(tiny: Callable[..., Simulation], audit: Any) -> None:
     full, lean = (played(tiny(str(lean)), lean=lean, runtime="vmap") for lean in (False, True))
     assert left(lean, audit) == left(full, audit)
 
 
 NAMED = {
-    "the values are written": ("pwritev", ("UncodedUpdates.encode",)),
+    "the values are written": ("write", ("UncodedUpdates.encode",)),
     "the state is kept": (CALL, ("LeanStore._keep",)),
     "the round is committed on the device": (CALL, ("LeanStore.commit_round",)),
     "the aggregator takes the update": (CALL, ("RoundEngine.accept",)),
@@ -221,6 +243,13 @@ def test_another_update_in_a_file_is_noticed(tmp_path: Path) -> None:
         updates.values(first, data, counts=[2])
     with pytest.raises(Malformed, match="another update"):
         updates.values(second, data, counts=[3])  # fewer values than belong there
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    updates, told = UncodedUpdates(tmp_path, 1), header("float32", [2], [])
+    (tmp_path / "1").symlink_to("/dev/full")
+    with pytest.raises(StoreFull, match="1 cannot be written: No space left on device; free some space"):
+        updates.encode(told, np.ones(2, np.float32), counts=[2], identity=KEY)
 
 
 @pytest.mark.slow
