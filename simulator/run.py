@@ -54,7 +54,7 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
             choose_own_heads(simulation, workers, runtime=runtime)
             fleet = simulation.fleet.devices if options.local_only else ()
             alone = list(train_alone(simulation, workers, runtime=runtime)) if fleet else []
-            points = list(sweep_noise(simulation, workers, options.sweep, alone, runtime=runtime))
+            points = list(sweep_noise(simulation, workers, options.sweep, alone, runtime=runtime, lean=options.lean))
             wire_points = list(sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime))
             result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
             result = with_answers(result, simulation, workers, alone, runtime=runtime)

@@ -32,13 +32,15 @@ def sweep_noise(
     alone: Sequence[Alone],
     *,
     runtime: str = "onnx",
+    lean: bool = False,
 ) -> Iterator[SweepPoint]:
     """One point for each multiplier, in rising order."""
     chosen = sorted(set(multipliers))
     for multiplier in counted(chosen, "the same run at other noise", total=len(chosen)):
         privacy = replace(simulation.task.privacy, noise_multiplier=multiplier, epsilon=None)
         task = replace(simulation.task, privacy=privacy)
-        yield noise_point(with_baseline(_run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime), alone))
+        result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime, lean=lean)
+        yield noise_point(with_baseline(result, alone))
 
 
 def sweep_wire(
@@ -121,7 +123,9 @@ def _reached(result: Result) -> dict[str, float | None]:
     return {name: getattr(last, name) for name in names} | spread
 
 
-def _run_with(simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str) -> Result:
+def _run_with(
+    simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str, *, lean: bool = False
+) -> Result:
     """The result of the run in `sweep/NAME`, which is begun, gone on with, or there already."""
     folder = RunFolder(simulation.folder.path / "sweep" / name)
     if folder.result.exists():
@@ -131,7 +135,7 @@ def _run_with(simulation: Simulation, workers: WorkerPool, task: Task, name: str
     else:
         point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
     with EventLog(point.folder.events) as events:
-        run_rounds(point, workers, events, runtime=runtime, evaluate_every=point.task.round.rounds)
+        run_rounds(point, workers, events, runtime=runtime, evaluate_every=point.task.round.rounds, lean=lean)
     choose_own_heads(point, workers, runtime=runtime)
     result = assemble(point, engine="fast")
     result.save(folder.result)

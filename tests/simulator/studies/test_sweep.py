@@ -67,7 +67,7 @@ def test_an_interrupted_sweep_goes_on(simulation: Simulation, audit: Any) -> Non
 
 def test_without_a_baseline_there_is_no_gain(simulation: Simulation) -> None:
     with Workers(1) as workers:
-        (point,) = sweep_noise(simulation, workers, [1.0], [])
+        (point,) = sweep_noise(simulation, workers, [1.0], [], lean=True)
     assert point.gain_over_local_only is None
 
 
