@@ -58,7 +58,8 @@ def run_rounds(
     rounds = doing("rounds", total=simulation.task.round.rounds)
     with rounds as work, AggregatorStore(simulation.folder.aggregator, durable=False) as store:
         begin_lean(simulation, store, lean=lean)
-        update_format = UncodedUpdates(simulation.folder.updates) if lean else SIGNED
+        plain = simulation.prepared.spec.privacy.secure is None  # of a secure sum there are nothing but bytes
+        update_format = UncodedUpdates(simulation.folder.updates) if lean and plain else SIGNED
         engine = RoundEngine(store, tested_by(simulation, runtime), masked=False, update_format=update_format)
         roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))

@@ -111,6 +111,7 @@ def test_nothing_but_bytes_and_times_differs(
     counted = setting == "secure sum"  # whose updates stay what they are
     for run, sends in ((full, True), (lean, counted)):
         result = assemble(run, engine="fast")
+        assert all(event["bytes"] > 0 for event in audit.events(run, "update")) == sends
         assert (result.uplink_bytes > 0, result.bits_per_value is not None) == (sends, sends)
 
 
