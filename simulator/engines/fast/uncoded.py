@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hushfleet.errors import Malformed, StoreFull
+from hushfleet.errors import Malformed, StoreError, StoreFull
 from hushfleet.wire.format import forms
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import (
@@ -55,8 +55,11 @@ class UncodedUpdates:
 
     def values(self, header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> np.ndarray:
         path = self._folder / str(int.from_bytes(read_coded(data), "little"))
-        with path.open("rb") as file:
-            key, values = file.read(len(header.dither_key)), np.fromfile(file, "<f4", sum(counts))
+        try:
+            with path.open("rb") as file:
+                key, values = file.read(len(header.dither_key)), np.fromfile(file, "<f4", sum(counts))
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}; begin the run anew") from error
         if key != header.dither_key or len(values) != sum(counts):
             raise Malformed(f"{path} holds another update than that of {header.device} in round {header.round}")
         return values.astype(np.float32, copy=False)

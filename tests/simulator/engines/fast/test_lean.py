@@ -244,6 +244,9 @@ def test_another_update_in_a_file_is_noticed(tmp_path: Path) -> None:
         updates.values(first, data, counts=[2])
     with pytest.raises(Malformed, match="another update"):
         updates.values(second, data, counts=[3])  # fewer values than belong there
+    (tmp_path / "0").unlink()
+    with pytest.raises(StoreError, match="0 cannot be read: No such file or directory; begin the run anew"):
+        updates.values(second, data, counts=[2])
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
