@@ -48,9 +48,11 @@ def create_fleet(
     enrolment: EnrolmentPart | None = None,
     page: PagePart | None = None,
     classes: Sequence[str] = (),
+    operator: bytes | None = None,
 ) -> FleetFolder:
     """:param task: copied to `task.toml`, with the files that it names beside itself; checked by the caller.
     :param classes: take the place of the task's `class_names`.
+    :param operator: public key of the operator, whose private key lies elsewhere; None: a key is made in the folder.
 
     Raises `BadInput`, and leaves nothing behind, where `path` is not empty or a name cannot be used.
     """
@@ -76,7 +78,7 @@ def create_fleet(
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        _fill(part, config, text)
+        _fill(part, config, text, operator)
         for file in beside:
             if beside.keys().isdisjoint(file.parents):  # else it comes with its folder
                 _copy(task.parent / file, part / file)
@@ -88,7 +90,7 @@ def create_fleet(
     return FleetFolder(path)
 
 
-def _fill(path: Path, config: FleetConfig, task: str) -> None:
+def _fill(path: Path, config: FleetConfig, task: str, operator: bytes | None) -> None:
     now = datetime.datetime.now(datetime.UTC)
     authority = Authority.create(config.federation, now=now)
     path.mkdir(parents=True, mode=0o700)
@@ -103,7 +105,10 @@ def _fill(path: Path, config: FleetConfig, task: str) -> None:
     _write(path / "service" / "enrolment.password", f"{password}\n".encode())
     _write(path / "broker" / "enrolment.passwords", password_line(SERVICE_NAME, password).encode())
     load_or_create(path / "aggregator" / "identity.key")
-    load_or_create(path / "operator.key")
+    load_or_create(path / "service" / "identity.key")
+    if operator is None:
+        operator = load_or_create(path / "operator.key").public_key
+    _write(path / "operator.pub", f"{operator.hex()}\n".encode())
     load_or_create(path / "release.key")
     _write(path / "task.toml", task.encode())
     _write(path / FILE_NAME, (_COMMENT + to_toml(to_plain(config))).encode())

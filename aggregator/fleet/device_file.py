@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hushfleet.aggregator.config.toml_text import to_toml
+from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import RegisteredBoard
 from hushfleet.aggregator.storage.identity_file import load_or_create
@@ -36,7 +37,8 @@ def device_toml(
             "server_key": load_or_create(folder.aggregator / "identity.key").public_key.hex(),
         },
         "fleet": {
-            "operator_key": load_or_create(folder.operator_key).public_key.hex(),
+            "operator_key": keys.operator_public(folder).hex(),
+            "service_key": keys.service(folder).public_key.hex(),
             "enrol_url": folder.enrolment_url,
             "token_file": str(PurePosixPath(state_dir) / "enrol.token"),
         },

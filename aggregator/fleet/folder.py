@@ -1,8 +1,8 @@
 """The folder of a fleet: what `hushfleet fleet init` makes, and all other commands are given.
 
-Who has `ca/ca.key` can admit any device; who has `operator.key` says who may be in a secure sum, and which software
-boards run. The aggregator needs neither: it reads `aggregator/`, `task.toml`, `fleet.toml` and `roster`, and writes to
-`WRITTEN_BY_AGGREGATOR` alone.
+Who has `ca/ca.key` can admit any device; who has the operator's private key says who may be in a secure sum. The latter
+may lie elsewhere; `operator.pub` is its public half. The aggregator needs neither: it reads `aggregator/`, `task.toml`,
+`fleet.toml` and `roster`, and writes to `WRITTEN_BY_AGGREGATOR` alone.
 """
 
 from __future__ import annotations
@@ -114,9 +114,12 @@ class FleetFolder:
         self.broker = self.path / "broker"
         # `cert.pem`, `cert.key`, `identity.key`, which boards pin, and the register, `devices.sqlite`
         self.aggregator = self.path / "aggregator"
-        # `cert.pem` and `cert.key` for the broker, `page.pem` and `page.key` for the status page
+        # `cert.pem` and `cert.key` for the broker, `page.pem` and `page.key` for the status page, and `identity.key`,
+        # which signs what boards are told
         self.service = self.path / "service"
-        self.operator_key = self.path / "operator.key"
+        self.service_key = self.service / "identity.key"
+        self.operator_public = self.path / "operator.pub"
+        self.operator_key = self.path / "operator.key"  # may be elsewhere, as may the next
         self.release_key = self.path / "release.key"
         self.roster = self.path / "roster"
         self.releases = self.path / "releases"

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.enrolment import Enroller
@@ -20,7 +21,6 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.fleet.updating import Updating
-from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
@@ -31,7 +31,7 @@ log = logging.getLogger("hushfleet.fleet")
 def serve(path: Path, stop: threading.Event) -> None:
     """The fleet service of the folder `path`, until `stop` is set."""
     folder = FleetFolder(path)
-    operator, ca_file = load_or_create(folder.operator_key), folder.ca / "ca.pem"
+    identity, ca_file = keys.service(folder), folder.ca / "ca.pem"
     mine = folder.service
     password = mine / "enrolment.password"
     strangers = BrokerAddress.parse(
@@ -57,9 +57,9 @@ def serve(path: Path, stop: threading.Event) -> None:
         )
         service = FleetService(
             federation=folder.config.federation,
-            operator=operator,
-            # only who has the operator's key can tell this client id, so no stranger can take the session
-            strangers=MqttLink(strangers, client_id=operator.client_id(SERVICE_NAME)),
+            identity=identity,
+            # only who has the service's key can tell this client id, so no stranger can take the session
+            strangers=MqttLink(strangers, client_id=identity.client_id(SERVICE_NAME)),
             fleet=MqttLink(fleet, client_id=SERVICE_NAME),
             enroller=enroller,
             apply=lambda: apply(folder, registry),

@@ -92,8 +92,10 @@ class BrokerSection(Checked):
 class FleetSection(Checked):
     """Who runs the fleet. With it the board gets its own certificate, and updates; `hushfleet flash` writes it.
 
-    :param operator_key: public key, 64 hex digits: signs the answers to enrolment, the offers of releases, and the list
-        of who may be in a secure sum (`device.roster_key`, unless that is given).
+    :param operator_key: public key, 64 hex digits: signs the list of who may be in a secure sum (`device.roster_key`,
+        unless that is given).
+    :param service_key: public key, 64 hex digits, of the fleet service: signs the answers to enrolment and the offers
+        of releases. Without it `operator_key` does, as in files of earlier versions.
     :param enrol_url: where a board without a certificate asks for one.
     :param token_file: the one-time token; erased when it has served.
     :param releases: the folder of `slots.py`; where it has none, this board takes no updates.
@@ -102,6 +104,7 @@ class FleetSection(Checked):
     operator_key: PublicKeyText
     enrol_url: str
     token_file: str | None = None
+    service_key: PublicKeyText | None = None
     releases: str = "/opt/hushfleet"
 
 
@@ -210,6 +213,13 @@ class DeviceConfig(Checked):
     @property
     def server_key(self) -> bytes | None:
         return bytes.fromhex(self.broker.server_key) if self.broker.server_key else None
+
+    @property
+    def service_key(self) -> bytes:
+        """Whose answers and offers this board of a fleet takes. Raises `BadInput` for a board of none."""
+        if self.fleet is None:
+            raise BadInput("a board without a section [fleet] has no fleet service")
+        return bytes.fromhex(self.fleet.service_key or self.fleet.operator_key)
 
     @property
     def roster_key(self) -> bytes | None:

@@ -51,12 +51,24 @@ def _init(
     enrolment_port: Annotated[int, typer.Option(min=1, max=65535, help="For boards that have none yet.")] = 8884,
     page_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the status page.")] = 8443,
     classes: Annotated[str | None, typer.Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None,
+    operator_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="The operator's key, which signs who may be in a secure sum, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
 ) -> None:  # fmt: skip
     """Make a fleet: its authority, keys, broker configuration and registry, in a new folder.
 
-    Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` signs what boards obey.
+    Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` says who may be in a secure sum.
+
+    Secure sums protect boards against whoever runs the server only if he does not hold the operator's key. So make it on
+    another machine (`hushfleet devices roster-key operator.key`), and give its public half here. Each change of the
+    boards is then signed there: `hushfleet fleet roster --help`.
+
+    Examples:
+
+    `hushfleet fleet init greenhouse --broker-name broker.example --task task.toml`
+
+    `hushfleet fleet init greenhouse --broker-name broker.example --task task.toml --operator-key 64-HEX-DIGITS`
     """
     from hushfleet.aggregator.config.task import load_task
+    from hushfleet.aggregator.fleet import keys
     from hushfleet.aggregator.fleet.access import apply
     from hushfleet.aggregator.fleet.create import create_fleet
     from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
@@ -70,7 +82,10 @@ def _init(
         broker = BrokerPart(tuple(broker_name), port, enrolment_port)
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
-    made = create_fleet(path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names)
+    operator = None if operator_key is None else keys.read_public(operator_key)
+    made = create_fleet(
+        path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names, operator=operator
+    )
     try:
         with opened(path) as (folder, registry):
             apply(folder, registry)

@@ -1,0 +1,60 @@
+"""What the server of a run sees of its devices, in words that follow from facts: the one place of these sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+RosterBy = Literal["aggregator", "operator", "simulation"]
+"""Who says which devices may be in a secure sum."""
+
+
+@dataclass(frozen=True)
+class SumFacts:
+    """Who could unmask the devices of secure sums.
+
+    :param roster_by: `aggregator`: its own list, which nobody else has signed; `operator`: a list that the operator's
+        key signed; `simulation`: one program is the server and all devices.
+    :param keys_in_folder: of a fleet: the files in its folder that are private keys of the operator or for releases;
+        None: this is no fleet, and nothing is known of them.
+    """
+
+    roster_by: RosterBy
+    keys_in_folder: tuple[str, ...] | None = None
+
+
+def server_sees(facts: SumFacts | None, *, min_devices: int | None = None) -> str:
+    """What the server sees with secure sums, and whom that protects.
+
+    :param facts: None: a file of an earlier version does not say it.
+    :param min_devices: the fewest devices of a sum; None: not known.
+    """
+    sums = "nothing but sums" + ("" if min_devices is None else f" of at least {min_devices} devices")
+    if facts is None:
+        return (
+            f"The server sees {sums} only if somebody else signed the list of devices; this file does not say who did."
+        )
+    if facts.roster_by == "simulation":
+        return (
+            f"In the field the server sees {sums}, unless whoever runs it also holds the operator's key, which signs "
+            "the list of devices. This is a simulation: one program is the server and all devices."
+        )
+    if facts.roster_by == "aggregator":
+        return (
+            f"The server sees {sums} only if it follows the protocol: the devices take its own list of devices, so it "
+            "could add devices of its own and read the updates of the others."
+        )
+    if facts.keys_in_folder is None:
+        return (
+            f"The server sees {sums}, unless whoever runs it also holds the operator's key, which signed the list of "
+            "devices."
+        )
+    unless = "unless whoever runs it also holds the operator's key or the release key"
+    if not facts.keys_in_folder:
+        return f"The server sees {sums}, {unless}; neither lies in the fleet's folder."
+    return f"The server sees {sums}, {unless}, as in this fleet: {_lie(facts.keys_in_folder)} in its folder."
+
+
+def _lie(files: Sequence[str]) -> str:
+    return f"{' and '.join(files)} {'lies' if len(files) == 1 else 'lie'}"
