@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hushfleet.errors import BadInput
+from hushfleet.secure.roster import HONEST_FRACTION, MAX_DEVICES, MIN_DEVICES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.devices.register import DeviceRegister
@@ -128,27 +129,45 @@ def _roster(
     sign: Annotated[
         Path | None, typer.Option(metavar="KEYFILE", help="The operator's key, of `hushfleet devices roster-key`.")
     ] = None,
-) -> None:
+    federation: Annotated[str, typer.Option(help="As in the devices' files. A fleet's folder says it itself.")] = "default",
+    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the devices, at least: boards decline a task that counts on more.")] = HONEST_FRACTION,
+    min_devices: Annotated[int, typer.Option(min=2, max=MAX_DEVICES, help="The fewest in a sum: boards decline a task that opens smaller ones.")] = MIN_DEVICES,
+) -> None:  # fmt: skip
     """Write the list of devices for secure sums: all that are accepted by a key that is known.
 
     Signed by a key that the aggregator does not have, it is what boards can check (`device.roster_key` in DEVICE.toml):
-    nobody who runs the aggregator, or makes certificates, can then fill a sum with devices of their own.
+    nobody who runs the aggregator, or makes certificates, can then fill a sum with devices of their own, or count on
+    more honest ones than the operator does. Write it into the same file again after a change: its number then rises.
     """
     from hushfleet import atomic_file
+    from hushfleet.aggregator.devices.roster_file import last_signed
+    from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
     from hushfleet.aggregator.storage.identity_file import load_or_create
     from hushfleet.secure.roster import Roster
+    from hushfleet.wire.format.topics import check_name
 
+    if (run / FILE_NAME).exists():
+        config = FleetFolder(run).config
+        federation = config.federation
+        honest_fraction, min_devices = config.secure_sums.honest_fraction, config.secure_sums.min_devices
+    check_name(federation, "the federation's name")
     with _opened(run) as register:
         keys = {row.device: row.public_key for row in register.devices() if row.public_key and row.blocked is None}
     if not keys:
         raise BadInput(f"{run} knows no device by its key, so there is no list to write")
-    roster = Roster.of(keys)
+    roster = Roster.of(keys, federation=federation, honest_fraction=honest_fraction, min_devices=min_devices)
     if sign is not None:
         if not sign.exists():
             raise BadInput(f"there is no key in {sign}; make one: hushfleet devices roster-key {sign}")
-        roster = roster.signed(load_or_create(sign))
+        operator = load_or_create(sign)
+        before = last_signed(out, operator.public_key)
+        roster = roster.signed(operator, after=0 if before is None else before.number)
     atomic_file.write_whole(out, roster.to_bytes(), durable=True)
-    print(f"{len(keys)} devices are in {out}{'' if sign is None else ', signed'}")
+    print(
+        f"{roster.name}, of {len(keys)} devices, is in {out}"
+        + f": at least {roster.honest_devices} of them are honest, and no sum of fewer than {min_devices} is opened"
+        * bool(roster.signature)
+    )
 
 
 def _roster_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the key is kept.")]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 
@@ -32,3 +33,10 @@ class RosterFile:
         except (OSError, WireError) as error:
             log.warning("the roster %s cannot be read, so the one before it stays: %s", self._file, error)
         return self._roster
+
+
+def last_signed(file: Path, operator: bytes) -> Roster | None:
+    """The roster in `file`; None where there is none that this key has signed."""
+    with contextlib.suppress(OSError, WireError):
+        return Roster.from_bytes(file.read_bytes(), operator=operator)
+    return None

@@ -26,11 +26,12 @@ from hushfleet.aggregator.broker.config import (
     mosquitto_config,
 )
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.roster_file import last_signed
 from hushfleet.aggregator.fleet.authority import Authority, read_revocations
 from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, SERVICE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.storage.identity_file import load_or_create
-from hushfleet.secure.roster import Roster
+from hushfleet.secure.roster import RosterContent
 
 PID_FILE, ENROLMENT_PID_FILE = "mosquitto.pid", "enrolment.pid"
 BY_FLEET = "by the fleet's operator: "
@@ -138,12 +139,24 @@ def _apply_devices(registry: FleetRegistry, register: DeviceRegister) -> None:
 
 
 def _apply_roster(folder: FleetFolder, register: DeviceRegister) -> None:
+    """Signed anew only where it says something new: each signature draws other committees.
+
+    Without any board the last one stays, so that its number is not lost; nobody of it is accepted by the aggregator.
+    """
     keys = {row.device: row.public_key for row in register.devices() if row.blocked is None and row.public_key}
-    if keys:
-        roster = Roster.of(keys).signed(load_or_create(folder.operator_key))  # signatures are deterministic
-        _write_changed(folder.roster, roster.to_bytes())
-    else:
-        folder.roster.unlink(missing_ok=True)
+    if not keys:
+        return
+    sums, operator = folder.config.secure_sums, load_or_create(folder.operator_key)
+    wanted = RosterContent.of(
+        keys,
+        federation=folder.config.federation,
+        honest_fraction=sums.honest_fraction,
+        min_devices=sums.min_devices,
+    )
+    before = last_signed(folder.roster, operator.public_key)
+    if before is None or before.content != wanted:
+        signed = wanted.signed(operator, after=0 if before is None else before.number)
+        _write_changed(folder.roster, signed.to_bytes())
 
 
 def _write_revoked(folder: FleetFolder, registry: FleetRegistry) -> bool:

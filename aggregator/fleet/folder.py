@@ -16,6 +16,7 @@ from msgspec import Meta
 from hushfleet.config.schema import Checked, NotNegative, Positive, Share, read_file
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
+from hushfleet.secure.roster import HONEST_FRACTION, MAX_DEVICES, MIN_DEVICES
 from hushfleet.wire.format.topics import Name, check_name
 
 FILE_NAME = "fleet.toml"
@@ -90,6 +91,18 @@ class PagePart(Checked):
 
 
 @dataclass(frozen=True)
+class SecureSumsPart(Checked):
+    """What secure sums may count on: the operator's word, which is signed into the roster and written on each card.
+
+    :param honest_fraction: of the boards, at least. Boards decline a task that counts on more.
+    :param min_devices: the fewest boards in a sum. Boards decline a task that opens smaller ones.
+    """
+
+    honest_fraction: Share = HONEST_FRACTION
+    min_devices: Annotated[int, Meta(ge=2, le=MAX_DEVICES, description="2 or more")] = MIN_DEVICES
+
+
+@dataclass(frozen=True)
 class FleetConfig(Checked):
     """fleet.toml.
 
@@ -102,6 +115,7 @@ class FleetConfig(Checked):
     page: PagePart = field(default_factory=PagePart)
     device: dict[str, Any] = field(default_factory=dict)
     updates: UpdatesPart = field(default_factory=UpdatesPart)
+    secure_sums: SecureSumsPart = field(default_factory=SecureSumsPart)
 
 
 class FleetFolder:

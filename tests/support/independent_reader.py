@@ -43,7 +43,7 @@ UPDATE = (
 )
 DIFFERENCE = "task round base result steps"
 ANSWER = "task round device included bits"
-ROSTER = "devices keys signature"
+ROSTER = "devices keys federation honest_fraction min_devices number date nonce signature"
 
 
 @dataclass

@@ -295,10 +295,13 @@ GOLDEN_PUBLIC_STATE = "03000000789c9bc0e0000001f300d1"
 GOLDEN_PUBLIC_DIGEST = "a29e5f2d05b28842d23acc1110230054"
 
 GOLDEN_ROSTER = (
-    "83a76465766963657392a470692d31a470692d32a46b657973c44003a107bff3ce10be1d70dd18e74bc09967e4d6309b"
-    "a50d5f1ddc8664125531b879b5562e8fe654f94078b112e8a98ba7901f853ae695bed7e0e3910bad049664a97369676e"
-    "6174757265c440b435b66ab5cd1ad827f0eb33e9efe5183294b1bb551e8eec8a92a0d898415fefae9a38b709c1c6b992"
-    "6234e790d02a99b7f9052240a4ed889a5099ed4eaf9f0c"
+    "89a76465766963657392a470692d31a470692d32a46b657973c44003a107bff3ce10be1d70dd18e74bc09967e4d6309b"
+    "a50d5f1ddc8664125531b879b5562e8fe654f94078b112e8a98ba7901f853ae695bed7e0e3910bad049664aa66656465"
+    "726174696f6eaa677265656e686f757365af686f6e6573745f6672616374696f6ecb3fe8000000000000ab6d696e5f64"
+    "65766963657302a66e756d626572ce6ab13b80a464617465ce6ab13b80a56e6f6e6365c420000102030405060708090a"
+    "0b0c0d0e0f101112131415161718191a1b1c1d1e1fa97369676e6174757265c440df582d1991e046511235e6ed67d3fa"
+    "0285de40d901736c7643482f3d8edf55b1b6960e57a9f88a7a9f309fe911a2e9f72a178bd29e57d43aa47b73f20058db"
+    "0e"
 )
 
 
@@ -402,7 +405,8 @@ def test_public_state() -> None:
 def test_roster() -> None:
     golden, operator = bytes.fromhex(GOLDEN_ROSTER), Identity.from_bytes(bytes(range(1, 33)))
     keys = {"pi-1": DEVICE.public_key, "pi-2": operator.public_key}
-    assert Roster.of(keys).signed(operator).to_bytes() == golden
+    roster = Roster.of(keys, federation="greenhouse", honest_fraction=0.75, min_devices=2)
+    assert roster.signed(operator, at=1_790_000_000, after=7, nonce=bytes(range(32))).to_bytes() == golden
     read, signed, signature = independent_reader.roster(golden)
     assert read == keys
     verify(operator.public_key, signed, signature)
