@@ -125,48 +125,39 @@ def _block(
 
 def _roster(
     run: _Run,
-    out: Annotated[Path, typer.Option(help="The file to write, for `hushfleet aggregator --roster`.")],
-    sign: Annotated[
-        Path | None, typer.Option(metavar="KEYFILE", help="The operator's key, of `hushfleet devices roster-key`.")
-    ] = None,
-    federation: Annotated[str, typer.Option(help="As in the devices' files. A fleet's folder says it itself.")] = "default",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Take it to the machine that has the operator's key.")],
+    federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
     honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the devices, at least: boards decline a task that counts on more.")] = HONEST_FRACTION,
     min_devices: Annotated[int, typer.Option(min=2, max=MAX_DEVICES, help="The fewest in a sum: boards decline a task that opens smaller ones.")] = MIN_DEVICES,
 ) -> None:  # fmt: skip
-    """Write the list of devices for secure sums: all that are accepted by a key that is known.
+    """Write the list of devices for secure sums, to be signed: all that are accepted by a key that is known.
 
     Signed by a key that the aggregator does not have, it is what boards can check (`device.roster_key` in DEVICE.toml):
     nobody who runs the aggregator, or makes certificates, can then fill a sum with devices of their own, or count on
-    more honest ones than the operator does. Write it into the same file again after a change: its number then rises.
+    more honest ones than the operator does. Sign it where that key is, and give the result to the aggregator:
+
+    `hushfleet devices roster runs/field --out roster.unsigned`
+
+    `hushfleet fleet roster sign roster.unsigned --key operator.key --out roster.signed`
+
+    `hushfleet aggregator task.toml --broker mqtts://broker:8883 --roster roster.signed`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.devices.roster_file import last_signed
-    from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
-    from hushfleet.aggregator.storage.identity_file import load_or_create
-    from hushfleet.secure.roster import Roster
+    from hushfleet.aggregator.fleet.folder import FILE_NAME
+    from hushfleet.secure.roster import Roster, RosterContent
     from hushfleet.wire.format.topics import check_name
 
     if (run / FILE_NAME).exists():
-        config = FleetFolder(run).config
-        federation = config.federation
-        honest_fraction, min_devices = config.secure_sums.honest_fraction, config.secure_sums.min_devices
+        raise BadInput(f"{run} is a fleet's folder, whose list is written by: hushfleet fleet roster export {run}")
     check_name(federation, "the federation's name")
     with _opened(run) as register:
         keys = {row.device: row.public_key for row in register.devices() if row.public_key and row.blocked is None}
     if not keys:
         raise BadInput(f"{run} knows no device by its key, so there is no list to write")
-    roster = Roster.of(keys, federation=federation, honest_fraction=honest_fraction, min_devices=min_devices)
-    if sign is not None:
-        if not sign.exists():
-            raise BadInput(f"there is no key in {sign}; make one: hushfleet devices roster-key {sign}")
-        operator = load_or_create(sign)
-        before = last_signed(out, operator.public_key)
-        roster = roster.signed(operator, after=0 if before is None else before.number)
-    atomic_file.write_whole(out, roster.to_bytes(), durable=True)
+    content = RosterContent.of(keys, federation=federation, honest_fraction=honest_fraction, min_devices=min_devices)
+    atomic_file.write_whole(out, Roster.to_sign(content, number=int(time.time())).to_bytes(), durable=True)
     print(
-        f"{roster.name}, of {len(keys)} devices, is in {out}"
-        + f": at least {roster.honest_devices} of them are honest, and no sum of fewer than {min_devices} is opened"
-        * bool(roster.signature)
+        f"{len(keys)} devices are in {out}; next: hushfleet fleet roster sign {out} --key operator.key --out roster.signed"
     )
 
 

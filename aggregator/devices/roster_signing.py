@@ -69,8 +69,8 @@ class RosterSigner:
             raise BadInput("this roster is signed already: give the file of hushfleet fleet roster export")
         if self.last is not None and wanted.number <= self.last.number:
             raise BadInput(
-                f"the file has the number {wanted.number}, and {self.last.name} was signed here since: it may bring back "
-                "boards that were locked out. Export again (hushfleet fleet roster export) and sign that"
+                f"the file has the number {wanted.number}, and {self.last.name} was signed here since: it may bring "
+                "back boards that were locked out. Export again (hushfleet fleet roster export) and sign that"
             )
         return RosterChanges.between(self.last, wanted)
 

@@ -49,6 +49,11 @@ def service(folder: FleetFolder) -> Identity:
     return load(own)
 
 
+def in_folder(folder: FleetFolder) -> tuple[str, ...]:
+    """Which private keys lie in the folder that should be with somebody else: of the operator, and for releases."""
+    return tuple(file.name for file in (folder.operator_key, folder.release_key) if file.exists())
+
+
 def read_public(text: str) -> bytes:
     """The public key that `--operator-key` names: 64 hex digits, or a file with the private key, which stays there."""
     file = Path(text)

@@ -8,7 +8,6 @@ board of it that is locked out reaches no broker, and counts as one that is miss
 from __future__ import annotations
 
 import time
-from dataclasses import fields
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.devices.register import DeviceRegister
@@ -47,7 +46,10 @@ def waiting(folder: FleetFolder, register: DeviceRegister) -> RosterChanges:
 
 
 def sign_here(folder: FleetFolder, register: DeviceRegister, operator: Identity) -> None:
-    """Where it says something new: each signature draws other committees. Raises `StoreError`."""
+    """Only where it says something new: each signature draws other committees. Raises `StoreError`.
+
+    Without any board the last one stays, so that its number is not lost; nobody of it is accepted by the aggregator.
+    """
     asked, has = wanted(folder, register), held(folder)
     if asked is not None and (has is None or has.content != asked):
         _write(folder, asked.signed(operator, after=0 if has is None else has.number))
@@ -62,8 +64,7 @@ def to_sign(folder: FleetFolder, register: DeviceRegister, *, at: float | None =
     if asked is None:
         raise BadInput(f"no board of {folder.path} has enrolled, so there is nothing to sign yet")
     date = int(time.time() if at is None else at)
-    content = {each.name: getattr(asked, each.name) for each in fields(asked)}
-    return Roster(**content, number=max(date, 0 if has is None else has.number + 1))
+    return Roster.to_sign(asked, number=max(date, 0 if has is None else has.number + 1))
 
 
 def take(folder: FleetFolder, register: DeviceRegister, data: bytes) -> Roster:
@@ -90,7 +91,8 @@ def take(folder: FleetFolder, register: DeviceRegister, data: bytes) -> Roster:
             if row is not None and row.blocked is not None:
                 why = f"was locked out since ({row.blocked})"
             raise BadInput(
-                f"{device} is in this roster, and {why}: export again and have that signed, so that it does not come back"
+                f"{device} is in this roster, and {why}: export again and have that signed, so that it does not come "
+                "back"
             )
     _write(folder, signed)
     return signed

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet import keys
+from hushfleet.aggregator.fleet import keys, words
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.enrolment import Enroller
@@ -28,6 +28,25 @@ from hushfleet.wire.link.mqtt import MqttLink
 log = logging.getLogger("hushfleet.fleet")
 
 
+class _Applied:
+    """What follows from the registry is written, and what waits for the operator's signature is logged, once."""
+
+    def __init__(self, folder: FleetFolder, registry: FleetRegistry) -> None:
+        self._folder, self._registry = folder, registry
+        self._said = ""
+
+    def apply(self) -> None:
+        """Raises `StoreError`."""
+        try:
+            changes = apply(self._folder, self._registry)
+            told = words.roster_waits(changes) if changes else ""
+        except BadInput as error:  # boards must come in all the same
+            told = f"the roster of secure sums stays as it is: {error}"
+        if told and told != self._said:
+            log.warning("%s", told)
+        self._said = told
+
+
 def serve(path: Path, stop: threading.Event) -> None:
     """The fleet service of the folder `path`, until `stop` is set."""
     folder = FleetFolder(path)
@@ -41,7 +60,7 @@ def serve(path: Path, stop: threading.Event) -> None:
         folder.local_broker, ca_file=ca_file, cert_file=mine / "cert.pem", key_file=mine / "cert.key"
     )
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
-        known = partial(key_of, registry, register)
+        known, applied = partial(key_of, registry, register), _Applied(folder, registry)
         parts: list[Part] = [
             Listener(registry, known),
             Updating(folder, registry, known),
@@ -53,7 +72,7 @@ def serve(path: Path, stop: threading.Event) -> None:
             registry,
             register,
             Authority.load(ca_file, folder.ca / "ca.key"),
-            on_granted=lambda: apply(folder, registry),
+            on_granted=applied.apply,
         )
         service = FleetService(
             federation=folder.config.federation,
@@ -62,7 +81,7 @@ def serve(path: Path, stop: threading.Event) -> None:
             strangers=MqttLink(strangers, client_id=identity.client_id(SERVICE_NAME)),
             fleet=MqttLink(fleet, client_id=SERVICE_NAME),
             enroller=enroller,
-            apply=lambda: apply(folder, registry),
+            apply=applied.apply,
             was_changed=registry.was_changed,
             parts=parts,
         )

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from hushfleet.config.schema import Checked
 
 RosterBy = Literal["aggregator", "operator", "simulation"]
 """Who says which devices may be in a secure sum."""
 
 
 @dataclass(frozen=True)
-class SumFacts:
+class SumFacts(Checked):
     """Who could unmask the devices of secure sums.
 
     :param roster_by: `aggregator`: its own list, which nobody else has signed; `operator`: a list that the operator's
-        key signed; `simulation`: one program is the server and all devices.
+        key signed; `simulation`: one machine is the server and all devices.
     :param keys_in_folder: of a fleet: the files in its folder that are private keys of the operator or for releases;
         None: this is no fleet, and nothing is known of them.
     """
 
     roster_by: RosterBy
     keys_in_folder: tuple[str, ...] | None = None
+
+    def or_worse(self, before: SumFacts | None) -> SumFacts:
+        """With what was so at an earlier start of the same run: what was once in the folder may have been used."""
+        if before is None or before.roster_by == "aggregator":
+            return before or self
+        keys = dict.fromkeys((*(before.keys_in_folder or ()), *(self.keys_in_folder or ())))
+        return self if self.keys_in_folder is None else replace(self, keys_in_folder=tuple(keys))
 
 
 def server_sees(facts: SumFacts | None, *, min_devices: int | None = None) -> str:
@@ -38,7 +47,7 @@ def server_sees(facts: SumFacts | None, *, min_devices: int | None = None) -> st
     if facts.roster_by == "simulation":
         return (
             f"In the field the server sees {sums}, unless whoever runs it also holds the operator's key, which signs "
-            "the list of devices. This is a simulation: one program is the server and all devices."
+            "the list of devices. This is a simulation: one machine is the server and all devices."
         )
     if facts.roster_by == "aggregator":
         return (

@@ -102,7 +102,8 @@ class RosterContent(Checked):
 class Roster(RosterContent):
     """What boards are given: `RosterContent.signed` makes it, or `of`, where nobody but the aggregator vouches for it.
 
-    :param number: rises with each roster that an operator signs; 0 where it is not signed.
+    :param number: rises with each roster that an operator signs; of a list that is to be signed: at which it was
+        written; else 0.
     :param date: of the signature, unix seconds; 0 where there is none.
     :param nonce: random bytes of the operator; zeros where nobody has signed.
     :param signature: of the operator, over all before it; empty: nobody but the aggregator vouches for the list.
@@ -112,6 +113,15 @@ class Roster(RosterContent):
     date: Count = 0
     nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)] = bytes(NONCE_BYTES)
     signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
+
+    @classmethod
+    def to_sign(cls, content: RosterContent, *, number: int) -> Roster:
+        """`content` for the machine that has the operator's key.
+
+        :param number: above that of the roster that holds. What is signed later gets a higher one, so a list that is
+            older than the last signed one is known by it.
+        """
+        return cls(**{each.name: getattr(content, each.name) for each in fields(RosterContent)}, number=number)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, operator: bytes | None = None) -> Roster:
@@ -125,7 +135,7 @@ class Roster(RosterContent):
             if _is_first_format(data):
                 raise OtherVersion(
                     "the roster is in the format of Hushfleet 0.3, which names no assumption: have it signed anew by "
-                    "this version (hushfleet devices roster, or a fleet's service at its next start)"
+                    "this version (hushfleet fleet roster sign, or a fleet's service at its next start)"
                 ) from None
             raise
         if operator is not None:

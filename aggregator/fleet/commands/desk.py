@@ -35,6 +35,15 @@ def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
         yield folder, registry
 
 
+def applied(folder: FleetFolder, registry: FleetRegistry) -> str:
+    """Writes what follows from a change of the registry; a line on what waits for the operator's signature, or none."""
+    from hushfleet.aggregator.fleet import words
+    from hushfleet.aggregator.fleet.access import apply
+
+    changes = apply(folder, registry)
+    return f"\n{words.roster_waits(changes, str(folder.path))}" if changes else ""
+
+
 def register(fleet: typer.Typer) -> None:
     fleet.command("init")(_init)
     fleet.command("add")(_add)
@@ -72,7 +81,9 @@ def _init(
     from hushfleet.aggregator.fleet.access import apply
     from hushfleet.aggregator.fleet.create import create_fleet
     from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
+    from hushfleet.aggregator.fleet.sums import sum_facts
     from hushfleet.aggregator.fleet.units import write_units
+    from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.wire.format.topics import check_name
 
     name = check_name(federation or path.resolve().name, "the federation's name (--federation)")
@@ -94,9 +105,15 @@ def _init(
         shutil.rmtree(made.path, ignore_errors=True)  # `path` may be a link, which `rmtree` leaves
         raise
     named = ", ".join(checked.data.class_names)
+    whose = (
+        f"the operator's key is operator.key in {path}; to keep it elsewhere: hushfleet fleet init --help"
+        if operator is None
+        else f"the operator's key is not in {path}: changes of the boards wait for it, see hushfleet fleet roster --help"
+    )
     print(
         f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
         + f"each board's folders of images, one for each class: {named}\n" * bool(named)
+        + f"secure sums: {server_sees(sum_facts(folder), min_devices=folder.config.secure_sums.min_devices)}\n{whose}\n"
         + f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
         f"next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
     )

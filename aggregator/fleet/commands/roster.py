@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hushfleet.aggregator.fleet.commands.desk import Dir, opened
-from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.devices.roster_signing import RosterChanges
@@ -124,7 +123,7 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
             left = waiting(folder, register)
     print(f"{signed.name} of {len(signed.devices)} boards holds from the next round on")
     if left:
-        print(words.roster_waits(left))
+        print(words.roster_waits(left, str(path)))
 
 
 def _say(changes: RosterChanges, wanted: Roster | None = None) -> None:
