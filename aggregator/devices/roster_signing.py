@@ -1,20 +1,22 @@
 """A roster is signed where the operator's key lies, which may be a machine that knows nothing else of the fleet.
 
-What is to be signed is a roster without a signature, with the number at which it was written. Beside the key lies, for
-each federation, the last roster that it signed: changes are shown against that, and an older list is not signed again.
+What is to be signed is a list: a roster without a signature, with the number at which it was written. Beside the key
+lies, for each federation, the last list that it signed: changes are shown against that, and no older one is signed.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.devices.roster_file import last_signed
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, WireError
 from hushfleet.secure.roster import Roster, RosterContent
 from hushfleet.wire.format.identity import Identity
+
+_MOST_AHEAD_S = 366 * 86400
 
 
 @dataclass(frozen=True)
@@ -47,40 +49,44 @@ class RosterChanges:
 
 
 class RosterSigner:
-    """The operator's key of `file`, with the last roster that it signed for a federation beside it.
+    """The operator's key of `file`, with the last list that it signed for a federation beside it.
 
-    Raises `BadInput` where there is no key.
+    Raises `BadInput` where there is no key, or where that list cannot be read: an older one could be signed again.
     """
 
     def __init__(self, file: Path, federation: str) -> None:
         self._key: Identity = load(file)
-        self.last_file = file.with_name(f"{file.name}.{federation}.roster")
-        """Keep it with the key: what is older is not signed again."""
-        self.last = last_signed(self.last_file, self._key.public_key)
-        if self.last is None and self.last_file.exists():
-            raise BadInput(
-                f"{self.last_file} should be the last roster that this key has signed, and is not. Without it an older "
-                "list could be signed again: put the right one back, or move it away if you know what boards there are"
-            )
+        self._last_file = file.with_name(f"{file.name}.{federation}.last")  # it belongs to the key
+        self.last = read_roster(self._last_file) if self._last_file.exists() else None
 
-    def changes(self, wanted: Roster) -> RosterChanges:
-        """Against the last roster that was signed here. Raises `BadInput` for what must not be signed."""
+    def changes(self, wanted: Roster, *, now: float | None = None) -> RosterChanges:
+        """Against the last list that was signed here. Raises `BadInput` for what must not be signed.
+
+        :param now: unix seconds; None: the clock.
+        """
         if wanted.signature:
             raise BadInput("this roster is signed already: give the file of hushfleet fleet roster export")
-        if self.last is not None and wanted.number <= self.last.number:
+        last = 0 if self.last is None else self.last.number
+        if wanted.number <= last:
             raise BadInput(
-                f"the file has the number {wanted.number}, and {self.last.name} was signed here since: it may bring "
-                "back boards that were locked out. Export again (hushfleet fleet roster export) and sign that"
+                f"list {wanted.number} is not newer than list {last}, the last that was signed here: it may bring back "
+                "boards that were locked out. Export again (hushfleet fleet roster export) and sign that"
+            )
+        # whoever has the fleet's machine for a day must not use up the numbers of all later rosters
+        if wanted.number > max(last, time.time() if now is None else now) + _MOST_AHEAD_S:
+            raise BadInput(
+                f"the number of this list, {wanted.number}, is unix seconds, and more than a year ahead: set the clock "
+                "of this machine or of the fleet's right, and export again"
             )
         return RosterChanges.between(self.last, wanted)
 
     def sign(self, wanted: Roster, out: Path) -> Roster:
-        """Signs, and writes the roster beside the key, then to `out`. Raises `BadInput` or `StoreError`."""
+        """The signed roster, written to `out` when the list is noted as the last. Raises `BadInput` or `StoreError`."""
         self.changes(wanted)
-        signed = wanted.content.signed(self._key, after=0 if self.last is None else self.last.number)
-        for file in (self.last_file, out):
-            atomic_file.write_whole(file, signed.to_bytes(), durable=True)
-        self.last = signed
+        signed = wanted.content.signed(self._key, after=wanted.number - 1)
+        atomic_file.write_whole(self._last_file, wanted.to_bytes(), durable=True)
+        atomic_file.write_whole(out, signed.to_bytes(), durable=True)
+        self.last = wanted
         return signed
 
 

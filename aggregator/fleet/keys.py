@@ -50,8 +50,12 @@ def service(folder: FleetFolder) -> Identity:
 
 
 def in_folder(folder: FleetFolder) -> tuple[str, ...]:
-    """Which private keys lie in the folder that should be with somebody else: of the operator, and for releases."""
-    return tuple(file.name for file in (folder.operator_key, folder.release_key) if file.exists())
+    """Which private keys lie in the folder that are enough to read what single boards send in secure sums.
+
+    Whoever signs releases can make boards run anything; root says who does.
+    """
+    files = (folder.operator_key, folder.release_key, folder.path / "root.key")
+    return tuple(file.name for file in files if file.exists())
 
 
 def read_public(text: str) -> bytes:

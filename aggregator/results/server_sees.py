@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,8 +17,8 @@ class SumFacts(Checked):
 
     :param roster_by: `aggregator`: its own list, which nobody else has signed; `operator`: a list that the operator's
         key signed; `simulation`: one machine is the server and all devices.
-    :param keys_in_folder: of a fleet: the files in its folder that are private keys of the operator or for releases;
-        None: this is no fleet, and nothing is known of them.
+    :param keys_in_folder: of a fleet: files in its folder with private keys of the operator, or for releases; None:
+        this is no fleet, and nothing is known of them.
     """
 
     roster_by: RosterBy
@@ -41,9 +40,7 @@ def server_sees(facts: SumFacts | None, *, min_devices: int | None = None) -> st
     """
     sums = "nothing but sums" + ("" if min_devices is None else f" of at least {min_devices} devices")
     if facts is None:
-        return (
-            f"The server sees {sums} only if somebody else signed the list of devices; this file does not say who did."
-        )
+        return f"The server sees {sums} only if somebody else signed the list of devices; this result does not say who."
     if facts.roster_by == "simulation":
         return (
             f"In the field the server sees {sums}, unless whoever runs it also holds the operator's key, which signs "
@@ -59,11 +56,9 @@ def server_sees(facts: SumFacts | None, *, min_devices: int | None = None) -> st
             f"The server sees {sums}, unless whoever runs it also holds the operator's key, which signed the list of "
             "devices."
         )
-    unless = "unless whoever runs it also holds the operator's key or the release key"
+    unless = "unless whoever runs it also holds the operator's key or one that signs releases"
     if not facts.keys_in_folder:
-        return f"The server sees {sums}, {unless}; neither lies in the fleet's folder."
-    return f"The server sees {sums}, {unless}, as in this fleet: {_lie(facts.keys_in_folder)} in its folder."
-
-
-def _lie(files: Sequence[str]) -> str:
-    return f"{' and '.join(files)} {'lies' if len(files) == 1 else 'lie'}"
+        return f"The server sees {sums}, {unless}; none of them lies in the fleet's folder."
+    *others, last = facts.keys_in_folder
+    named = f"{', '.join(others)} and {last} lie" if others else f"{last} lies"
+    return f"The server sees {sums}, {unless}, as in this fleet: {named} in its folder."

@@ -81,7 +81,7 @@ def _sign(
     has set up, with the key that `hushfleet-edge status DEVICE.toml` prints on it. Boards that nobody has set up, in a
     list that you sign, let whoever runs the server read the updates of the others.
 
-    The last list that was signed is kept beside the key, as KEYFILE.FEDERATION.roster: an older one is refused.
+    The last list that was signed is kept beside the key, as KEYFILE.FEDERATION.last: an older one is refused.
 
     Example:  hushfleet fleet roster sign roster.unsigned --key operator.key --out roster.signed
     """
@@ -90,8 +90,8 @@ def _sign(
     wanted = read_roster(file)
     signer = RosterSigner(key, wanted.federation)
     changes = signer.changes(wanted)
-    before = "the first that this key signs for it" if signer.last is None else f"the last was {signer.last.name}"
-    print(f"federation {wanted.federation}, {len(wanted.devices)} boards; {before}")
+    before = "the first that this key signs for it" if signer.last is None else f"the last was {signer.last.number}"
+    print(f"list {wanted.number} of the federation {wanted.federation}, {len(wanted.devices)} boards; {before}")
     _say(changes, wanted)
     print(
         f"boards will take it that at least {wanted.honest_devices} of these {len(wanted.devices)} are honest, and open no "
