@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hushfleet.errors import BadInput
+from hushfleet.secure.roster import HONEST_FRACTION, MAX_DEVICES, MIN_DEVICES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -51,6 +52,8 @@ def _init(
     enrolment_port: Annotated[int, typer.Option(min=1, max=65535, help="For boards that have none yet.")] = 8884,
     page_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the status page.")] = 8443,
     classes: Annotated[str | None, typer.Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None,
+    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of secure sums: the share of the boards that is honest, at least. Boards decline a task that counts on more.")] = HONEST_FRACTION,
+    min_devices: Annotated[int, typer.Option(min=2, max=MAX_DEVICES, help="Of secure sums: the fewest boards in one. Boards decline a task that opens smaller ones.")] = MIN_DEVICES,
 ) -> None:  # fmt: skip
     """Make a fleet: its authority, keys, broker configuration and registry, in a new folder.
 
@@ -59,7 +62,8 @@ def _init(
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.fleet.access import apply
     from hushfleet.aggregator.fleet.create import create_fleet
-    from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
+    from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart, SecureSumsPart
+    from hushfleet.aggregator.fleet.next_task import check_sums
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.wire.format.topics import check_name
 
@@ -70,7 +74,11 @@ def _init(
         broker = BrokerPart(tuple(broker_name), port, enrolment_port)
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
-    made = create_fleet(path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names)
+    sums = SecureSumsPart(honest_fraction, min_devices)
+    check_sums(checked, sums)
+    made = create_fleet(
+        path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names, secure_sums=sums
+    )
     try:
         with opened(path) as (folder, registry):
             apply(folder, registry)
