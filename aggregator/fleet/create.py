@@ -25,6 +25,7 @@ from hushfleet.aggregator.fleet.folder import (
     FleetConfig,
     FleetFolder,
     PagePart,
+    SecureSumsPart,
 )
 from hushfleet.aggregator.fleet.next_task import task_text
 from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
@@ -49,6 +50,7 @@ def create_fleet(
     page: PagePart | None = None,
     classes: Sequence[str] = (),
     operator: bytes | None = None,
+    secure_sums: SecureSumsPart | None = None,
 ) -> FleetFolder:
     """:param task: copied to `task.toml`, with the files that it names beside itself; checked by the caller.
     :param classes: take the place of the task's `class_names`.
@@ -74,7 +76,14 @@ def create_fleet(
             )
     text = _task_text(task, classes)
     defaults = _device_defaults(text)
-    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), defaults)
+    config = FleetConfig(
+        federation,
+        broker,
+        enrolment or EnrolmentPart(),
+        page or PagePart(),
+        defaults,
+        secure_sums=secure_sums or SecureSumsPart(),
+    )
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:

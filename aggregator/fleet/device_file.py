@@ -23,7 +23,11 @@ def device_toml(
     state_dir: str = STATE_DIR,
     ca_file: str = CA_FILE,
 ) -> str:
-    """The text of the file. The defaults of fleet.toml's `[device]` go before ours in each section."""
+    """The text of the file. The defaults of fleet.toml's `[device]` go before ours in each section.
+
+    What secure sums may count on is on the card, and not only in the roster, so it also binds those who sign later.
+    """
+    sums = folder.config.secure_sums
     plain: dict[str, Any] = {
         "device": {
             "id": board.device,
@@ -42,6 +46,7 @@ def device_toml(
             "enrol_url": folder.enrolment_url,
             "token_file": str(PurePosixPath(state_dir) / "enrol.token"),
         },
+        "limits": {"honest_fraction": sums.honest_fraction, "min_devices": sums.min_devices},
     }
     for section, values in copy.deepcopy(folder.config.device).items():
         if isinstance(values, dict):

@@ -6,6 +6,7 @@ standing beside the board.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,10 +22,12 @@ from hushfleet.config.schema import (
     Share,
     require,
 )
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.terms import Accounting
+from hushfleet.secure.roster import HONEST_FRACTION, MIN_DEVICES
 from hushfleet.user_files import expanded
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
@@ -137,8 +140,9 @@ class LimitsSection(Checked):
         of the data which no noise covers (`Cost.raw`). `as-published` takes all, and the ledger charges infinity.
     :param min_noise_multiplier: the least noise over sensitivity in what this device sends; 0: any.
     :param noise_split: among how many devices the noise may be divided at most; 0: as many as the task package names.
-    :param min_devices: the fewest devices of a secure sum; 0: as the task says, 2 or more.
-    :param honest_fraction: of the devices, the largest share that a task of secure sums may take to be honest.
+    :param min_devices: the fewest devices of a secure sum. Where an operator has signed more, that holds.
+    :param honest_fraction: of the devices, the largest share that a task of secure sums may take to be honest. Where an
+        operator has signed less, that holds.
     :param constant_time: whether a round's end is announced when the task says, and not when training ends; None: with
         the unit `record`, outside of simulations.
     """
@@ -150,9 +154,18 @@ class LimitsSection(Checked):
     accounting: Accounting = "strict"
     min_noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     noise_split: Count = 0
-    min_devices: Count = 0
-    honest_fraction: Share = 1.0
+    min_devices: Count = MIN_DEVICES
+    honest_fraction: Share = HONEST_FRACTION
     constant_time: bool | None = None
+
+    @classmethod
+    def of_simulation(cls, privacy: PrivacySpec, **others: Any) -> LimitsSection:
+        """FOR SIMULATION ONLY: all that the task asks. Simulated data have no owner, and the one who simulates is
+        operator, aggregator and every board at once, so limits would protect nobody from anybody."""
+        secure = privacy.secure
+        trust = {} if secure is None else {"min_devices": secure.min_devices, "honest_fraction": secure.honest_fraction}
+        limits = {"epsilon_server": math.inf, "delta": privacy.delta, "accounting": privacy.accounting}
+        return cls(**{**limits, **trust, **others})
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ aggregator writes the task package, so what stands there alone is the word of wh
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import time
 from dataclasses import dataclass, fields, replace
@@ -18,6 +17,7 @@ from msgspec import Meta
 
 from hushfleet.config.schema import Checked, Count, Share, pack, require, unpack
 from hushfleet.errors import BadSignature, Malformed, OtherVersion
+from hushfleet.secure.committee import corrupt_devices
 from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.topics import Name
 
@@ -28,7 +28,6 @@ HONEST_FRACTION, MIN_DEVICES = 0.9, 10
 """Of secure sums, where nobody says otherwise: which share of the boards is honest, and the fewest in a sum."""
 _SIGNED = b"hushfleet roster\0"
 _FIRST_FORMAT = {"devices", "keys", "signature"}
-_EXACT = 1e-9  # a share times a number of devices is meant as a whole number where it is this near to one
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class RosterContent(Checked):
     @property
     def honest_devices(self) -> int:
         """How many of the devices are honest, at least."""
-        return len(self.devices) - math.floor((1 - self.honest_fraction) * len(self.devices) + _EXACT)
+        return len(self.devices) - corrupt_devices(len(self.devices), honest_fraction=self.honest_fraction)
 
     def signed(
         self, operator: Identity, *, after: int = 0, at: float | None = None, nonce: bytes | None = None

@@ -69,7 +69,7 @@ def victim(
         card = load_config(file)
         assert card.roster_key is not None
         device = replace(config.device, roster_key=card.roster_key.hex())
-        owned = replace(config, device=device, limits=replace(config.limits, accounting="secure"))
+        owned = replace(config, device=device, limits=replace(config.limits, accounting="secure", min_devices=8))
         return SecureFleet(make_bench(package=with_secure_sums(package), config=owned))
 
     return make

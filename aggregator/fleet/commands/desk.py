@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hushfleet.errors import BadInput
+from hushfleet.secure.roster import HONEST_FRACTION, MAX_DEVICES, MIN_DEVICES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -60,6 +61,8 @@ def _init(
     enrolment_port: Annotated[int, typer.Option(min=1, max=65535, help="For boards that have none yet.")] = 8884,
     page_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the status page.")] = 8443,
     classes: Annotated[str | None, typer.Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None,
+    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of secure sums: the share of the boards that is honest, at least. Boards decline a task that counts on more.")] = HONEST_FRACTION,
+    min_devices: Annotated[int, typer.Option(min=2, max=MAX_DEVICES, help="Of secure sums: the fewest boards in one. Boards decline a task that opens smaller ones.")] = MIN_DEVICES,
     operator_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="The operator's key, which signs who may be in a secure sum, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
 ) -> None:  # fmt: skip
     """Make a fleet: its authority, keys, broker configuration and registry, in a new folder.
@@ -80,7 +83,8 @@ def _init(
     from hushfleet.aggregator.fleet import keys
     from hushfleet.aggregator.fleet.access import apply
     from hushfleet.aggregator.fleet.create import create_fleet
-    from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
+    from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart, SecureSumsPart
+    from hushfleet.aggregator.fleet.next_task import check_sums
     from hushfleet.aggregator.fleet.sums import sum_facts
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
@@ -94,8 +98,17 @@ def _init(
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
     operator = None if operator_key is None else keys.read_public(operator_key)
+    sums = SecureSumsPart(honest_fraction, min_devices)
+    check_sums(checked, sums)
     made = create_fleet(
-        path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names, operator=operator
+        path,
+        federation=name,
+        broker=broker,
+        task=task,
+        page=PagePart(port=page_port),
+        classes=names,
+        operator=operator,
+        secure_sums=sums,
     )
     try:
         with opened(path) as (folder, registry):
