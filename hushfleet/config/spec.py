@@ -185,7 +185,7 @@ class PrivacySpec(Checked):
     :param accountant: by which every epsilon of the task is printed: `exact`, or `rdp` as in the papers. What the owner
         of a device allows is always counted by `exact`.
     :param noise_split: among how many devices a round's noise may be divided, at most; 1: not at all.
-    :param secure: of `accounting = "secure"`: the server sees nothing but sums.
+    :param secure: of `accounting = "secure"`: a server that did not make the roster sees nothing but sums.
     """
 
     unit: Unit

@@ -33,7 +33,9 @@ def field(tmp_path: Path) -> Iterator[Field]:
 def sign(field: Field) -> None:
     keys = {name: field.fleet.identities[name].public_key for name in field.fleet.names}
     assert field.roster is not None
-    field.roster.path.write_bytes(RosterContent.of(keys, min_devices=6).signed(OPERATOR).to_bytes())
+    field.roster.path.write_bytes(
+        RosterContent.of(keys, honest_fraction=1.0, min_devices=6).signed(OPERATOR).to_bytes()
+    )
 
 
 def test_no_round_begins_before_the_operator_has_signed(field: Field, caplog: pytest.LogCaptureFixture) -> None:
