@@ -39,7 +39,7 @@ class _Applied:
         """Raises `StoreError`."""
         try:
             changes = apply(self._folder, self._registry)
-            told = words.roster_waits(changes) if changes else ""
+            told = f"{words.roster_waits(changes)}: {words.roster_export()}" if changes else ""
         except BadInput as error:  # boards must come in all the same
             told = f"the roster of secure sums stays as it is: {error}"
         if told and told != self._said:

@@ -50,11 +50,12 @@ def _problems(holds: Roster | None, changes: RosterChanges) -> list[Problem]:
     """A roster that waits, and what it costs until it is signed."""
     if not changes:
         return []
-    advice = "Have it signed where the operator's key is: hushfleet fleet roster --help."
+    advice = f"{words.roster_export()}, and have it signed where the operator's key is."
     found = [Problem(words.roster_waits(changes), advice, urgent=True)]
     if holds is not None and _opens_none(holds, missing=len(changes.removed) + len(changes.changed)):
         what = "so many boards of the roster are locked out or have new keys that no sum opens until one is signed"
-        found.append(Problem(what, "Stop the aggregator meanwhile: boards are charged for what they send in vain."))
+        advice = "Stop the aggregator meanwhile: boards are charged for what they send in vain."
+        found.append(Problem(what, advice, urgent=True))
     return found
 
 

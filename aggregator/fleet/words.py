@@ -75,17 +75,20 @@ def roster(sums: SumsView) -> str:
     )
 
 
-def roster_waits(changes: RosterChanges, folder: str = "DIR") -> str:
-    """`12 boards wait for a signed roster, and 1 is to leave it: hushfleet fleet roster export DIR --out FILE`."""
+def roster_waits(changes: RosterChanges) -> str:
+    """`12 boards wait for a signed roster, and 1 is to leave it`."""
     joining, leaving = len(changes.added) + len(changes.changed), len(changes.removed)
     if joining:
         told = f"{joining} board{'s wait' if joining > 1 else ' waits'} for a signed roster"
-        told += f", and {leaving} {'are' if leaving > 1 else 'is'} to leave it" * bool(leaving)
-    elif leaving:
-        told = f"{leaving} board{'s are' if leaving > 1 else ' is'} to leave the roster, which waits to be signed"
-    else:
-        told = "the limits of the roster have changed, which waits to be signed"
-    return f"{told}: hushfleet fleet roster export {folder} --out FILE"
+        return told + f", and {leaving} {'are' if leaving > 1 else 'is'} to leave it" * bool(leaving)
+    if leaving:
+        return f"{leaving} board{'s are' if leaving > 1 else ' is'} to leave the roster, which waits to be signed"
+    return "the limits of the roster have changed, which waits to be signed"
+
+
+def roster_export(folder: str = "DIR") -> str:
+    """What to type then."""
+    return f"hushfleet fleet roster export {folder} --out FILE"
 
 
 def certificates(view: FleetView) -> str:

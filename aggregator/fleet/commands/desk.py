@@ -42,7 +42,7 @@ def applied(folder: FleetFolder, registry: FleetRegistry) -> str:
     from hushfleet.aggregator.fleet.access import apply
 
     changes = apply(folder, registry)
-    return f"\n{words.roster_waits(changes, str(folder.path))}" if changes else ""
+    return f"\n{words.roster_waits(changes)}: {words.roster_export(str(folder.path))}" if changes else ""
 
 
 def register(fleet: typer.Typer) -> None:

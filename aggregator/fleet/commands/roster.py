@@ -123,7 +123,7 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
             left = waiting(folder, register)
     print(f"{signed.name} of {len(signed.devices)} boards holds from the next round on")
     if left:
-        print(words.roster_waits(left, str(path)))
+        print(f"{words.roster_waits(left)}: {words.roster_export(str(path))}")
 
 
 def _say(changes: RosterChanges, wanted: Roster | None = None) -> None:

@@ -232,7 +232,8 @@ def test_status_and_page_say_by_whom_sums_are_protected_and_what_waits(two: Two,
         assert "unless whoever runs it also holds the operator's key" in text
         assert "operator.key" not in text
         assert "no roster is signed yet, so no round of secure sums begins" in text
-        assert "2 boards wait for a signed roster: hushfleet fleet roster export DIR --out FILE" in text
+        assert "2 boards wait for a signed roster" in text
+        assert "hushfleet fleet roster export DIR --out FILE, and have it signed where the operator's key is." in text
     two.take(two.sign(two.export()))
     run("block", two.folder.path, "plant-1")
     for text in told(two.view()):
