@@ -1,7 +1,7 @@
 """A roster is signed where the operator's key lies, which may be a machine that knows nothing else of the fleet.
 
-What is to be signed is a list: a roster without a signature, with the number at which it was written. Beside the key
-lies, for each federation, the last list that it signed: changes are shown against that, and no older one is signed.
+A list to be signed is a roster without a signature, with the number at which it was written. The last list of each
+federation that a key has signed lies beside the key: changes are shown against it, and no older list is signed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_AHEAD_S = 366 * 86400
 
 @dataclass(frozen=True)
 class RosterChanges:
-    """What a roster says that the one before it did not.
+    """The differences of a roster from the one before it.
 
     :param added, removed, changed: ids of devices; `changed`: by another key.
     :param limits: what else is another, in words.

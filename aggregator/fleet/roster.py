@@ -1,6 +1,6 @@
 """Which boards may be in secure sums: what the registry asks for, what the operator has signed, and what lies between.
 
-Where the operator's private key is in the fleet's folder, `access.apply` signs each change. Where it is elsewhere, a
+A fleet with the operator's private key in its folder has each change signed by `access.apply`. With the key elsewhere a
 change waits: the list is exported, signed there, and taken here. Until then rounds go on with the roster that holds; a
 board of it that is locked out reaches no broker, and counts as one that is missing.
 """
@@ -21,7 +21,7 @@ from hushfleet.wire.format.identity import Identity
 
 
 def wanted(folder: FleetFolder, register: DeviceRegister) -> RosterContent | None:
-    """What the operator should sign now; None where no board has enrolled."""
+    """The list that the operator should sign now; None where no board has enrolled."""
     known = {row.device: row.public_key for row in register.devices() if row.blocked is None and row.public_key}
     if not known:
         return None
@@ -40,7 +40,7 @@ def held(folder: FleetFolder) -> Roster | None:
 
 
 def waiting(folder: FleetFolder, register: DeviceRegister) -> RosterChanges:
-    """What the operator has not signed yet. Nothing where no board has enrolled: the last roster then stays."""
+    """The changes that the operator has not signed yet; none while no board is enrolled: the last roster stays."""
     asked, has = wanted(folder, register), held(folder)
     return RosterChanges.between(has, has if asked is None else asked)
 

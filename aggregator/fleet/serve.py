@@ -29,7 +29,7 @@ log = logging.getLogger("hushfleet.fleet")
 
 
 class _Applied:
-    """What follows from the registry is written, and what waits for the operator's signature is logged, once."""
+    """Writes the files that follow from the registry, and logs once that a roster waits to be signed."""
 
     def __init__(self, folder: FleetFolder, registry: FleetRegistry) -> None:
         self._folder, self._registry = folder, registry

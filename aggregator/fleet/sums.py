@@ -15,7 +15,7 @@ from hushfleet.secure.roster import Roster
 
 
 def sum_facts(folder: FleetFolder) -> SumFacts:
-    """Of a fleet, whose boards take a roster of the operator only."""
+    """A fleet's facts: its boards take a roster of the operator only."""
     return SumFacts("operator", keys.in_folder(folder))
 
 

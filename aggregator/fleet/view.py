@@ -174,7 +174,7 @@ class RolloutView:
 
 @dataclass(frozen=True)
 class SumsView:
-    """Of a task with secure sums: what the server sees, and the list of boards that the operator has signed.
+    """The secure sums of a fleet: what the server sees, and the list of boards that the operator has signed.
 
     :param server_sees: in words.
     :param roster: its number and date, in words; empty before the first.

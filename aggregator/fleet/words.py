@@ -87,7 +87,7 @@ def roster_waits(changes: RosterChanges) -> str:
 
 
 def roster_export(folder: str = "DIR") -> str:
-    """What to type then."""
+    """The command that writes the list to be signed."""
     return f"hushfleet fleet roster export {folder} --out FILE"
 
 

@@ -249,7 +249,7 @@ class Details(JsonRecord):
 
 
 class SumsInfo(JsonRecord):
-    """Of secure sums: who says which devices may be in one, as `SumFacts` has it.
+    """Who says which devices may be in a secure sum, as `SumFacts` has it.
 
     :param min_devices: the fewest devices of a sum.
     """

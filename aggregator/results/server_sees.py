@@ -1,4 +1,4 @@
-"""What the server of a run sees of its devices, in words that follow from facts: the one place of these sentences."""
+"""Sentences on what the server of a run sees of its devices. They follow from facts, and stand here alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SumFacts(Checked):
 
 
 def server_sees(facts: SumFacts | None, *, min_devices: int | None = None) -> str:
-    """What the server sees with secure sums, and whom that protects.
+    """A sentence on what the server sees with secure sums, and on which key that rests.
 
     :param facts: None: a file of an earlier version does not say it.
     :param min_devices: the fewest devices of a sum; None: not known.

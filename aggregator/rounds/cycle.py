@@ -135,7 +135,7 @@ class RoundCycle:
         return True
 
     def _current_roster(self) -> Roster | None:
-        """Of a secure sum. Raises `BadInput` where the operator should have signed one, and has not."""
+        """The roster of a secure sum. Raises `BadInput` where the operator should have signed one, and has not."""
         if self._roster is None:
             return self._enrolment.roster()
         listed = self._roster.current()

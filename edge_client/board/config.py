@@ -229,7 +229,7 @@ class DeviceConfig(Checked):
 
     @property
     def service_key(self) -> bytes:
-        """Whose answers and offers this board of a fleet takes. Raises `BadInput` for a board of none."""
+        """The public key of the fleet service. Raises `BadInput` for a board of no fleet."""
         if self.fleet is None:
             raise BadInput("a board without a section [fleet] has no fleet service")
         return bytes.fromhex(self.fleet.service_key or self.fleet.operator_key)

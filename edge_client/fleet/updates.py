@@ -1,8 +1,8 @@
 """A board's releases: an offer is judged, fetched beside the rounds, and handed to `slots.py`, which tries it.
 
-The offer is signed by the fleet service's key, the release by the release key. What `slots.py` needs to be sure of, it
-checks again, as root. Nothing is asked for while a round is under way, and the client ends for the new release's first
-start between rounds only.
+The offer is signed by the fleet service's key, the release by the release key. `slots.py` checks again, as root, all
+that it needs to be sure of. Nothing is asked for while a round is under way, and the client ends for the new release's
+first start between rounds only.
 """
 
 from __future__ import annotations

@@ -117,8 +117,7 @@ class Roster(RosterContent):
     def to_sign(cls, content: RosterContent, *, number: int) -> Roster:
         """`content` for the machine that has the operator's key.
 
-        :param number: above that of the roster that holds. What is signed later gets a higher one, so a list that is
-            older than the last signed one is known by it.
+        :param number: above that of the roster that holds; it shows which of two lists is older.
         """
         return cls(**{each.name: getattr(content, each.name) for each in fields(RosterContent)}, number=number)
 

@@ -31,7 +31,7 @@ from support.secure_fleet import SecureFleet, with_secure_sums
 
 
 class Thief:
-    """What he makes of a fleet's folder.
+    """The person who has a fleet's folder.
 
     :param folder: as `fleet init` made it.
     """

@@ -31,8 +31,8 @@ def register(fleet: typer.Typer) -> None:
 
         3. here: `hushfleet fleet roster import greenhouse roster.signed`
 
-        Rounds go on meanwhile, with the boards of the list that was signed last. Where `operator.key` lies in the
-        fleet's folder, each change is signed at once, and nothing of this is needed.
+        Rounds go on meanwhile, with the boards of the list that was signed last. A fleet with `operator.key` in its own
+        folder signs each change at once, and needs nothing of this.
         """,
     )
     roster.command("export")(_export)

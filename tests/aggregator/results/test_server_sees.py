@@ -1,4 +1,4 @@
-"""What a report says that the server sees: it follows from who signs the list of devices, and where the keys lie."""
+"""A report's sentence on what the server sees follows from who signs the list of devices, and where the keys lie."""
 
 from __future__ import annotations
 
