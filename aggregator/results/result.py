@@ -261,6 +261,7 @@ class Result(JsonRecord):
     model: ModelInfo
     accounting: Accounting
     trust: Trust | None = None  # files of earlier versions do not say it
+    assumption: str | None = None  # of secure sums: what must be true of the fleet, by the newest roster
     accountant: Accountant = "rdp"  # what files without it were made with
     clip_norm: Annotated[Number, Field(gt=0)]
     noise_multiplier: Annotated[float, Field(ge=0)]

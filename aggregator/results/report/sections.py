@@ -257,6 +257,7 @@ def _privacy_facts(result: Result, headline: Headline) -> PagePart:
             ("clip norm", number(result.clip_norm)),
             ("noise multiplier", number(result.noise_multiplier)),
             ("trust", TRUST[result.accounting]),
+            *([("secure sums", result.assumption)] if result.assumption else []),
             ("accounting", result.accounting),
             *(
                 [("values of sums that may have wrapped around", _wraps(result))]
