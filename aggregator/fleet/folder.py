@@ -118,6 +118,10 @@ class FleetFolder:
         self.service = self.path / "service"
         self.operator_key = self.path / "operator.key"
         self.release_key = self.path / "release.key"
+        self.root_key = self.path / "root.key"  # signs who signs releases; it belongs elsewhere
+        self.root_public = self.path / "root.pub"
+        self.release_keys = self.path / "release_keys"
+        self.newest_key = self.service / "newest.key"  # says each day which release is the newest
         self.roster = self.path / "roster"
         self.releases = self.path / "releases"
         self.logs = self.path / "log"  # of `hushfleet fleet up`; services of systemd log to its journal

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hushfleet.atomic_file import sync_folder
-from hushfleet.errors import StoreError
+from hushfleet.errors import BadInput, StoreError
 from hushfleet.user_files import user_config_dir
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import MAX_INT
@@ -37,6 +37,16 @@ def load_or_create(path: Path) -> Identity:
         return Identity.from_bytes(path.read_bytes())
     except OSError as error:
         raise StoreError(f"the aggregator's key {path} cannot be read or made: {error.strerror}") from error
+
+
+def load(path: Path) -> Identity:
+    """The key in `path`, which is never made here. Raises `BadInput` where there is none, or it is damaged."""
+    try:
+        return Identity.from_bytes(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"there is no private key to read in {path}: {error.strerror}") from error
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
 
 
 def next_epoch(path: Path, *, clock: Callable[[], float] = time.time) -> int:

@@ -8,7 +8,8 @@ only to check a signature it borrows `cryptography` from the good release.
     /opt/hushfleet/releases/VERSION/    unpacked releases, each with its manifest as release.json
     /opt/hushfleet/current              symlink to the one that runs
     /opt/hushfleet/slots.json           which one is good, which one is on trial: the truth
-    /opt/hushfleet/release_key          whose releases are taken: an Ed25519 public key, 64 hex digits; or several
+    /opt/hushfleet/root_key             root's public key, 64 hex digits: signs the statement of who signs releases
+    /opt/hushfleet/release_keys         the newest such statement; a newer one comes by way of STATE/release_keys
 
 slots.json is replaced as a whole, and synced; the symlink follows it before every start. So whatever is killed, and
 whenever the power goes, the board has the old release or the new one. Starts of a release on trial are counted before
@@ -156,6 +157,7 @@ class Slots:
 
     def check(self) -> tuple[State, bool]:
         """Once a minute; and whether the client must be started anew."""
+        self._take_keys()
         with self._locked():
             state = self.read()
             if not state.trial or not state.starts:
@@ -180,6 +182,7 @@ class Slots:
     def install(self) -> State:
         """Puts the release in STATE/incoming on trial, from the next start on; or says why not in slots.json."""
         with self._locked("install.lock"):
+            self._take_keys()
             state = self._update(lambda state: replace(state, installs=state.installs + 1))
             incoming = self._state_dir / "incoming"
             try:
@@ -227,13 +230,33 @@ class Slots:
     # inside
 
     def _place(self, state: State, archive: Path) -> Manifest:
-        """By the code of the release that is good."""
+        with self._borrowing(state):
+            from hushfleet.release import Trust, place
+
+            return place(archive, self.releases, keys=Trust.of_board(self.root).in_force().keys)
+
+    def _take_keys(self) -> None:
+        """Takes a newer statement about release keys that the client has left, if root has signed it."""
+        text, _ = _read_inside(self._state_dir, "release_keys", 1 << 15)
+        if not text:
+            return
+        try:
+            with self._locked(), self._borrowing(self.read()):
+                from hushfleet.release import Trust
+
+                known = Trust.of_board(self.root)
+                if (newer := known.after(text)) != known:
+                    self._replace("release_keys", f"{newer.line}\n")
+        except Exception as error:  # whatever the client has left: the board goes on with what it has
+            print(f"error: {error}", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def _borrowing(self, state: State) -> Iterator[None]:
+        """What `slots.pyz` lacks comes from the release that is good."""
         good = str(self.releases / state.good)
         sys.path.append(good)
         try:
-            from hushfleet.release import place
-
-            return place(archive, self.releases, keys=(self.root / "release_key").read_text().split())
+            yield
         finally:
             sys.path.remove(good)
 
@@ -261,13 +284,17 @@ class Slots:
             _sync(self.root)
 
     def _write(self, state: State) -> None:
-        fresh = self.root / ".slots.json"
+        self._replace(self._file.name, json.dumps(asdict(state)))
+
+    def _replace(self, name: str, text: str) -> None:
+        """A file of root's that the client reads, whole or not at all."""
+        fresh = self.root / f".{name}"
         with fresh.open("w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)  # the client reads it
-            json.dump(asdict(state), file)
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(fresh, self._file)
+        os.replace(fresh, self.root / name)
         _sync(self.root)
 
     def _collect(self, state: State) -> None:
@@ -302,12 +329,12 @@ def _open_inside(folder: Path, name: str) -> int:
     return handle
 
 
-def _read_inside(folder: Path, name: str) -> tuple[str, int]:
-    """The first characters of a small file, and when it was written, in nanoseconds; empty and 0 without it."""
+def _read_inside(folder: Path, name: str, most: int = 64) -> tuple[str, int]:
+    """The first `most` bytes of a small file, and when it was written, in nanoseconds; empty and 0 without it."""
     with contextlib.suppress(OSError):
         handle = _open_inside(folder, name)
         try:
-            return os.read(handle, 64).decode("ascii", "replace").strip(), os.fstat(handle).st_mtime_ns
+            return os.read(handle, most).decode("ascii", "replace").strip(), os.fstat(handle).st_mtime_ns
         finally:
             os.close(handle)
     return "", 0

@@ -6,11 +6,16 @@ The standard library alone, and `cryptography` where a signature is checked: thi
 
 from hushfleet.release.archive import check_payload, pack, place, read_head, unpack
 from hushfleet.release.manifest import Manifest, SignedManifest, Signer, this_platform
+from hushfleet.release.statements import Newest, ReleaseKeys, Signed, Trust
 
 __all__ = [
     "Manifest",
+    "Newest",
+    "ReleaseKeys",
+    "Signed",
     "SignedManifest",
     "Signer",
+    "Trust",
     "check_payload",
     "pack",
     "place",

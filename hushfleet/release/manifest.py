@@ -86,8 +86,7 @@ class Manifest:
     @property
     def order(self) -> tuple[int, ...]:
         """The version as numbers, to compare: 0.3 is 0.3.0.0."""
-        numbers = [int(number) for number in self.version.split(".")]
-        return tuple(numbers + [0] * (4 - len(numbers)))
+        return version_order(self.version)
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
@@ -170,6 +169,12 @@ def manifest_length(start: bytes) -> int:
     if length > MANIFEST_CAP:
         raise TooLarge(f"the release's manifest has {length} bytes; at most {MANIFEST_CAP} are allowed")
     return int(length)
+
+
+def version_order(version: str) -> tuple[int, ...]:
+    """Four numbers to compare versions by: 0.3 is 0.3.0.0."""
+    numbers = [int(number) for number in version.split(".")]
+    return tuple(numbers + [0] * (4 - len(numbers)))
 
 
 def this_platform() -> tuple[str, str]:
