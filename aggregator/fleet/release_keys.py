@@ -1,14 +1,13 @@
 """Who signs a fleet's releases: statements of the root key, whose private half may lie on another machine.
 
-`root.pub` has the fleet's first root, `release_keys` the statements that boards are sent: the newest, and those before it
-that named another root, since a board takes each from the root that it knows.
+`root.pub` has the fleet's first root, `release_keys` the statements that boards are sent: the newest, and those before
+it that named another root, since a board takes each from the root that it knows.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hushfleet import atomic_file
@@ -32,8 +31,9 @@ def keys_in_force(folder: FleetFolder) -> ReleaseKeys:
     found = trust(folder).keys
     if found is None:
         raise BadInput(
-            f"root has not said yet who signs this fleet's releases: sign {folder.path / UNSIGNED_FILE} where root's key "
-            f"is (hushfleet fleet sign FILE --key ROOT.key), then: hushfleet fleet release-key import {folder.path} FILE"
+            f"root has not said yet who signs this fleet's releases: sign {folder.path / UNSIGNED_FILE} where root's "
+            f"key is (hushfleet fleet sign FILE --key ROOT.key), then: hushfleet fleet release-key import {folder.path} "
+            "FILE"
         )
     return found
 
@@ -72,7 +72,7 @@ def new_release_key(folder: FleetFolder) -> str:
 
 
 def take(folder: FleetFolder, text: str) -> ReleaseKeys:
-    """Signed statements become those that boards are sent. Raises `BadInput` where they are not newer, `BadSignature`."""
+    """Signed statements become those that boards are sent. Raises `BadInput` where none is newer, or `BadSignature`."""
     known = trust(folder)
     after = known.after(text)
     if after.keys is None or after.number == known.number:
