@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
+import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ def build_release(
     *,
     version: str,
     wheels: Path | None = None,
-    downgrade: bool = False,
+    downgrade_from: Sequence[str] = (),
 ) -> Release:
     """A new release of the software that is installed here, known to the fleet; for the arguments see `bundle.build`.
 
@@ -128,9 +129,21 @@ def build_release(
     with work, tempfile.TemporaryDirectory(dir=folder.releases, prefix=".") as name:
         out = Path(name) / "new.hfr"
         bundle.build(
-            out, key=key, python=target.python, arch=target.arch, version=version, wheels=wheels, downgrade=downgrade
+            out,
+            key=key,
+            python=target.python,
+            arch=target.arch,
+            version=version,
+            wheels=wheels,
+            downgrade_from=downgrade_from,
+            downgrade_serial=_next_serial(registry) if downgrade_from else 0,
         )
         return add_release(folder, registry, out, public_key=key.public_key)
+
+
+def _next_serial(registry: FleetRegistry) -> int:
+    """Above all that were given, also where a clock was put back."""
+    return max([int(time.time()), *(1 + each.manifest.downgrade_serial for each in releases(registry))])
 
 
 def card_of(

@@ -53,7 +53,7 @@ def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path, *, pub
     """
     with path.open("rb") as file:
         head = read_head(file)
-        manifest = head.verify(public_key)
+        manifest = head.verify([public_key.hex()])
         check_payload(file, manifest)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").digest()

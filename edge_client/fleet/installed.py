@@ -59,7 +59,7 @@ class Installed:
             keys = (self._root / "release_key").read_text().split()
         except OSError as error:
             raise BadInput(f"whom to trust with releases is not known: {error}") from error
-        manifest = SignedManifest.from_bytes(head).verify_any(keys)
+        manifest = SignedManifest.from_bytes(head).verify(keys)
         manifest.require_platform(*this_platform())
         check_fits(manifest, state.good, store=int(SCHEMA_VERSION))
         return manifest

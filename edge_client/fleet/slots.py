@@ -344,8 +344,8 @@ def check_fits(manifest: Manifest, good: str, *, store: int | None) -> None:
     """
     if manifest.version == good:
         raise SlotsError(f"release {manifest.version} is installed already")
-    if _order(manifest.version) < _order(good) and not manifest.downgrade:
-        raise SlotsError(f"release {manifest.version} is older than {good}, and not signed as a downgrade")
+    if _order(manifest.version) < _order(good) and good not in manifest.downgrade_from:
+        raise SlotsError(f"release {manifest.version} is older than {good}, and not signed as a downgrade from it")
     if store is not None and not manifest.oldest_store <= store <= manifest.store:
         raise SlotsError(
             f"release {manifest.version} takes stores of version {manifest.oldest_store} to {manifest.store}; this "

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from importlib.metadata import distribution, distributions
 from pathlib import Path
 
@@ -53,12 +54,14 @@ def build(
     arch: str = "aarch64",
     version: str = hushfleet.__version__,
     wheels: Path | None = None,
-    downgrade: bool = False,
+    downgrade_from: Sequence[str] = (),
+    downgrade_serial: int = 0,
 ) -> Manifest:
     """Writes the release `out`; some 40 s, and a minute more where wheels have to be fetched.
 
     :param python: of `PYTHONS`; :param arch: one of `ARCHITECTURES`.
     :param version: what boards will say that they run.
+    :param downgrade_from, downgrade_serial: see `Manifest`.
     :param wheels: a folder with the wheels, where no index can be reached.
     Raises `BadInput` where wheels are missing.
     """
@@ -71,7 +74,6 @@ def build(
         contents = {wheel.name: _unpack_wheel(wheel, folder) for wheel in found}
         _copy_ours(folder, version)
         (folder / "__main__.py").write_text(_START)
-        (folder / _HASHES).write_text(json.dumps(contents, indent=1, sort_keys=True))
         out.parent.mkdir(parents=True, exist_ok=True)
         return pack(
             folder,
@@ -82,7 +84,9 @@ def build(
             arch=arch,
             oldest_store=int(OLDEST_SCHEMA),
             store=int(SCHEMA_VERSION),
-            downgrade=downgrade,
+            downgrade_from=downgrade_from,
+            downgrade_serial=downgrade_serial,
+            wheels=contents,
         )
 
 

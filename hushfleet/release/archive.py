@@ -15,7 +15,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -23,12 +23,12 @@ from hushfleet.atomic_file import sync_folder
 from hushfleet.errors import BadInput, Malformed, StoreFull, TooLarge
 from hushfleet.release.manifest import (
     RELEASE_CAP,
-    SIGNATURE_BYTES,
     START_BYTES,
     Manifest,
     SignedManifest,
     Signer,
     manifest_length,
+    signatures_length,
     this_platform,
 )
 
@@ -49,7 +49,9 @@ def pack(
     arch: str,
     oldest_store: int,
     store: int,
-    downgrade: bool = False,
+    downgrade_from: Sequence[str] = (),
+    downgrade_serial: int = 0,
+    wheels: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Writes `folder` as the release `out`, signed by `key`; the other arguments are `Manifest`'s.
 
@@ -81,7 +83,9 @@ def pack(
         arch=arch,
         oldest_store=oldest_store,
         store=store,
-        downgrade=downgrade,
+        downgrade_from=tuple(downgrade_from),
+        downgrade_serial=downgrade_serial,
+        wheels=dict(wheels or {}),
         payload_sha256=hashlib.sha256(data).hexdigest(),
         payload_bytes=len(data),
         unpacked_bytes=unpacked,
@@ -92,9 +96,10 @@ def pack(
 
 
 def read_head(file: BinaryIO) -> SignedManifest:
-    """The head of an open release, whose signature is not checked yet; the file then stands at the payload."""
+    """The head of an open release, whose signatures are not checked yet; the file then stands at the payload."""
     start = file.read(START_BYTES)
-    return SignedManifest.from_bytes(start + file.read(manifest_length(start) + SIGNATURE_BYTES))
+    body, count = file.read(manifest_length(start)), file.read(1)
+    return SignedManifest.from_bytes(start + body + count + file.read(signatures_length(count)))
 
 
 def check_payload(file: BinaryIO, manifest: Manifest) -> None:
@@ -156,7 +161,7 @@ def place(source: Path, releases: Path, *, keys: Iterable[str] | None) -> Manife
     with _open_plain(source) as theirs, tempfile.TemporaryFile(dir=releases) as file:
         _copy(theirs, file)
         head = read_head(file)
-        manifest = head.manifest if keys is None else head.verify_any(keys)
+        manifest = head.manifest if keys is None else head.verify(keys)
         manifest.require_platform(*this_platform())
         check_payload(file, manifest)
         whole, part = releases / manifest.version, releases / f".{manifest.version}.part"

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chaos.life_plan import BOARDS, LifePlan, Part, Step, Trouble
 from chaos.machine import Machine
@@ -26,6 +25,7 @@ from hushfleet.aggregator.fleet.rollout import begin, current, seats
 from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.errors import HushfleetError
+from hushfleet.wire.format.identity import Identity
 from support.desk import TASK, Board, make_folder
 from support.releases import build_release, crashes
 from support.systemd import EmulatedBoard
@@ -43,8 +43,8 @@ class Releases:
     """Built once for all lives."""
 
     def __init__(self, folder: Path) -> None:
-        key = Ed25519PrivateKey.generate()
-        self.public = key.public_key().public_bytes_raw()
+        key = Identity.generate()
+        self.public = key.public_key
         self.old = build_release(folder / "old.hfr", OLD, key=key)
         self.good = build_release(folder / "good.hfr", NEW, key=key)
         self.bad = build_release(folder / "bad.hfr", NEW, key=key, change=crashes)

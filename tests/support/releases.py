@@ -24,7 +24,7 @@ def build_release(out: Path, version: str, *, key: Any, change: Change | None = 
     :param change: of its files, as in a release that is broken.
     """
     python, arch = this_platform()
-    fields = {"oldest_store": int(OLDEST_SCHEMA), "store": int(SCHEMA_VERSION), "downgrade": False, **manifest}
+    fields = {"oldest_store": int(OLDEST_SCHEMA), "store": int(SCHEMA_VERSION), **manifest}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _copy_ours(folder, version)

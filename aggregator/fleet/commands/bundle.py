@@ -21,7 +21,7 @@ def _bundle(
     arch: Annotated[str, typer.Option(help="Of the boards: aarch64 or x86_64.")] = "aarch64",
     version: Annotated[str, typer.Option(help="What boards will say that they run: two to four numbers.")] = hushfleet.__version__,
     wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Wheels of other packages, where no package index can be reached.", exists=True, file_okay=False)] = None,
-    downgrade: Annotated[bool, typer.Option("--downgrade", help="Boards may go back to it from a newer one.")] = False,
+    downgrade_from: Annotated[list[str] | None, typer.Option(metavar="VERSION", help="Boards that run this newer version may go back to it; repeatable.")] = None,
 ) -> None:  # fmt: skip
     """Build a signed release of the software that is installed here, for cards and for roll-outs. A minute or two.
 
@@ -37,7 +37,9 @@ def _bundle(
     with opened(path) as (folder, registry):
         target = Target(python, arch)
         with shown(Console()):
-            release = build_release(folder, registry, target, version=version, wheels=wheels, downgrade=downgrade)
+            release = build_release(
+                folder, registry, target, version=version, wheels=wheels, downgrade_from=downgrade_from or ()
+            )
     print(
         f"built {release.file}, {release.size / 1e6:.1f} MB: new cards get it\n"
         f"next, for boards that run: hushfleet fleet rollout {path} --to {release.version}"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,12 +35,13 @@ from hushfleet.config.schema import pack
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.release import pack as pack_release
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
+from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Health, Message
 from hushfleet.wire.format.topics import Topics
 from support.desk import make_folder
 
-KEY = Ed25519PrivateKey.generate()
-PUBLIC = KEY.public_key().public_bytes_raw()
+KEY = Identity.generate()
+PUBLIC = KEY.public_key
 RULES = UpdatesPart(soak_minutes=0.0)
 NOW = 1_000_000.0
 
@@ -159,7 +159,7 @@ def test_only_sound_releases_of_the_fleets_key_are_taken(desk: Desk, tmp_path: P
         add_release(desk.folder, desk.registry, path, public_key=PUBLIC)
 
     with pytest.raises(BadSignature):
-        add(release(tmp_path, "3.0", key=Ed25519PrivateKey.generate()))
+        add(release(tmp_path, "3.0", key=Identity.generate()))
     whole = release(tmp_path, "3.0")
     cut = tmp_path / "cut.hfr"
     cut.write_bytes(whole.read_bytes()[:-1])
