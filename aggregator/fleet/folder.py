@@ -124,6 +124,7 @@ class FleetFolder:
         self.newest_key = self.service / "newest.key"  # says each day which release is the newest
         self.roster = self.path / "roster"
         self.releases = self.path / "releases"
+        self.unsigned = self.path / "unsigned"  # releases that lack a signature
         self.logs = self.path / "log"  # of `hushfleet fleet up`; services of systemd log to its journal
         file = self.path / FILE_NAME
         if not file.exists():

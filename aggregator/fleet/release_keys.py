@@ -31,9 +31,9 @@ def keys_in_force(folder: FleetFolder) -> ReleaseKeys:
     found = trust(folder).keys
     if found is None:
         raise BadInput(
-            f"root has not said yet who signs this fleet's releases: sign {folder.path / UNSIGNED_FILE} where root's "
-            f"key is (hushfleet fleet sign FILE --key ROOT.key), then: hushfleet fleet release-key import {folder.path} "
-            "FILE"
+            f"root has not said yet who signs this fleet's releases. Where root's key is: hushfleet fleet release-key "
+            f"sign {UNSIGNED_FILE} --key root.key; then here: hushfleet fleet release-key import {folder.path} "
+            f"{folder.path / UNSIGNED_FILE}"
         )
     return found
 
@@ -65,8 +65,12 @@ def next_statement(
 
 
 def new_release_key(folder: FleetFolder) -> str:
-    """The public half of a new `release.key`; the former one is kept beside it as `release.key.old`."""
-    if folder.release_key.exists():
+    """The public half of a new `release.key`; the former one is kept beside it as `release.key.old`.
+
+    One that was made before, and waits for root's statement, is taken.
+    """
+    known = trust(folder).keys
+    if folder.release_key.exists() and known and load(folder.release_key).public_key.hex() in known.keys:
         folder.release_key.replace(folder.release_key.with_name("release.key.old"))
     return load_or_create(folder.release_key).public_key.hex()
 
@@ -98,6 +102,6 @@ def write_first(path: Path, *, root: str | None) -> None:
     signed = Signed(ReleaseKeys(1, public, (release.public_key.hex(),), 1, daily.public_key.hex()))
     name = UNSIGNED_FILE
     if key is not None:
-        signed, name = signed.with_signature(key, key.public_key), "release_keys"
+        signed, name = signed.with_signature(key), "release_keys"
     atomic_file.write_whole(path / "root.pub", f"{public}\n".encode(), durable=True)
     atomic_file.write_whole(path / name, f"{signed.to_line()}\n".encode(), durable=True)

@@ -95,7 +95,7 @@ class TellingNewest(Part):
         with contextlib.suppress(OSError, HushfleetError):
             last = Signed.from_line(Newest, file.read_text("utf-8")).statement.said_at
         said = Newest(max(int(self._wall()), last + 1), versions)
-        line = Signed(said).with_signature(key, key.public_key).to_line()
+        line = Signed(said).with_signature(key).to_line()
         atomic_file.write_whole(file, line.encode(), durable=True)
         return line
 

@@ -10,6 +10,7 @@ only to check a signature it borrows `cryptography` from the good release.
     /opt/hushfleet/slots.json           which one is good, which one is on trial: the truth
     /opt/hushfleet/root_key             root's public key, 64 hex digits: signs the statement of who signs releases
     /opt/hushfleet/release_keys         the newest such statement; a newer one comes by way of STATE/release_keys
+    /opt/hushfleet/system.json          for which release this file and the units were renewed last
 
 slots.json is replaced as a whole, and synced; the symlink follows it before every start. So whatever is killed, and
 whenever the power goes, the board has the old release or the new one. Starts of a release on trial are counted before
@@ -210,7 +211,8 @@ class Slots:
             try:
                 state = self.read()
             except SlotsError:
-                state = State(place(archive, self.releases, keys=None).version)
+                state = State(place(archive, self.releases, trust=None).version)
+                self._replace("system.json", json.dumps({"release": state.good}))  # the card brought these files, too
             self._settle(state)
             return state
 
@@ -233,7 +235,7 @@ class Slots:
         with self._borrowing(state):
             from hushfleet.release import Trust, place
 
-            return place(archive, self.releases, keys=Trust.of_board(self.root).in_force().keys)
+            return place(archive, self.releases, trust=Trust.of_board(self.root))
 
     def _take_keys(self) -> None:
         """Takes a newer statement about release keys that the client has left, if root has signed it."""
@@ -371,8 +373,8 @@ def check_fits(manifest: Manifest, good: str, *, store: int | None) -> None:
     """
     if manifest.version == good:
         raise SlotsError(f"release {manifest.version} is installed already")
-    if _order(manifest.version) < _order(good) and not manifest.downgrade:
-        raise SlotsError(f"release {manifest.version} is older than {good}, and not signed as a downgrade")
+    if _order(manifest.version) < _order(good) and good not in manifest.downgrade_from:
+        raise SlotsError(f"release {manifest.version} is older than {good}, and not signed as a downgrade from it")
     if store is not None and not manifest.oldest_store <= store <= manifest.store:
         raise SlotsError(
             f"release {manifest.version} takes stores of version {manifest.oldest_store} to {manifest.store}; this "
@@ -393,18 +395,30 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
+def renew_system(root: Path, good: str, units: Path) -> None:
+    """Lets a release that has proved itself renew this file and the units, where root has signed that it may."""
+    if b'"system":true' not in (root / "releases" / good / "release.json").read_bytes():
+        return
+    from hushfleet.edge_client.fleet.system_files import is_due, renew
+
+    if is_due(root, good) and renew(root, good, units=units):
+        subprocess.run(["systemctl", "daemon-reload"], check=False)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="slots.py", description="Which release this board runs.")
     parser.add_argument("command", choices=("begin", "check", "install", "first", "back", "show"))
     parser.add_argument("archive", type=Path, nargs="?", metavar="FILE.hfr", help="of `first`")
     parser.add_argument("--root", type=Path, default=Path("/opt/hushfleet"))
     parser.add_argument("--state", type=Path, default=Path("/var/lib/hushfleet"))
+    parser.add_argument("--units", type=Path, default=Path("/etc/systemd/system"))
     options = parser.parse_args()
     slots = Slots(options.root, options.state)
     restart = False
     try:
         if options.command == "check":
             state, restart = slots.check()
+            renew_system(slots.root, state.good, options.units)
         elif options.command == "show":
             state = slots.read()
         elif options.command == "first":

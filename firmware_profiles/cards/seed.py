@@ -22,7 +22,7 @@ _SLOTS = {  # what `slots.py` imports, by package
     "hushfleet": ("__init__.py", "atomic_file.py", "errors.py"),
     "hushfleet.release": ("__init__.py", "archive.py", "manifest.py", "statements.py"),
     "hushfleet.edge_client": ("__init__.py",),
-    "hushfleet.edge_client.fleet": ("__init__.py", "slots.py"),
+    "hushfleet.edge_client.fleet": ("__init__.py", "slots.py", "system_files.py"),
 }
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # of ZIP and FAT; the same card, written again, has the same bytes
 
@@ -117,6 +117,13 @@ def slots_archive() -> bytes:
         start = "import sys\n\nfrom hushfleet.edge_client.fleet.slots import main\n\nsys.exit(main())\n"
         file.writestr(zipfile.ZipInfo("__main__.py", _EPOCH), start)
     return archive.getvalue()
+
+
+def write_system(folder: Path) -> None:
+    """What a release brings that renews `slots.pyz` and the units of boards."""
+    with resources.as_file(_KIT / "units") as units:
+        shutil.copytree(units, folder / "units", copy_function=shutil.copyfile)
+    (folder / "slots.pyz").write_bytes(slots_archive())
 
 
 def _copy_kit(target: Path) -> None:

@@ -15,22 +15,23 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from hushfleet.atomic_file import sync_folder
+from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.errors import BadInput, Malformed, StoreFull, TooLarge
 from hushfleet.release.manifest import (
     RELEASE_CAP,
-    SIGNATURE_BYTES,
     START_BYTES,
     Manifest,
     SignedManifest,
     Signer,
     manifest_length,
+    signatures_length,
     this_platform,
 )
+from hushfleet.release.statements import Trust
 
 MANIFEST_NAME = "release.json"
 """Of the manifest in the folder of a release; `slots.py` reads it."""
@@ -43,15 +44,18 @@ def pack(
     folder: Path,
     out: Path,
     *,
-    key: Signer,
+    key: Signer | None,
     version: str,
     python: str,
     arch: str,
     oldest_store: int,
     store: int,
-    downgrade: bool = False,
+    downgrade_from: Sequence[str] = (),
+    downgrade_serial: int = 0,
+    wheels: Mapping[str, str] | None = None,
+    system: bool = False,
 ) -> Manifest:
-    """Writes `folder` as the release `out`, signed by `key`; the other arguments are `Manifest`'s.
+    """Writes `folder` as the release `out`, signed by `key` (None: by nobody yet); the rest is the manifest's.
 
     The same folder gives the same bytes: names are sorted, times and owners left out. Raises `BadInput` for a link.
     """
@@ -81,20 +85,34 @@ def pack(
         arch=arch,
         oldest_store=oldest_store,
         store=store,
-        downgrade=downgrade,
+        downgrade_from=tuple(downgrade_from),
+        downgrade_serial=downgrade_serial,
+        wheels=dict(wheels or {}),
         payload_sha256=hashlib.sha256(data).hexdigest(),
         payload_bytes=len(data),
         unpacked_bytes=unpacked,
         entries=entries,
+        system=system,
     )
-    out.write_bytes(SignedManifest.sign(manifest, key).to_bytes() + data)
+    out.write_bytes(SignedManifest.sign(manifest, *filter(None, [key])).to_bytes() + data)
     return manifest
 
 
+def add_signature(path: Path, key: Signer) -> SignedManifest:
+    """Signs a release where it lies, after checking that it is whole; its head afterwards. Raises `Malformed`."""
+    with path.open("rb") as file:
+        head = read_head(file)
+        check_payload(file, head.manifest)
+        signed = head.also_signed(key)
+        write_whole(path, signed.to_bytes() + file.read(), durable=True)
+    return signed
+
+
 def read_head(file: BinaryIO) -> SignedManifest:
-    """The head of an open release, whose signature is not checked yet; the file then stands at the payload."""
+    """The head of an open release, whose signatures are not checked yet; the file then stands at the payload."""
     start = file.read(START_BYTES)
-    return SignedManifest.from_bytes(start + file.read(manifest_length(start) + SIGNATURE_BYTES))
+    body, count = file.read(manifest_length(start)), file.read(1)
+    return SignedManifest.from_bytes(start + body + count + file.read(signatures_length(count)))
 
 
 def check_payload(file: BinaryIO, manifest: Manifest) -> None:
@@ -141,22 +159,21 @@ def unpack(file: BinaryIO, manifest: Manifest, folder: Path) -> None:
         raise Malformed(f"the payload of release {manifest.version} contradicts itself at {error.filename}") from error
 
 
-def place(source: Path, releases: Path, *, keys: Iterable[str] | None) -> Manifest:
+def place(source: Path, releases: Path, *, trust: Trust | None) -> Manifest:
     """Puts a release into `releases/VERSION`, complete and with compiled caches, or leaves nothing.
 
     `source` may belong to somebody else who changes it meanwhile: what is checked and unpacked is a copy. A folder of
     that version that is there already is complete; it stays.
 
-    :param keys: public keys (64 hex digits each), one of which must have signed it; None: no more than the hash is
-        checked, for a card's first start, where no `cryptography` is and the release lies beside the key that would
-        vouch for it.
+    :param trust: who must have signed it; None: no more than the hash is checked, for a card's first start, where no
+        `cryptography` is and the release lies beside the keys that would vouch for it.
     Raises `BadSignature`, `Malformed`, `TooLarge`, `BadInput` for another platform, `StoreFull`.
     """
     releases.mkdir(mode=0o755, parents=True, exist_ok=True)
     with _open_plain(source) as theirs, tempfile.TemporaryFile(dir=releases) as file:
         _copy(theirs, file)
         head = read_head(file)
-        manifest = head.manifest if keys is None else head.verify_any(keys)
+        manifest = head.manifest if trust is None else trust.verify(head)
         manifest.require_platform(*this_platform())
         check_payload(file, manifest)
         whole, part = releases / manifest.version, releases / f".{manifest.version}.part"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, TooLarge
-from hushfleet.release.manifest import Signer
+from hushfleet.release.manifest import Manifest, SignedManifest, Signer
 
 ROOT_FILE = "root_key"
 """The file of a card and of a board with root's public key, 64 hex digits."""
@@ -107,9 +107,9 @@ class Signed(Generic[S]):
     statement: S
     signatures: Mapping[str, str] = field(default_factory=dict)
 
-    def with_signature(self, key: Signer, public_key: bytes) -> Signed[S]:
+    def with_signature(self, key: Signer) -> Signed[S]:
         signature = key.sign(_signed_bytes(self.statement)).hex()
-        return replace(self, signatures={**self.signatures, public_key.hex(): signature})
+        return replace(self, signatures={**self.signatures, key.public_key.hex(): signature})
 
     def is_signed_by(self, public_key: str) -> bool:
         """Borrows `cryptography`."""
@@ -201,8 +201,18 @@ class Trust:
     def in_force(self) -> ReleaseKeys:
         """Raises `BadInput` where there was no statement yet."""
         if self.keys is None:
-            raise BadInput(f"root {self.root[:16]}... has named no release keys to this board yet: no release is taken")
+            raise BadInput(f"root {self.root[:16]}... has named no release keys yet: no release is taken")
         return self.keys
+
+    def verify(self, head: SignedManifest) -> Manifest:
+        """The manifest of a release that may be installed. Raises `BadInput`, or `BadSignature` for too few signers."""
+        keys = self.in_force()
+        manifest = head.verify(keys.keys, keys.threshold)
+        if manifest.system and not head.is_signed_by(self.root):
+            raise BadSignature(
+                f"release {manifest.version} renews what runs as root on a board, and root has not signed it"
+            )
+        return manifest
 
     def after(self, text: str) -> Trust:
         """What holds after the statements in `text`, of which lower numbers than the one that holds are passed over.

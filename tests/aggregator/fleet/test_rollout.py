@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,12 +35,13 @@ from hushfleet.config.schema import pack
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.release import pack as pack_release
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
+from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Health, Message
 from hushfleet.wire.format.topics import Topics
-from support.desk import make_folder
+from support.desk import adopt, make_folder
 
-KEY = Ed25519PrivateKey.generate()
-PUBLIC = KEY.public_key().public_bytes_raw()
+KEY = Identity.generate()
+PUBLIC = KEY.public_key
 RULES = UpdatesPart(soak_minutes=0.0)
 NOW = 1_000_000.0
 
@@ -66,10 +66,11 @@ def health(device: str, **changes: Any) -> Health:
 class Desk:
     def __init__(self, tmp_path: Path, boards: int) -> None:
         self.folder: FleetFolder = make_folder(tmp_path / "greenhouse", boards=boards)
+        adopt(self.folder, KEY)
         self.registry = FleetRegistry(self.folder.path)
         self.registry.write("UPDATE boards SET state = 'enrolled'")
         self.devices = [board.device for board in self.registry.boards()]
-        add_release(self.folder, self.registry, release(tmp_path, "2.0"), public_key=PUBLIC)
+        add_release(self.folder, self.registry, release(tmp_path, "2.0"))
 
     def say(self, device: str, *, at: float = NOW, **changes: Any) -> None:
         row = (device, bytes(32), "ready", 1, "1.0", at, pack(health(device, **changes)), at)
@@ -150,16 +151,16 @@ def test_a_release_is_on_the_disk_before_it_is_known(
     """A power cut must not leave a version that nobody can build again and a file that is empty."""
     path, synced, fsync = release(tmp_path, "3.0"), list[Path](), os.fsync
     monkeypatch.setattr(os, "fsync", lambda h: (synced.append(Path(os.readlink(f"/proc/self/fd/{h}"))), fsync(h)))
-    add_release(desk.folder, desk.registry, path, public_key=PUBLIC)
+    add_release(desk.folder, desk.registry, path)
     assert [each.parent.name for each in synced] == ["releases", desk.folder.path.name]
 
 
 def test_only_sound_releases_of_the_fleets_key_are_taken(desk: Desk, tmp_path: Path) -> None:
     def add(path: Path) -> None:
-        add_release(desk.folder, desk.registry, path, public_key=PUBLIC)
+        add_release(desk.folder, desk.registry, path)
 
     with pytest.raises(BadSignature):
-        add(release(tmp_path, "3.0", key=Ed25519PrivateKey.generate()))
+        add(release(tmp_path, "3.0", key=Identity.generate()))
     whole = release(tmp_path, "3.0")
     cut = tmp_path / "cut.hfr"
     cut.write_bytes(whole.read_bytes()[:-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -59,8 +60,10 @@ def test_built_without_an_index(tmp_path: Path, wheels: Path, monkeypatch: pytes
     assert (manifest.python, manifest.arch, manifest.oldest_store) == (PYTHON, ARCH, 1)
     place(out, tmp_path / "releases", keys=[KEY.public_key.hex()])
     release = tmp_path / "releases" / version
-    hashes = json.loads((release / "wheels.json").read_text())
-    assert {name.split("-")[0] for name in hashes} >= {"numpy", "onnxruntime", "cryptography", "cffi", "msgspec"}
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in wheels.glob("*.whl")}
+    assert manifest.wheels == json.loads((release / "release.json").read_text())["wheels"]
+    assert manifest.wheels.items() <= hashes.items()
+    assert {name.split("-")[0] for name in manifest.wheels} >= {"numpy", "onnxruntime", "cryptography", "cffi"}
     ours = {path.relative_to(release / "hushfleet").parts[0] for path in (release / "hushfleet").rglob("*.py")}
     assert not ours & {"aggregator", "models", "simulator"}
     assert (release / "hushfleet/firmware_profiles/boards/raspberry-pi-4-4gb.toml").is_file()
