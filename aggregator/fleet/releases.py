@@ -84,6 +84,14 @@ def find_release(registry: FleetRegistry, version: str, platform: str) -> Releas
     return None if row is None else Release(*row)
 
 
+def check_signed(folder: FleetFolder, registry: FleetRegistry, version: str | None) -> None:
+    """Raises `BadSignature` where boards would refuse the release `version` (None: the newest) by the keys in force."""
+    found = [each for each in releases(registry) if version in (None, each.version)]
+    for each in found:
+        if each.version == found[0].version:
+            trust(folder).verify(SignedManifest.from_bytes(each.head))
+
+
 def mapped(folder: FleetFolder, found: Sequence[Release]) -> dict[bytes, memoryview]:
     """The files by SHA-256, mapped into memory and not read; those that are gone are left out."""
     maps = {}

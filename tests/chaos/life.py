@@ -27,7 +27,7 @@ from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.errors import HushfleetError
 from hushfleet.wire.format.identity import Identity
-from support.desk import Board, TASK, adopt, make_folder
+from support.desk import TASK, Board, adopt, make_folder
 from support.releases import build_release, crashes
 from support.systemd import EmulatedBoard
 
@@ -74,6 +74,7 @@ class Life:
         self.folder: FleetFolder = make_folder(
             self.home / "greenhouse", boards=BOARDS, task=task, certificate_days=_CERTIFICATE_DAYS
         )
+        adopt(self.folder, self.releases.key)
         file = self.folder.path / "fleet.toml"
         text = file.read_text().replace("soak_minutes = 10.0", "soak_minutes = 0.0")
         file.write_text(text.replace("kib_per_second = 1024.0", "kib_per_second = 300.0"))

@@ -51,6 +51,7 @@ def _init(
     enrolment_port: Annotated[int, typer.Option(min=1, max=65535, help="For boards that have none yet.")] = 8884,
     page_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the status page.")] = 8443,
     classes: Annotated[str | None, typer.Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None,
+    root_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="Root's key, which says who signs releases, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
 ) -> None:  # fmt: skip
     """Make a fleet: its authority, keys, broker configuration and registry, in a new folder.
 
@@ -60,6 +61,7 @@ def _init(
     from hushfleet.aggregator.fleet.access import apply
     from hushfleet.aggregator.fleet.create import create_fleet
     from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
+    from hushfleet.aggregator.fleet.release_keys import UNSIGNED_FILE
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.wire.format.topics import check_name
 
@@ -70,7 +72,9 @@ def _init(
         broker = BrokerPart(tuple(broker_name), port, enrolment_port)
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
-    made = create_fleet(path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names)
+    made = create_fleet(
+        path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names, root=root_key
+    )
     try:
         with opened(path) as (folder, registry):
             apply(folder, registry)
@@ -79,11 +83,17 @@ def _init(
         shutil.rmtree(made.path, ignore_errors=True)  # `path` may be a link, which `rmtree` leaves
         raise
     named = ", ".join(checked.data.class_names)
+    if folder.root_key.exists():
+        offline = f"move {folder.root_key} to a medium that is offline: it says who signs what boards run\n"
+    elif (folder.path / UNSIGNED_FILE).exists():
+        offline = f"{folder.path / UNSIGNED_FILE} waits for root's signature: hushfleet fleet release-key --help\n"
+    else:
+        offline = ""
     print(
         f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
         + f"each board's folders of images, one for each class: {named}\n" * bool(named)
         + f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
-        f"next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
+        f"{offline}next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
     )
 
 

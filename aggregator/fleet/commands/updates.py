@@ -55,10 +55,12 @@ def _rollout(
     """
     if (to is not None) + newest + resume + cancel > 1:
         raise BadInput("say one of --to, --newest, --resume and --cancel")
+    from hushfleet.aggregator.fleet.releases import check_signed
     from hushfleet.aggregator.fleet.rollout import begin, change
 
-    with opened(path) as (_, registry):
+    with opened(path) as (folder, registry):
         if to is not None or newest:
+            check_signed(folder, registry, to)
             begin(registry, to, now=time.time())
         elif resume:
             change(registry, "running")
