@@ -397,7 +397,10 @@ def _sync(folder: Path) -> None:
 
 def renew_system(root: Path, good: str, units: Path) -> None:
     """Lets a release that has proved itself renew this file and the units, where root has signed that it may."""
-    if b'"system":true' not in (root / "releases" / good / "release.json").read_bytes():
+    try:
+        if b'"system":true' not in (root / "releases" / good / "release.json").read_bytes():
+            return
+    except OSError:
         return
     from hushfleet.edge_client.fleet.system_files import is_due, renew
 

@@ -80,8 +80,10 @@ def _rehearsed(root: Path, source: Path) -> str:
                 if done.returncode != 0:
                     said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it says nothing"]
                     return f"the new slots.pyz fails at `{command}`: {said[-1][:300]}"
-            if (stage / "current").readlink().name != state["good"]:
-                return "the new slots.pyz would not start the good release"
+                if json.loads(done.stdout)["good"] != state["good"]:
+                    return f"the new slots.pyz says at `{command}` that another release is good"
+            if (stage / "current").readlink().name not in (state["good"], state.get("trial")):
+                return "the new slots.pyz would start neither the good release nor the one that is to be tried"
     except (OSError, ValueError, LookupError, TypeError, AttributeError, subprocess.SubprocessError) as error:
         return f"the new slots.pyz cannot be tried: {error}"[:400]
     return _unsound_units(source)
@@ -92,7 +94,7 @@ def _unsound_units(source: Path) -> str:
     files = [str(each) for each in sorted((source / "units").glob("hushfleet-*"))]
     if not files or shutil.which("systemd-analyze") is None:
         return ""
-    done = subprocess.run(["systemd-analyze", "verify", *files], capture_output=True, timeout=_REHEARSAL_S)
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *files], capture_output=True, timeout=_REHEARSAL_S)
     said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [""]
     return f"systemd refuses a new unit: {said[-1][:300]}" if done.returncode != 0 else ""
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.main import app
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
@@ -35,14 +35,14 @@ def folder(tmp_path: Path) -> FleetFolder:
 
 
 def run(*words: str | Path) -> str:
-    done = CliRunner().invoke(app, ["fleet", *map(str, words)])
+    done = CliRunner().invoke(build_app(), ["fleet", *map(str, words)])
     assert done.exit_code == 0, f"{done.output} {done.exception}"
     return done.output
 
 
 def refused(*words: str | Path) -> str:
     """What a command says that gives up."""
-    done = CliRunner().invoke(app, ["fleet", *map(str, words)])
+    done = CliRunner().invoke(build_app(), ["fleet", *map(str, words)])
     assert done.exit_code != 0
     return f"{done.output} {done.exception}"
 
@@ -104,7 +104,7 @@ def test_root_and_release_keys_on_other_machines(tmp_path: Path) -> None:
         assert "not the root key" in refused("release-key", "sign", taken, "--key", keys["eve"][0], "--yes")
         assert "not signed by the root" in refused("release-key", "import", path, taken)
         shown = CliRunner().invoke(
-            app, ["fleet", "release-key", "sign", str(taken), "--key", str(keys["root"][0])], "n\n"
+            build_app(), ["fleet", "release-key", "sign", str(taken), "--key", str(keys["root"][0])], input="n\n"
         )
         assert "sign it?" in shown.output
         assert "not signed by the root" in refused("release-key", "import", path, taken)
@@ -203,7 +203,7 @@ class Told:
         for device in self.devices if heard else ():
             self.hear(device)
         self.part.advance(self, self.now)
-        return sorted(topic.split("/")[3] for topic, _ in self.sent)
+        return sorted(str(self.topics.parse(topic).device) for topic, _ in self.sent)
 
     @property
     def word(self) -> Newest:
