@@ -21,6 +21,11 @@ they happen, as U-Boot counts boots:
     back     by hand: to the release before the good one
 
 A release on trial is healthy while the client writes its version into STATE/healthy again and again.
+
+A board does not go back to a release with a hole. Its floor is the highest version that was ever good here, and nothing
+lowers it. A release below the floor is installed in one case only: its manifest names the release that is good now
+(`downgrade_from`), and its `downgrade_serial` is not below the highest one that was ever put on trial here. So a
+permission to go back holds from the named versions alone, and ends when the board has followed a newer permission.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     from hushfleet.release import Manifest
@@ -65,6 +70,8 @@ class State:
         these in a row have found it healthy.
     :param seen: when STATE/healthy was written, as of the last check; nanoseconds.
     :param installs: how often the installation of the file in STATE/incoming was begun.
+    :param floor: the highest version that was ever good.
+    :param downgrade_serial: the highest one of a release that was put on trial.
     :param last: the release that was on trial last.
     :param outcome: what has become of it, `good` or `returned`; `refused`: what was installed last never came on trial.
     :param reason: why, in words.
@@ -78,9 +85,15 @@ class State:
     steady: int = 0
     seen: int = 0
     installs: int = 0
+    floor: str = ""
+    downgrade_serial: int = 0
     last: str = ""
     outcome: str = ""
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.floor or _order(self.floor) < _order(self.good):
+            object.__setattr__(self, "floor", self.good)
 
     @property
     def runs(self) -> str:
@@ -89,11 +102,23 @@ class State:
 
     def ended(self, outcome: str, reason: str) -> State:
         """The trial is over, and what was good stays so."""
-        return State(self.good, self.previous, last=self.trial or "", outcome=outcome, reason=reason)
+        return self._next(self.good, self.previous, last=self.trial or "", outcome=outcome, reason=reason)
 
-    def before(self, *, reason: str) -> State:
+    def proved(self, *, previous: str | None) -> State:
+        """What was on trial is good."""
+        assert self.trial is not None
+        return self._next(self.trial, previous, last=self.trial, outcome="good")
+
+    def before(self, previous: str, *, reason: str) -> State:
         """Back to the previous release."""
-        return State(self.previous or "", last=self.good, outcome="returned", reason=reason)
+        return self._next(previous, last=self.good, outcome="returned", reason=reason)
+
+    def with_trial(self, version: str, *, downgrade_serial: int) -> State:
+        serial = max(self.downgrade_serial, downgrade_serial)
+        return replace(self._next(self.good, self.previous, version), downgrade_serial=serial)
+
+    def _next(self, good: str, previous: str | None = None, trial: str | None = None, **outcome: str) -> State:
+        return State(good, previous, trial, floor=self.floor, downgrade_serial=self.downgrade_serial, **outcome)
 
 
 class SlotsError(Exception):
@@ -114,23 +139,36 @@ class Slots:
 
     def read(self) -> State:
         """Of slots.json; where it is missing or damaged, what `current` points to is good. Raises `SlotsError`."""
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            state = State(**json.loads(self._file.read_text(encoding="utf-8")))
+        known = self._read_fields()
+        if "good" in known:
+            state = State(**known)
             if self._is_there(state.good):
                 return state
             if self._is_there(state.previous):
-                return state.before(reason="its files are gone")
+                return state.before(state.previous, reason="its files are gone")
         with contextlib.suppress(OSError):
             linked = self.current.readlink().name
             if self._is_there(linked):
-                return State(linked)
+                return State(linked, **self._kept())
         found = [each for each in self.releases.glob("*") if self._is_there(each.name)]
         if not found:
             raise SlotsError(f"there is no release in {self.releases}; install one")
-        return State(max(found, key=lambda each: each.stat().st_mtime).name)
+        return State(max(found, key=lambda each: each.stat().st_mtime).name, **self._kept())
 
-    def _is_there(self, version: object) -> bool:
-        return isinstance(version, str) and bool(VERSION.match(version)) and (self.releases / version).is_dir()
+    def _read_fields(self) -> dict[str, Any]:
+        """Those of slots.json that have the right type; the others count as missing."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                return {name: value for name, value in content.items() if name in _IS_VALID and _IS_VALID[name](value)}
+        return {}
+
+    def _kept(self) -> dict[str, Any]:
+        """What holds also where the releases that slots.json names are gone."""
+        return {name: value for name, value in self._read_fields().items() if name in ("floor", "downgrade_serial")}
+
+    def _is_there(self, version: str | None) -> TypeGuard[str]:
+        return _is_version(version) and (self.releases / version).is_dir()
 
     def store_of(self, version: str | None) -> int | None:
         """The version of the device's store that a release leaves behind; None: not known."""
@@ -166,7 +204,7 @@ class Slots:
             if state.steady >= STEADY_CHECKS:
                 same = self.store_of(state.good) == self.store_of(state.trial)
                 previous = state.good if same else None  # it could not read the store any more
-                state = State(state.trial or "", previous, last=state.trial or "", outcome="good")
+                state = state.proved(previous=previous)
                 self._settle(state)
                 self._collect(state)
             elif state.checks >= MOST_CHECKS:
@@ -207,7 +245,7 @@ class Slots:
             try:
                 state = self.read()
             except SlotsError:
-                state = State(place(archive, self.releases, keys=None).version)
+                state = State(place(archive, self.releases, keys=None).version, **self._kept())
             self._settle(state)
             return state
 
@@ -220,7 +258,7 @@ class Slots:
             elif not self._is_there(state.previous):
                 raise SlotsError(f"there is no release before {state.good} to go back to")
             else:
-                state = state.before(reason="by hand")
+                state = state.before(state.previous, reason="by hand")
             self._settle(state)
             return state
 
@@ -241,8 +279,8 @@ class Slots:
         """As of now: in the minutes of unpacking, a release that waited may have been begun, or become good."""
         if state.trial and state.starts:
             raise SlotsError(f"release {state.trial} is on trial; wait until that has ended")
-        check_fits(manifest, state.good, store=self.store_of(state.good))
-        return State(state.good, state.previous, manifest.version)
+        check_fits(manifest, state, store=self.store_of(state.good))
+        return state.with_trial(manifest.version, downgrade_serial=manifest.downgrade_serial)
 
     def _update(self, change: Callable[[State], State]) -> State:
         with self._locked():
@@ -337,20 +375,45 @@ def _only(folder: Path) -> Path:
     return folder / names[0]
 
 
-def check_fits(manifest: Manifest, good: str, *, store: int | None) -> None:
-    """Raises `SlotsError` where a board must not go to this release from the release `good`.
+def check_fits(manifest: Manifest, state: State, *, store: int | None) -> None:
+    """Raises `SlotsError` where a board in this state must not go to this release.
 
     :param store: the version of the board's store; None: not known.
     """
-    if manifest.version == good:
-        raise SlotsError(f"release {manifest.version} is installed already")
-    if _order(manifest.version) < _order(good) and good not in manifest.downgrade_from:
-        raise SlotsError(f"release {manifest.version} is older than {good}, and not signed as a downgrade from it")
+    good, order = state.good, _order(manifest.version)
+    if order == _order(good):
+        raise SlotsError(f"release {manifest.version} is installed already, as {good}")
+    if order < _order(state.floor):
+        older = f"release {manifest.version} is older than {state.floor}, which was good on this board, and"
+        if _order(good) not in map(_order, manifest.downgrade_from):
+            raise SlotsError(f"{older} is not signed as a downgrade from {good}")
+        if manifest.downgrade_serial < state.downgrade_serial:
+            raise SlotsError(
+                f"{older} its signature as a downgrade ({manifest.downgrade_serial}) is older than the one that this "
+                f"board has followed ({state.downgrade_serial}); sign it anew"
+            )
     if store is not None and not manifest.oldest_store <= store <= manifest.store:
         raise SlotsError(
             f"release {manifest.version} takes stores of version {manifest.oldest_store} to {manifest.store}; this "
             f"board's has {store}"
         )
+
+
+def _is_version(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and VERSION.match(value) is not None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0  # JSON's true is an int to isinstance
+
+
+_IS_VALID: dict[str, Callable[[object], bool]] = {  # the fields of slots.json
+    "good": _is_version,
+    "floor": _is_version,
+    **dict.fromkeys(("previous", "trial"), lambda value: value is None or _is_version(value)),
+    **dict.fromkeys(("starts", "checks", "steady", "seen", "installs", "downgrade_serial"), _is_count),
+    **dict.fromkeys(("last", "outcome", "reason"), lambda value: isinstance(value, str)),
+}
 
 
 def _order(version: str) -> tuple[int, ...]:

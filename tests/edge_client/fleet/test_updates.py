@@ -183,7 +183,7 @@ def test_what_was_lost_is_asked_for_again_and_what_came_survives_a_restart(bench
     assert want.missing[0] == (1, 2)
     bench.fetch(data)
     assert not list(bench.installed.incoming.glob("*.part"))
-    assert bench.installed.was_answered(offer.digest, offer.attempt)
+    assert bench.installed.was_answered(offer.attempt)
 
 
 def test_marks_that_a_power_cut_has_spoilt_cost_no_more_than_time(bench: Bench) -> None:
@@ -220,7 +220,7 @@ def test_a_release_that_was_whole_when_the_client_ended_is_handed_over_with_the_
     offer = bench.offer(data)
     assert bench.wants() == []
     assert (bench.installed.incoming / "2.0.hfr").read_bytes() == data
-    assert bench.installed.was_answered(digest, offer.attempt)
+    assert bench.installed.was_answered(offer.attempt)
 
 
 def test_a_release_that_is_whole_and_spoilt_after_a_restart_is_fetched_anew(bench: Bench) -> None:
@@ -268,7 +268,7 @@ def test_a_hand_over_that_fails_is_tried_again(
     assert bench.wants() == []
     assert (bench.installed.incoming / "2.0.hfr").read_bytes() == data
     assert [each.name for each in bench.installed.incoming.iterdir()] == ["2.0.hfr"]
-    assert bench.installed.was_answered(offer.digest, offer.attempt)
+    assert bench.installed.was_answered(offer.attempt)
 
 
 def test_what_has_come_of_an_earlier_release_does_not_stay_for_ever(bench: Bench) -> None:
@@ -312,8 +312,8 @@ def test_a_release_that_cannot_be_installed_is_refused_once_before_it_is_fetched
     assert bench.wants() == []
     standing = bench.installed.standing()
     assert (standing.slot, standing.tried, standing.attempt) == ("returned", offer.version, 1)
-    assert bench.installed.was_answered(offer.digest, 1)
-    assert not bench.installed.was_answered(offer.digest, 2), "another attempt is another question"
+    assert bench.installed.was_answered(1)
+    assert not bench.installed.was_answered(2), "another attempt is another question"
 
 
 def test_an_offer_that_contradicts_its_manifest_is_refused(bench: Bench) -> None:
