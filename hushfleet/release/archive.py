@@ -102,11 +102,12 @@ def pack(
 
 
 def _entry(name: str) -> tarfile.TarInfo:
-    entry = tarfile.TarInfo(str(_plain_name(name)))
+    entry = tarfile.TarInfo(name)
     try:
+        _plain_name(name)
         entry.tobuf(tarfile.USTAR_FORMAT)
-    except ValueError as error:
-        raise BadInput(f"the path {name} has no place in a release: {error}") from error
+    except (Malformed, ValueError) as error:
+        raise BadInput(f"the path {name!r} has no place in a release: {error}") from error
     return entry
 
 

@@ -316,6 +316,34 @@ def test_a_release_that_cannot_be_installed_is_refused_once_before_it_is_fetched
     assert not bench.installed.was_answered(2), "another attempt is another question"
 
 
+def test_an_offer_that_was_withdrawn_is_not_taken_when_somebody_sends_it_again(bench: Bench) -> None:
+    """0.3.0 remembered the latest answer alone, so that the offer before it counted as new again."""
+    withdrawn, newer = (release(bench.tmp_path / version, version, kib=200) for version in ("2.0", "2.1"))
+    bench.offer(withdrawn, attempt=1)
+    assert len(bench.wants()) == 1
+    bench.offer(newer, attempt=2)  # in its place; nothing of either is answered yet
+    for replayed in range(2):
+        bench.offer(withdrawn, attempt=1)
+        bench.now = max(bench.now, bench.updates.due_at) + 600
+        (want,) = bench.wants()
+        assert want.digest == hashlib.sha256(newer).digest()
+        if not replayed:
+            bench.updates.close()
+            bench.restart()
+            bench.offer(withdrawn, attempt=1)
+            assert bench.wants() == [], "the newer one was heard before the restart"
+            bench.offer(newer, attempt=2)
+    bench.fetch(newer)
+    bench.installed.incoming.joinpath("2.1.hfr").unlink()  # as if it was refused or went back
+    bench.restart()
+    for attempt in (0, 1, 2):
+        bench.offer(withdrawn, attempt=attempt)
+        assert bench.wants() == []
+    assert bench.installed.standing().tried == "2.1"
+    bench.offer(withdrawn, attempt=3)
+    assert len(bench.wants()) == 1, "the operator offers it once more"
+
+
 def test_an_offer_that_contradicts_its_manifest_is_refused(bench: Bench) -> None:
     data = release(bench.tmp_path / "a", "2.0")
     for changes in ({"version": "2.1"}, {"size": len(data) + 1}, {"manifest": b"HR"}):
