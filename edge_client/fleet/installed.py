@@ -32,7 +32,7 @@ def standing_of(config: DeviceConfig) -> Standing:
 
 
 class Installed:
-    """`STATE/update.json` says which offer was answered last, by a hand-over or a refusal.
+    """`STATE/update.json` says which offer was answered last, by a hand-over or a refusal, and which was the newest.
 
     `STATE/release_keys` has what this client has heard of release keys, for `slots.py` to check and to take over.
     """
@@ -61,7 +61,7 @@ class Installed:
             raise BadInput(f"this board takes no releases: there is none in {self._root}")
         manifest = self.trust().verify(SignedManifest.from_bytes(head))
         manifest.require_platform(*this_platform())
-        check_fits(manifest, state.good, store=int(SCHEMA_VERSION))
+        check_fits(manifest, state, store=int(SCHEMA_VERSION))
         return manifest
 
     def trust(self) -> Trust:
@@ -92,14 +92,24 @@ class Installed:
         if free < needed:
             raise StoreFull(f"release {manifest.version} needs {needed >> 20} MiB, {free >> 20} MiB are free")
 
-    def answered(self, version: str, digest: bytes, attempt: int) -> None:
-        """The offer is not to be taken again."""
-        text = json.dumps({"version": version, "digest": digest.hex(), "attempt": attempt})
-        write_whole(self._file, text.encode(), durable=True)
-
-    def was_answered(self, digest: bytes, attempt: int) -> bool:
+    def heard(self, attempt: int) -> None:
+        """An offer is taken up; whoever sends an earlier one again is not listened to."""
         known = self._answer()
-        return known.get("digest") == digest.hex() and _whole_number(known.get("attempt")) >= attempt
+        if _whole_number(known.get("newest"), -1) < attempt:
+            self._note({**known, "newest": attempt})
+
+    def answered(self, version: str, attempt: int) -> None:
+        """The offer is not to be taken again, nor is one that was made before it."""
+        self._note({"version": version, "attempt": attempt, "newest": attempt})
+
+    def was_answered(self, attempt: int) -> bool:
+        """An offer that its operator has withdrawn, and somebody has kept, has a lower attempt than the newest."""
+        known = self._answer()
+        answered, newest = (_whole_number(known.get(name), -1) for name in ("attempt", "newest"))
+        return attempt <= answered or attempt < newest
+
+    def _note(self, answer: dict[str, object]) -> None:
+        write_whole(self._file, json.dumps(answer).encode(), durable=True)
 
     @property
     def waits(self) -> bool:
@@ -122,12 +132,12 @@ class Installed:
         return Standing("returned" if failed else "good", tried, attempt)
 
     def _answer(self) -> dict[str, object]:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             known = json.loads(self._file.read_text())
             if isinstance(known, dict):
                 return known
         return {}
 
 
-def _whole_number(value: object) -> int:
-    return value if isinstance(value, int) else 0
+def _whole_number(value: object, otherwise: int = 0) -> int:
+    return value if isinstance(value, int) else otherwise

@@ -23,6 +23,11 @@ they happen, as U-Boot counts boots:
     back     by hand: to the release before the good one
 
 A release on trial is healthy while the client writes its version into STATE/healthy again and again.
+
+A board does not go back to a release with a hole. Its floor is the highest version that was ever good here, and nothing
+lowers it. A release below the floor is installed in one case only: its manifest names the release that is good now
+(`downgrade_from`), and its `downgrade_serial` is not below the highest one that was ever put on trial here. So a
+permission to go back holds from the named versions alone, and ends when the board has followed a newer permission.
 """
 
 from __future__ import annotations
@@ -39,7 +44,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from hushfleet.edge_client.fleet import system_files
+from hushfleet.edge_client.fleet.client_files import clear_inside, only_release, read_inside, remove_inside
 
 if TYPE_CHECKING:
     from hushfleet.release import Manifest
@@ -67,6 +75,8 @@ class State:
         these in a row have found it healthy.
     :param seen: when STATE/healthy was written, as of the last check; nanoseconds.
     :param installs: how often the installation of the file in STATE/incoming was begun.
+    :param floor: the highest version that was ever good.
+    :param downgrade_serial: the highest one of a release that was put on trial.
     :param last: the release that was on trial last.
     :param outcome: what has become of it, `good` or `returned`; `refused`: what was installed last never came on trial.
     :param reason: why, in words.
@@ -80,9 +90,15 @@ class State:
     steady: int = 0
     seen: int = 0
     installs: int = 0
+    floor: str = ""
+    downgrade_serial: int = 0
     last: str = ""
     outcome: str = ""
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.floor or _order(self.floor) < _order(self.good):
+            object.__setattr__(self, "floor", self.good)
 
     @property
     def runs(self) -> str:
@@ -91,11 +107,23 @@ class State:
 
     def ended(self, outcome: str, reason: str) -> State:
         """The trial is over, and what was good stays so."""
-        return State(self.good, self.previous, last=self.trial or "", outcome=outcome, reason=reason)
+        return self._next(self.good, self.previous, last=self.trial or "", outcome=outcome, reason=reason)
 
-    def before(self, *, reason: str) -> State:
+    def proved(self, *, previous: str | None) -> State:
+        """What was on trial is good."""
+        assert self.trial is not None
+        return self._next(self.trial, previous, last=self.trial, outcome="good")
+
+    def before(self, previous: str, *, reason: str) -> State:
         """Back to the previous release."""
-        return State(self.previous or "", last=self.good, outcome="returned", reason=reason)
+        return self._next(previous, last=self.good, outcome="returned", reason=reason)
+
+    def with_trial(self, version: str, *, downgrade_serial: int) -> State:
+        serial = max(self.downgrade_serial, downgrade_serial)
+        return replace(self._next(self.good, self.previous, version), downgrade_serial=serial)
+
+    def _next(self, good: str, previous: str | None = None, trial: str | None = None, **outcome: str) -> State:
+        return State(good, previous, trial, floor=self.floor, downgrade_serial=self.downgrade_serial, **outcome)
 
 
 class SlotsError(Exception):
@@ -116,23 +144,36 @@ class Slots:
 
     def read(self) -> State:
         """Of slots.json; where it is missing or damaged, what `current` points to is good. Raises `SlotsError`."""
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            state = State(**json.loads(self._file.read_text(encoding="utf-8")))
+        known = self._read_fields()
+        if "good" in known:
+            state = State(**known)
             if self._is_there(state.good):
                 return state
             if self._is_there(state.previous):
-                return state.before(reason="its files are gone")
+                return state.before(state.previous, reason="its files are gone")
         with contextlib.suppress(OSError):
             linked = self.current.readlink().name
             if self._is_there(linked):
-                return State(linked)
+                return State(linked, **self._kept())
         found = [each for each in self.releases.glob("*") if self._is_there(each.name)]
         if not found:
             raise SlotsError(f"there is no release in {self.releases}; install one")
-        return State(max(found, key=lambda each: each.stat().st_mtime).name)
+        return State(max(found, key=lambda each: each.stat().st_mtime).name, **self._kept())
 
-    def _is_there(self, version: object) -> bool:
-        return isinstance(version, str) and bool(VERSION.match(version)) and (self.releases / version).is_dir()
+    def _read_fields(self) -> dict[str, Any]:
+        """Those of slots.json that have the right type; the others count as missing."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                return {name: value for name, value in content.items() if name in _IS_VALID and _IS_VALID[name](value)}
+        return {}
+
+    def _kept(self) -> dict[str, Any]:
+        """What holds also where the releases that slots.json names are gone."""
+        return {name: value for name, value in self._read_fields().items() if name in ("floor", "downgrade_serial")}
+
+    def _is_there(self, version: str | None) -> TypeGuard[str]:
+        return _is_version(version) and (self.releases / version).is_dir()
 
     def store_of(self, version: str | None) -> int | None:
         """The version of the device's store that a release leaves behind; None: not known."""
@@ -152,7 +193,7 @@ class Slots:
                 state = state.ended("returned", f"it was started {state.starts} times and never stayed healthy")
             elif state.trial:
                 state = replace(state, starts=state.starts + 1, steady=0)
-            _remove_inside(self._state_dir, "healthy")
+            remove_inside(self._state_dir, "healthy")
             self._settle(state)
             return state
 
@@ -163,13 +204,13 @@ class Slots:
             state = self.read()
             if not state.trial or not state.starts:
                 return state, False
-            said, written = _read_inside(self._state_dir, "healthy")
+            said, written = read_inside(self._state_dir, "healthy")
             alive = said == state.trial and written != state.seen
             state = replace(state, checks=state.checks + 1, steady=state.steady + 1 if alive else 0, seen=written)
             if state.steady >= STEADY_CHECKS:
                 same = self.store_of(state.good) == self.store_of(state.trial)
                 previous = state.good if same else None  # it could not read the store any more
-                state = State(state.trial or "", previous, last=state.trial or "", outcome="good")
+                state = state.proved(previous=previous)
                 self._settle(state)
                 self._collect(state)
             elif state.checks >= MOST_CHECKS:
@@ -190,13 +231,13 @@ class Slots:
                 if state.installs > MOST_INSTALLS:
                     raise SlotsError(f"its installation was begun {MOST_INSTALLS} times and never ended")
                 self._collect(state)
-                manifest = self._place(state, _only(incoming))
+                manifest = self._place(state, only_release(incoming))
                 state = self._update(lambda state: self._with_trial(state, manifest))
             except Exception as error:  # whatever an archive can bring about: the board goes on with what it has
                 reason = str(error)[:400] or type(error).__name__
                 state = self._update(lambda state: replace(state, installs=0, outcome="refused", reason=reason))
                 self._collect(state)
-            _clear_inside(incoming)
+            clear_inside(incoming)
             return state
 
     def first(self, archive: Path) -> State:
@@ -211,7 +252,7 @@ class Slots:
             try:
                 state = self.read()
             except SlotsError:
-                state = State(place(archive, self.releases, trust=None).version)
+                state = State(place(archive, self.releases, trust=None).version, **self._kept())
                 self._replace("system.json", json.dumps({"release": state.good}))  # the card brought these files, too
             self._settle(state)
             return state
@@ -225,7 +266,7 @@ class Slots:
             elif not self._is_there(state.previous):
                 raise SlotsError(f"there is no release before {state.good} to go back to")
             else:
-                state = state.before(reason="by hand")
+                state = state.before(state.previous, reason="by hand")
             self._settle(state)
             return state
 
@@ -239,7 +280,7 @@ class Slots:
 
     def _take_keys(self) -> None:
         """Takes a newer statement about release keys that the client has left, if root has signed it."""
-        text, _ = _read_inside(self._state_dir, "release_keys", 1 << 15)
+        text, _ = read_inside(self._state_dir, "release_keys", 1 << 15)
         if not text:
             return
         try:
@@ -266,8 +307,8 @@ class Slots:
         """As of now: in the minutes of unpacking, a release that waited may have been begun, or become good."""
         if state.trial and state.starts:
             raise SlotsError(f"release {state.trial} is on trial; wait until that has ended")
-        check_fits(manifest, state.good, store=self.store_of(state.good))
-        return State(state.good, state.previous, manifest.version)
+        check_fits(manifest, state, store=self.store_of(state.good))
+        return state.with_trial(manifest.version, downgrade_serial=manifest.downgrade_serial)
 
     def _update(self, change: Callable[[State], State]) -> State:
         with self._locked():
@@ -315,71 +356,45 @@ class Slots:
             os.close(handle)
 
 
-# Files in the state directory: the client, or who has taken it over, may put links and pipes there.
-
-
-def _open_inside(folder: Path, name: str) -> int:
-    """A regular file; no link is followed. Raises `OSError`."""
-    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=inside)
-    finally:
-        os.close(inside)
-    if not os.path.isfile(f"/proc/self/fd/{handle}"):
-        os.close(handle)
-        raise OSError(f"{folder / name} is no file")
-    return handle
-
-
-def _read_inside(folder: Path, name: str, most: int = 64) -> tuple[str, int]:
-    """The first `most` bytes of a small file, and when it was written, in nanoseconds; empty and 0 without it."""
-    with contextlib.suppress(OSError):
-        handle = _open_inside(folder, name)
-        try:
-            return os.read(handle, most).decode("ascii", "replace").strip(), os.fstat(handle).st_mtime_ns
-        finally:
-            os.close(handle)
-    return "", 0
-
-
-def _remove_inside(folder: Path, name: str) -> None:
-    with contextlib.suppress(OSError):
-        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.unlink(name, dir_fd=inside)
-        finally:
-            os.close(inside)
-
-
-def _clear_inside(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if name.endswith(".hfr"):
-                _remove_inside(folder, name)
-
-
-def _only(folder: Path) -> Path:
-    """The one release in `folder`. Raises `SlotsError` or `OSError`."""
-    names = [] if folder.is_symlink() else sorted(name for name in os.listdir(folder) if name.endswith(".hfr"))
-    if len(names) != 1:
-        raise SlotsError(f"{len(names)} releases lie in {folder}; put one there")
-    return folder / names[0]
-
-
-def check_fits(manifest: Manifest, good: str, *, store: int | None) -> None:
-    """Raises `SlotsError` where a board must not go to this release from the release `good`.
+def check_fits(manifest: Manifest, state: State, *, store: int | None) -> None:
+    """Raises `SlotsError` where a board in this state must not go to this release.
 
     :param store: the version of the board's store; None: not known.
     """
-    if manifest.version == good:
-        raise SlotsError(f"release {manifest.version} is installed already")
-    if _order(manifest.version) < _order(good) and good not in manifest.downgrade_from:
-        raise SlotsError(f"release {manifest.version} is older than {good}, and not signed as a downgrade from it")
+    good, order = state.good, _order(manifest.version)
+    if order == _order(good):
+        raise SlotsError(f"release {manifest.version} is installed already, as {good}")
+    if order < _order(state.floor):
+        older = f"release {manifest.version} is older than {state.floor}, which was good on this board, and"
+        if _order(good) not in map(_order, manifest.downgrade_from):
+            raise SlotsError(f"{older} is not signed as a downgrade from {good}")
+        if manifest.downgrade_serial < state.downgrade_serial:
+            raise SlotsError(
+                f"{older} its signature as a downgrade ({manifest.downgrade_serial}) is older than the one that this "
+                f"board has followed ({state.downgrade_serial}); sign it anew"
+            )
     if store is not None and not manifest.oldest_store <= store <= manifest.store:
         raise SlotsError(
             f"release {manifest.version} takes stores of version {manifest.oldest_store} to {manifest.store}; this "
             f"board's has {store}"
         )
+
+
+def _is_version(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and VERSION.match(value) is not None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0  # JSON's true is an int to isinstance
+
+
+_IS_VALID: dict[str, Callable[[object], bool]] = {  # the fields of slots.json
+    "good": _is_version,
+    "floor": _is_version,
+    **dict.fromkeys(("previous", "trial"), lambda value: value is None or _is_version(value)),
+    **dict.fromkeys(("starts", "checks", "steady", "seen", "installs", "downgrade_serial"), _is_count),
+    **dict.fromkeys(("last", "outcome", "reason"), lambda value: isinstance(value, str)),
+}
 
 
 def _order(version: str) -> tuple[int, ...]:
@@ -395,19 +410,6 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def renew_system(root: Path, good: str, units: Path) -> None:
-    """Lets a release that has proved itself renew this file and the units, where root has signed that it may."""
-    try:
-        if b'"system":true' not in (root / "releases" / good / "release.json").read_bytes():
-            return
-    except OSError:
-        return
-    from hushfleet.edge_client.fleet.system_files import is_due, renew
-
-    if is_due(root, good) and renew(root, good, units=units):
-        subprocess.run(["systemctl", "daemon-reload"], check=False)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="slots.py", description="Which release this board runs.")
     parser.add_argument("command", choices=("begin", "check", "install", "first", "back", "show"))
@@ -421,7 +423,6 @@ def main() -> int:
     try:
         if options.command == "check":
             state, restart = slots.check()
-            renew_system(slots.root, state.good, options.units)
         elif options.command == "show":
             state = slots.read()
         elif options.command == "first":
@@ -434,6 +435,12 @@ def main() -> int:
         return 1
     if restart:
         subprocess.run(["systemctl", "restart", "--no-block", SERVICE], check=False)
+    elif options.command == "check" and system_files.is_due(slots.root, state.good):
+        try:
+            if system_files.renew(slots.root, state.good, units=options.units):
+                subprocess.run(["systemctl", "daemon-reload"], check=False)
+        except Exception as error:  # the next check tries it again
+            print(f"error: {error}", file=sys.stderr)
     print(json.dumps(asdict(state)))
     return 0
 

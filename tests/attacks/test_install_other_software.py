@@ -12,11 +12,12 @@ import lzma
 import os
 import tarfile
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from hushfleet.edge_client.fleet.slots import Slots, State
-from hushfleet.release import Manifest, SignedManifest, pack, this_platform
+from hushfleet.release import Manifest, SignedManifest, archive, pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.releases import put_trust
 
@@ -112,6 +113,34 @@ def test_an_archive_that_writes_elsewhere_or_without_end(
     """Even with the release key's signature."""
     assert offered(slots, tmp_path, around(entries)).outcome == "refused"
     assert slots.begin().good == "1.0"
+
+
+@pytest.mark.parametrize("after", ["read_head", "check_payload"])
+def test_a_file_that_changes_after_it_was_checked(
+    slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """The client owns the file that root checks and unpacks, and so can write another into it at any time."""
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil" / "a.py").write_text("a = 'evil'\n")
+    evil = tmp_path / "evil.hfr"
+    manifest = {"python": PYTHON, "arch": ARCH, "oldest_store": 1, "store": 3}
+    pack(tmp_path / "evil", evil, key=STRANGER, version="2.0", **manifest)
+    path = tmp_path / "state" / "incoming" / "x.hfr"
+    path.write_bytes(packed(tmp_path, "2.0"))
+    check = getattr(archive, after)
+
+    def check_then_lose_the_race(file: BinaryIO, *arguments: Manifest) -> object:
+        result = check(file, *arguments)
+        at = path.read_bytes().index(b"\xfd7zXZ")
+        with path.open("r+b") as same:  # as mapped by the client: the same file, and not another of its name
+            same.seek(at)
+            same.write(evil.read_bytes()[-evil.stat().st_size + evil.read_bytes().index(b"\xfd7zXZ") :])
+            same.truncate()
+        return result
+
+    monkeypatch.setattr(archive, after, check_then_lose_the_race)
+    assert slots.install().trial == "2.0"
+    assert (tmp_path / "opt" / "releases" / "2.0" / "a.py").read_text() == "a = 1\n"
 
 
 def test_a_link_in_place_of_the_release(slots: Slots, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.fleet import rollout as rollout_module
+from hushfleet.aggregator.fleet.cards import Target, release_for
 from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release, releases
@@ -119,6 +120,28 @@ def test_what_a_board_says_is_what_becomes_of_it(desk: Desk) -> None:
     assert desk.outcome(one, now=NOW + SILENT_S + 1) == "failed"
     desk.say(one, at=NOW + LONGEST_S)
     assert desk.outcome(one, now=NOW + LONGEST_S) == "failed"
+
+
+def test_the_newest_release_is_the_one_with_the_highest_numbers(desk: Desk, tmp_path: Path) -> None:
+    for version in ("2.9.0", "2.10.0", "2.9.1"):
+        add_release(desk.folder, desk.registry, release(tmp_path, version))
+    assert [each.version for each in releases(desk.registry)] == ["2.10.0", "2.9.1", "2.9.0", "2.0"]
+    assert begin(desk.registry, None, now=NOW).version == "2.10.0"
+    newest = release_for(desk.registry, Target("3.13", "aarch64"))
+    assert newest is not None
+    assert newest.version == "2.10.0"
+
+
+def test_a_board_that_knows_a_later_roll_out_than_the_registry_is_no_riddle(desk: Desk) -> None:
+    """The registry was put back from a backup: the board takes no offer with a number that it has passed."""
+    one = desk.devices[0]
+    rollout = begin(desk.registry, "2.0", now=NOW)
+    desk.say(one, tried="3.0", attempt=5)
+    assert desk.outcome(one) == "waits"
+    desk.offered(one, at=NOW)
+    assert desk.outcome(one) == "failed"
+    (seat,) = [seat for seat in seats(desk.registry, rollout, now=NOW) if seat.device == one]
+    assert "roll-out 5, which this registry does not know" in seat.why
 
 
 def test_a_new_roll_out_is_a_new_attempt(desk: Desk) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from hushfleet.edge_client.fleet import slots as module
 from hushfleet.edge_client.fleet.slots import MOST_CHECKS, MOST_STARTS, STEADY_CHECKS, Slots, SlotsError, State
+from hushfleet.firmware_profiles.cards.seed import slots_archive
 from hushfleet.release import archive, pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.kill import CALL, KillPoints, forked
@@ -267,6 +269,40 @@ def test_without_the_truth_what_current_points_to_is_good(board: Board, text: st
         board.slots.begin()
 
 
+WRONG = [None, True, -1, 1.5, 10**30, "", "x", "9" * 5000, "\ud800", [], ["1.0"], {}, {"good": "1.0"}]
+STRANGE = ["[" * 100_000, '{"good": ' * 50_000, '{"starts": ' + "9" * 5000 + "}", "\ufeff{}", "NaN", "\0"]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(State)])
+def test_a_field_of_a_wrong_type_stops_no_start(board: Board, name: str) -> None:
+    """Whatever it is, the board runs a release that is there, and can be updated."""
+    board.put("2.0")
+    board.slots.install()
+    whole = json.loads((board.root / "slots.json").read_text())
+    for value in WRONG:
+        (board.root / "slots.json").write_text(json.dumps({**whole, name: value}))
+        assert board.slots.read().good == "1.0"
+        for _ in range(MOST_STARTS + 1):
+            state = board.slots.begin()
+            assert board.running() == state.runs
+        board.slots.check()
+        board.put("2.0")
+        assert board.slots.install().trial == "2.0", value
+
+
+@pytest.mark.parametrize("text", STRANGE, ids=range(len(STRANGE)))
+def test_a_strange_file_stops_no_start(board: Board, text: str) -> None:
+    (board.root / "slots.json").write_text(text)
+    assert board.slots.begin() == State("1.0")
+    (board.root / "slots.json").write_bytes(b"\xff\xfe\0")
+    assert board.slots.begin() == State("1.0")
+
+
+def test_a_field_of_later_software_is_left_out(board: Board) -> None:
+    (board.root / "slots.json").write_text('{"good": "1.0", "floor": "3.0", "later": 1}')
+    assert board.slots.read() == State("1.0", floor="3.0")
+
+
 def test_a_release_whose_files_are_gone_is_not_run(board: Board) -> None:
     board.put("2.0")
     board.slots.install()
@@ -277,8 +313,8 @@ def test_a_release_whose_files_are_gone_is_not_run(board: Board) -> None:
 
 
 def test_the_file_runs_alone_and_without_the_project(board: Board) -> None:
-    script = board.root / "slots.py"
-    shutil.copy(module.__file__, script)
+    script = board.root / "slots.pyz"
+    script.write_bytes(slots_archive())
 
     def run(command: str) -> State:
         arguments = [command, "--root", str(board.root), "--state", str(board.state)]

@@ -184,7 +184,7 @@ def test_what_was_lost_is_asked_for_again_and_what_came_survives_a_restart(bench
     assert want.missing[0] == (1, 2)
     bench.fetch(data)
     assert not list(bench.installed.incoming.glob("*.part"))
-    assert bench.installed.was_answered(offer.digest, offer.attempt)
+    assert bench.installed.was_answered(offer.attempt)
 
 
 def test_marks_that_a_power_cut_has_spoilt_cost_no_more_than_time(bench: Bench) -> None:
@@ -221,7 +221,7 @@ def test_a_release_that_was_whole_when_the_client_ended_is_handed_over_with_the_
     offer = bench.offer(data)
     assert bench.wants() == []
     assert (bench.installed.incoming / "2.0.hfr").read_bytes() == data
-    assert bench.installed.was_answered(digest, offer.attempt)
+    assert bench.installed.was_answered(offer.attempt)
 
 
 def test_a_release_that_is_whole_and_spoilt_after_a_restart_is_fetched_anew(bench: Bench) -> None:
@@ -269,7 +269,7 @@ def test_a_hand_over_that_fails_is_tried_again(
     assert bench.wants() == []
     assert (bench.installed.incoming / "2.0.hfr").read_bytes() == data
     assert [each.name for each in bench.installed.incoming.iterdir()] == ["2.0.hfr"]
-    assert bench.installed.was_answered(offer.digest, offer.attempt)
+    assert bench.installed.was_answered(offer.attempt)
 
 
 def test_what_has_come_of_an_earlier_release_does_not_stay_for_ever(bench: Bench) -> None:
@@ -313,8 +313,36 @@ def test_a_release_that_cannot_be_installed_is_refused_once_before_it_is_fetched
     assert bench.wants() == []
     standing = bench.installed.standing()
     assert (standing.slot, standing.tried, standing.attempt) == ("returned", offer.version, 1)
-    assert bench.installed.was_answered(offer.digest, 1)
-    assert not bench.installed.was_answered(offer.digest, 2), "another attempt is another question"
+    assert bench.installed.was_answered(1)
+    assert not bench.installed.was_answered(2), "another attempt is another question"
+
+
+def test_an_offer_that_was_withdrawn_is_not_taken_when_somebody_sends_it_again(bench: Bench) -> None:
+    """0.3.0 remembered the latest answer alone, so that the offer before it counted as new again."""
+    withdrawn, newer = (release(bench.tmp_path / version, version, kib=200) for version in ("2.0", "2.1"))
+    bench.offer(withdrawn, attempt=1)
+    assert len(bench.wants()) == 1
+    bench.offer(newer, attempt=2)  # in its place; nothing of either is answered yet
+    for replayed in range(2):
+        bench.offer(withdrawn, attempt=1)
+        bench.now = max(bench.now, bench.updates.due_at) + 600
+        (want,) = bench.wants()
+        assert want.digest == hashlib.sha256(newer).digest()
+        if not replayed:
+            bench.updates.close()
+            bench.restart()
+            bench.offer(withdrawn, attempt=1)
+            assert bench.wants() == [], "the newer one was heard before the restart"
+            bench.offer(newer, attempt=2)
+    bench.fetch(newer)
+    bench.installed.incoming.joinpath("2.1.hfr").unlink()  # as if it was refused or went back
+    bench.restart()
+    for attempt in (0, 1, 2):
+        bench.offer(withdrawn, attempt=attempt)
+        assert bench.wants() == []
+    assert bench.installed.standing().tried == "2.1"
+    bench.offer(withdrawn, attempt=3)
+    assert len(bench.wants()) == 1, "the operator offers it once more"
 
 
 def test_an_offer_that_contradicts_its_manifest_is_refused(bench: Bench) -> None:

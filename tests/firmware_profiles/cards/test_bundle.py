@@ -18,6 +18,7 @@ from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.firmware_profiles.cards.trimming import is_dropped
 from hushfleet.release import place, this_platform
 from hushfleet.wire.format.identity import Identity
+from support.releases import trust_in
 
 KEY = Identity.generate()
 PYTHON, ARCH = this_platform()
@@ -58,7 +59,7 @@ def test_built_without_an_index(tmp_path: Path, wheels: Path, monkeypatch: pytes
     out = tmp_path / "a.hfr"
     manifest = bundle.build(out, key=KEY, python=python, arch=ARCH, version=version, wheels=wheels)
     assert (manifest.python, manifest.arch, manifest.oldest_store) == (PYTHON, ARCH, 1)
-    place(out, tmp_path / "releases", keys=[KEY.public_key.hex()])
+    place(out, tmp_path / "releases", trust=trust_in(KEY.public_key.hex()))
     release = tmp_path / "releases" / version
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in wheels.glob("*.whl")}
     assert manifest.wheels == json.loads((release / "release.json").read_text())["wheels"]

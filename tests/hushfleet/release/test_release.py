@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import lzma
 import os
 import tarfile
 from dataclasses import replace
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, StoreFull, TooLarge, WireError
-from hushfleet.release import Manifest, SignedManifest, archive, pack, place, read_head, this_platform
+from hushfleet.release import Manifest, SignedManifest, archive, pack, place, read_head, this_platform, unpack
 from hushfleet.release.manifest import HEAD_CAP, MOST_SIGNATURES
 from hushfleet.wire.format.fleet_messages import MAX_MANIFEST_BYTES
 from hushfleet.wire.format.identity import Identity
@@ -204,6 +205,32 @@ def test_bomb_is_stopped_at_what_the_manifest_says(tmp_path: Path) -> None:
         place(bomb, tmp_path / "releases", trust=TRUST)
 
 
+def test_a_size_below_zero_gives_no_room_to_the_next_entry(tmp_path: Path) -> None:
+    small, large = tarfile.TarInfo("a"), tarfile.TarInfo("b")
+    small.size, large.size = -(1 << 20), 1000
+    header = bytearray(small.tobuf(tarfile.GNU_FORMAT))
+    assert tarfile.TarInfo.frombuf(header, "utf-8", "strict").size < 0
+    payload = lzma.compress(bytes(header) + large.tobuf(tarfile.USTAR_FORMAT) + bytes(2048))
+    with pytest.raises(Malformed, match="'a' is neither"):
+        unpack(io.BytesIO(payload), replace(MANIFEST, unpacked_bytes=100), tmp_path / "folder")
+
+
+@pytest.mark.parametrize("cut", [0, 100, 512, 600, 700, 1024, 1100])
+def test_an_archive_that_ends_early_is_refused(tmp_path: Path, cut: int) -> None:
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        file = tarfile.TarInfo("a")
+        file.size = 600
+        tar.addfile(file, io.BytesIO(bytes(600)))
+    manifest = replace(MANIFEST, unpacked_bytes=1000)
+    unpack(io.BytesIO(lzma.compress(plain.getvalue())), manifest, tmp_path / "whole")
+    assert (tmp_path / "whole" / "a").read_bytes() == bytes(600)
+    with pytest.raises(Malformed, match="cannot be unpacked"):
+        unpack(io.BytesIO(lzma.compress(plain.getvalue()[:cut])), manifest, tmp_path / "cut")
+    with pytest.raises(Malformed, match="cannot be unpacked: it is cut off"):
+        unpack(io.BytesIO(lzma.compress(plain.getvalue())[: 60 + cut // 100]), manifest, tmp_path / "cut xz")
+
+
 def test_mode_bits_of_the_archive_do_not_count(tmp_path: Path) -> None:
     place(forged(tmp_path, [entry("tool")]), tmp_path / "releases", trust=TRUST)
     assert (tmp_path / "releases" / "0.3.1" / "tool").stat().st_mode & 0o7777 == 0o644
@@ -224,6 +251,14 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, release: Path)
             place(tmp_path / name, tmp_path / "releases", trust=TRUST)
     with pytest.raises(BadInput, match="link"):
         pack(tmp_path, tmp_path / "x.hfr", key=KEY, version="1", python=PYTHON, arch=ARCH, oldest_store=1, store=1)
+
+
+@pytest.mark.parametrize("name", ["x" * 101, "a\nb", "a\\b"])
+def test_a_path_that_no_board_would_unpack_is_not_packed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / name).touch()
+    with pytest.raises(BadInput, match="has no place in a release"):
+        pack(tmp_path / "folder", tmp_path / "x", key=KEY, version="1.0", python="a", arch="a", oldest_store=1, store=1)
 
 
 @pytest.mark.parametrize(
