@@ -42,7 +42,6 @@ from hushfleet.wire.format.topics import Topics
 from support.desk import adopt, make_folder
 
 KEY = Identity.generate()
-PUBLIC = KEY.public_key
 RULES = UpdatesPart(soak_minutes=0.0)
 NOW = 1_000_000.0
 
