@@ -6,6 +6,7 @@ Nothing of it leaves the board: how right its own model is follows from its own 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from hushfleet.config.schema import to_plain
@@ -14,6 +15,8 @@ from hushfleet.edge_client.board.certificate import certificate_words
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.notes import read_notes
 from hushfleet.edge_client.board.waiting import read_waiting
+from hushfleet.edge_client.fleet.freshness import Freshness
+from hushfleet.edge_client.fleet.installed import standing_of
 from hushfleet.edge_client.predict import own_accuracy
 from hushfleet.edge_client.storage.roster_mark import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -39,6 +42,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "waits_for": None if waiting is None else {"words": waiting.words, "since": waiting.since, "who": waiting.kind},
         "certificate": _certificate(config),
         "data": read_notes(store.path.parent),
+        "releases": _releases(config),
         "accelerator": chosen and {"used": chosen.used, "words": chosen.failed or chosen.reason},
         "model": model and model._asdict(),
         "stopped_because": store.stopped_because,
@@ -67,6 +71,8 @@ def told(report: dict[str, Any]) -> list[str]:
     lines = [f"device     {report['device']}   key {report['public_key']}", f"client     {_client(report)}"]
     if report["certificate"] is not None:
         lines.append(f"attention  {report['certificate']}")
+    if (releases := report["releases"]) is not None:
+        lines.append(f"{'attention' if releases['freeze'] else 'releases':10} {releases['words']}")
     lines += [f"attention  {words}; that stays here" for words in report["data"]]
     if report["stopped_because"] is not None:
         lines.append(f"stopped    {report['stopped_because']}")
@@ -119,6 +125,14 @@ def _certificate(config: DeviceConfig) -> str | None:
         return certificate_words(config)
     except BadInput as error:
         return str(error)
+
+
+def _releases(config: DeviceConfig) -> dict[str, str] | None:
+    """What it knows of the newest release. None: this board takes no releases."""
+    if standing_of(config).slot == "none":
+        return None
+    freshness = Freshness(Path(config.device.state_dir))
+    return {"newest": freshness.version, "freeze": freshness.freeze, "words": freshness.words()}
 
 
 def _trust(config: DeviceConfig, store: DeviceStore) -> tuple[Trust | None, str, str | None]:

@@ -55,7 +55,7 @@ def _flash(
     from rich.console import Console
 
     from hushfleet.aggregator.fleet.cards import (
-        build_release,
+        build_known_release,
         card_of,
         choose_boards,
         choose_target,
@@ -90,7 +90,7 @@ def _flash(
         if release is None:
             print(f"building a release for Python {target.python} on {target.arch}: a minute or two, once")
             with shown(Console()):
-                release = build_release(folder, registry, target, version=hushfleet.__version__, wheels=wheels)
+                release = build_known_release(folder, registry, target, version=hushfleet.__version__, wheels=wheels)
         cards = [
             card_of(folder, row, release=release, target=target, images=images, user=ssh_user, ssh_keys=ssh_keys)
             for row in boards

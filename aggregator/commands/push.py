@@ -36,7 +36,7 @@ def _push(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.fleet.cards import Target, build_release, card_of, choose_boards, release_for
+    from hushfleet.aggregator.fleet.cards import Target, build_known_release, card_of, choose_boards, release_for
     from hushfleet.aggregator.fleet.commands.desk import opened
     from hushfleet.aggregator.fleet.push import look_at, push
     from hushfleet.aggregator.observe.progress import shown
@@ -58,7 +58,9 @@ def _push(
         if release is None:
             print(f"building a release for Python {targets[0].python} on {host.arch}: a minute or two, once")
             with shown(Console()):
-                release = build_release(folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels)
+                release = build_known_release(
+                    folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels
+                )
         target = next(target for target in targets if release_for(registry, target) == release)
         card = card_of(folder, board, release=release, target=target, images=images)
         days = folder.config.enrolment.token_days

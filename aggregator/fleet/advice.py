@@ -39,6 +39,17 @@ ERRORS = {
     "other": "The board's log has the cause: journalctl -u hushfleet-client.",
 }
 """What to do about a board's last error, by the codes that boards say."""
+FREEZES = {
+    "unheard": (
+        "has not been told the newest release for a week",
+        "Is its broker the fleet's? Look at the board's log.",
+    ),
+    "older": (
+        "has run an older release than the newest for a week",
+        "hushfleet fleet rollout DIR says why; if it was offered, somebody holds the offer back.",
+    ),
+}
+"""What a board says of the newest release (`Health.freeze`), in words, and what to do about it."""
 
 FULL_PERCENT = 90
 HOT_C = 80
@@ -98,6 +109,8 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
         found.append(Problem(f"its certificate {_ends(end, now)}", advice, end <= now))
     if board.slot == "returned":
         found.append(Problem("has gone back to its former release", "Its log says why the new one failed", urgent=True))
+    if board.freeze in FREEZES:
+        found.append(Problem(*FREEZES[board.freeze], urgent=True))
     if (board.disk_percent or 0) >= FULL_PERCENT:
         found.append(Problem(f"its disk is {board.disk_percent} % full", DECLINES["disk"], urgent=True))
     if board.throttled:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
+import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
 from hushfleet.aggregator.fleet.releases import Release, add_release, find_release, releases
-from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.config.schema import read_file
-from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.errors import BadInput, BadSignature, HushfleetError
 from hushfleet.firmware_profiles import load_board
 from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.firmware_profiles.cards.seed import Card, Writer
 from hushfleet.firmware_profiles.cards.stock_image import System
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.progress import doing
+from hushfleet.release import add_signature
 
 _OLD_PYTHON = "3.11"  # of Raspberry Pi OS Bookworm, the newest system that `firstrun` is for
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # by the unit of the client
@@ -112,9 +115,13 @@ def build_release(
     *,
     version: str,
     wheels: Path | None = None,
-    downgrade: bool = False,
-) -> Release:
-    """A new release of the software that is installed here, known to the fleet; for the arguments see `bundle.build`.
+    downgrade_from: Sequence[str] = (),
+    system: bool = False,
+    sign: bool = True,
+) -> Path:
+    """A new release of the software that is installed here; for the arguments see `bundle.build`.
+
+    It is signed by those keys that are in the fleet's folder, and lies in `unsigned` until `add_release` takes it.
 
     Raises `BadInput` where the version is taken, or wheels are missing.
     """
@@ -123,14 +130,47 @@ def build_release(
             f"release {version} for {target.platform} is there already; boards know a release by its version: name "
             "another one with --version"
         )
-    key = load_or_create(folder.release_key)
-    work = doing(f"building a release for Python {target.python} on {target.arch}", about_s=USUAL_BUILD_S)
-    with work, tempfile.TemporaryDirectory(dir=folder.releases, prefix=".") as name:
-        out = Path(name) / "new.hfr"
+    out = folder.unsigned / f"hushfleet-{version}-{target.platform}.hfr"
+    with doing(f"building a release for Python {target.python} on {target.arch}", about_s=USUAL_BUILD_S):
         bundle.build(
-            out, key=key, python=target.python, arch=target.arch, version=version, wheels=wheels, downgrade=downgrade
+            out,
+            key=None,
+            python=target.python,
+            arch=target.arch,
+            version=version,
+            wheels=wheels,
+            downgrade_from=downgrade_from,
+            downgrade_serial=_next_serial(registry) if downgrade_from else 0,
+            system=system,
         )
-        return add_release(folder, registry, out, public_key=key.public_key)
+    for key in (folder.release_key, folder.root_key)[: 1 + system] if sign else ():
+        if key.exists():
+            add_signature(out, load(key))
+    return out
+
+
+def build_known_release(folder: FleetFolder, registry: FleetRegistry, target: Target, **wanted: Any) -> Release:
+    """As `build_release`, and made known to the fleet. Raises `BadInput` where a signature is still to come."""
+    out = build_release(folder, registry, target, **wanted)
+    try:
+        release = add_release(folder, registry, out)
+    except BadSignature as error:
+        raise BadInput(f"{error}. {words_of_signing(folder, out)}") from error
+    out.unlink()
+    return release
+
+
+def words_of_signing(folder: FleetFolder, out: Path) -> str:
+    """What to do with a release that lacks a signature."""
+    return (
+        f"Where a release key is: hushfleet fleet sign {out.name} --key release.key; then here: "
+        f"hushfleet fleet release {folder.path} {out}"
+    )
+
+
+def _next_serial(registry: FleetRegistry) -> int:
+    """Above all that were given, also where a clock was put back."""
+    return max([int(time.time()), *(1 + each.manifest.downgrade_serial for each in releases(registry))])
 
 
 def card_of(
@@ -144,6 +184,8 @@ def card_of(
     ssh_keys: Sequence[str] = (),
 ) -> Card:
     """With a new token. :param images: a folder with one for each board, named by its id. Raises `BadInput`."""
+    keys_in_force(folder)
+    trusted = trust(folder)
     text = device_toml(folder, board)
     data = tomllib.loads(text)["data"]
     _check_seen(PurePosixPath(str(data.get("path", ""))))
@@ -162,7 +204,8 @@ def card_of(
         python=target.python,
         device_toml=text,
         ca=(folder.ca / "ca.pem").read_bytes(),
-        release_key=load_or_create(folder.release_key).public_key.hex(),
+        root_key=trusted.root,
+        release_keys=trusted.line,
         token=secrets.token_urlsafe(32),  # one-time: the registry keeps its SHA-256 alone
         images_path=data["path"] if data["kind"] == "folder" else "",
         classes=classes,

@@ -30,6 +30,7 @@ from hushfleet.aggregator.fleet.folder import (
 from hushfleet.aggregator.fleet.next_task import task_text
 from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.release_keys import write_first
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.schema import to_plain
 from hushfleet.errors import BadInput
@@ -50,11 +51,13 @@ def create_fleet(
     page: PagePart | None = None,
     classes: Sequence[str] = (),
     operator: bytes | None = None,
+    root: str | None = None,
     secure_sums: SecureSumsPart | None = None,
 ) -> FleetFolder:
     """:param task: copied to `task.toml`, with the files that it names beside itself; checked by the caller.
     :param classes: take the place of the task's `class_names`.
     :param operator: public key of the operator, whose private key lies elsewhere; None: a key is made in the folder.
+    :param root: public key of root, or a file with its private key, which stays there; None: it is made in `path`.
 
     Raises `BadInput`, and leaves nothing behind, where `path` is not empty or a name cannot be used.
     """
@@ -87,7 +90,7 @@ def create_fleet(
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        _fill(part, config, text, operator)
+        _fill(part, config, text, operator=operator, root=root)
         for file in beside:
             if beside.keys().isdisjoint(file.parents):  # else it comes with its folder
                 _copy(task.parent / file, part / file)
@@ -99,7 +102,7 @@ def create_fleet(
     return FleetFolder(path)
 
 
-def _fill(path: Path, config: FleetConfig, task: str, operator: bytes | None) -> None:
+def _fill(path: Path, config: FleetConfig, task: str, *, operator: bytes | None, root: str | None) -> None:
     now = datetime.datetime.now(datetime.UTC)
     authority = Authority.create(config.federation, now=now)
     path.mkdir(parents=True, mode=0o700)
@@ -118,7 +121,7 @@ def _fill(path: Path, config: FleetConfig, task: str, operator: bytes | None) ->
     if operator is None:
         operator = load_or_create(path / "operator.key").public_key
     _write(path / "operator.pub", f"{operator.hex()}\n".encode())
-    load_or_create(path / "release.key")
+    write_first(path, root=root)
     _write(path / "task.toml", task.encode())
     _write(path / FILE_NAME, (_COMMENT + to_toml(to_plain(config))).encode())
     FleetRegistry(path).close()

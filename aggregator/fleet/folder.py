@@ -135,8 +135,13 @@ class FleetFolder:
         self.operator_public = self.path / "operator.pub"
         self.operator_key = self.path / "operator.key"  # may be elsewhere, as may the next
         self.release_key = self.path / "release.key"
+        self.root_key = self.path / "root.key"  # signs who signs releases; it belongs elsewhere
+        self.root_public = self.path / "root.pub"
+        self.release_keys = self.path / "release_keys"
+        self.newest_key = self.service / "newest.key"  # says each day which release is the newest
         self.roster = self.path / "roster"
         self.releases = self.path / "releases"
+        self.unsigned = self.path / "unsigned"  # releases that lack a signature
         self.logs = self.path / "log"  # of `hushfleet fleet up`; services of systemd log to its journal
         file = self.path / FILE_NAME
         if not file.exists():

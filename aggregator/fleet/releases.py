@@ -11,6 +11,7 @@ from pathlib import Path
 from hushfleet import atomic_file
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.errors import BadInput
 from hushfleet.release import Manifest, SignedManifest, check_payload, read_head
 
@@ -44,16 +45,15 @@ class Release:
         return self.manifest.order
 
 
-def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path, *, public_key: bytes) -> Release:
+def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path) -> Release:
     """Checks the file all through, copies it to the folder where it is not there, and notes it.
 
-    :param public_key: the release key's, which must have signed it.
-
-    Raises `BadInput` for another file of the same version and platform, `BadSignature` or `Malformed`.
+    A release that is known may come again with other signatures. Raises `BadInput` for other content of a version and
+    platform that are known, `BadSignature` where too few of the keys in force have signed it, and `Malformed`.
     """
     with path.open("rb") as file:
         head = read_head(file)
-        manifest = head.verify(public_key)
+        manifest = trust(folder).verify(head)
         check_payload(file, manifest)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").digest()
@@ -61,7 +61,7 @@ def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path, *, pub
     platform = f"{manifest.python}-{manifest.arch}"
     release = Release(manifest.version, platform, kept.name, head.to_bytes(), digest, path.stat().st_size)
     known = find_release(registry, release.version, platform)
-    if known is not None and known.digest != digest:
+    if known is not None and known.manifest != manifest:
         raise BadInput(
             f"another release {release.version} for {platform} is known; boards know a release by its version, so give "
             "this one a higher version"
@@ -69,7 +69,7 @@ def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path, *, pub
     if not (kept.exists() and kept.samefile(path)):
         atomic_file.write_whole(kept, path.read_bytes(), durable=True)  # before the row that names it
     row = (release.version, platform, release.file, release.head, digest, release.size)
-    registry.write(f"INSERT OR IGNORE INTO releases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", row)
+    registry.write(f"INSERT OR REPLACE INTO releases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", row)
     return release
 
 
@@ -82,6 +82,14 @@ def releases(registry: FleetRegistry) -> list[Release]:
 def find_release(registry: FleetRegistry, version: str, platform: str) -> Release | None:
     row = registry.row(f"SELECT {_COLUMNS} FROM releases WHERE version = ? AND platform = ?", (version, platform))
     return None if row is None else Release(*row)
+
+
+def check_signed(folder: FleetFolder, registry: FleetRegistry, version: str | None) -> None:
+    """Raises `BadSignature` where boards would refuse the release `version` (None: the newest) by the keys in force."""
+    found = [each for each in releases(registry) if version in (None, each.version)]
+    for each in found:
+        if each.version == found[0].version:
+            trust(folder).verify(SignedManifest.from_bytes(each.head))
 
 
 def mapped(folder: FleetFolder, found: Sequence[Release]) -> dict[bytes, memoryview]:

@@ -140,6 +140,9 @@ def _seat(
     tried = (health.tried, health.attempt) == (rollout.version, rollout.number)
     if at is not None and tried and health.slot == "returned":
         return seat("failed", "it refused the release, or went back")
+    if at is not None and health.attempt > rollout.number:
+        later = f"it has answered roll-out {health.attempt}, which this registry does not know"
+        return seat("failed", f"{later}; begin roll-outs until their number is higher")
     if at is not None and now - max(heard_at, since) > SILENT_S and heard_at >= at:
         return seat("failed", f"it has not been heard for {(now - heard_at) / 3600:.0f} hours")
     if at is not None and now - max(at, since) > LONGEST_S and now - heard_at < HEARD_S:

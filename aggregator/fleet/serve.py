@@ -20,6 +20,7 @@ from hushfleet.aggregator.fleet.read_again import ReadAgain
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
+from hushfleet.aggregator.fleet.telling_newest import TellingNewest
 from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.errors import BadInput
 from hushfleet.wire.link.address import BrokerAddress
@@ -64,6 +65,7 @@ def serve(path: Path, stop: threading.Event) -> None:
         parts: list[Part] = [
             Listener(registry, known),
             Updating(folder, registry, known),
+            TellingNewest(folder, registry),
             ReadAgain(folder),
             LockOut(folder, registry),
         ]

@@ -78,7 +78,7 @@ def write_units(folder: FleetFolder) -> list[Path]:
     here, own = _word(path), f"{_word(sys.executable)} -m hushfleet.aggregator.commands"
     mosquitto = find_mosquitto() or "/usr/sbin/mosquitto"
     broker = f"{PREFIX}-broker.service {PREFIX}-enrolment-broker.service"
-    keys = ["ca/ca.key", "operator.key", "release.key"]
+    keys = ["ca/ca.key", "operator.key", "release.key", "root.key"]
     of_broker = _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite", "wifi"])
     brokers = (
         ("broker", "broker", "mosquitto", _OF_BROKER),
@@ -109,7 +109,14 @@ def write_units(folder: FleetFolder) -> list[Path]:
             _files(
                 path,
                 writes=[""],
-                hidden=["aggregator/cert.key", "aggregator/identity.key", "broker/broker.key", "release.key", "wifi"],
+                hidden=[
+                    "aggregator/cert.key",
+                    "aggregator/identity.key",
+                    "broker/broker.key",
+                    "release.key",
+                    "root.key",
+                    "wifi",
+                ],
             ),
         ),
     }

@@ -55,7 +55,8 @@ class BoardView:
     :param seen: when something came from it last.
     :param accelerator: what trains, where the board has more than its processor.
     :param last_error: code of what failed last since its client started.
-    :param health_at: when the nine fields before it were told.
+    :param freeze: what it says of the newest release for a week; see `Health`.
+    :param health_at: when the ten fields before it were told.
     :param rounds: in which its update was accepted, in this run.
     :param epsilon: epsilon_server of this task, as the board said with its latest update.
     :param spent: epsilon_server over all tasks and cards of this id, as the aggregator has noted it (`Spending`);
@@ -79,6 +80,7 @@ class BoardView:
     throttled: bool | None = None
     accelerator: str = ""
     last_error: str | None = None
+    freeze: str = ""
     health_at: float | None = None
     certificate_end: float | None = None
     rounds: int = 0

@@ -50,7 +50,8 @@ KEPT_ROUNDS = 500
 LOG_PIECE_BYTES = 1 << 18
 EVENTS = "events.jsonl"
 _OF_HEALTH = (
-    "slot", "uptime_s", "disk_percent", "memory_percent", "temperature_c", "throttled", "accelerator", "last_error"
+    "slot", "uptime_s", "disk_percent", "memory_percent", "temperature_c", "throttled", "accelerator", "last_error",
+    "freeze",
 )  # fmt: skip
 _START = "Start it: hushfleet fleet up DIR, or systemctl start hushfleet-{}."
 

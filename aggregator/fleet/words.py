@@ -116,7 +116,8 @@ def state(board: BoardView) -> str:
 
 def release(board: BoardView) -> str:
     mark = {"trial": " (on trial)", "returned": " (went back)"}.get(board.slot, "")
-    return f"{board.version or '-'}{mark}"
+    frozen = {"unheard": ", hears of no newer one", "older": ", not the newest"}.get(board.freeze, "")
+    return f"{board.version or '-'}{mark}{frozen}"
 
 
 def health(board: BoardView) -> str:

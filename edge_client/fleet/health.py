@@ -17,6 +17,7 @@ from typing import TypeVar
 import hushfleet
 from hushfleet.edge_client.board.certificate import read_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
 from hushfleet.edge_client.storage.accelerator import ChosenAccelerator
 from hushfleet.errors import BadInput
@@ -72,6 +73,7 @@ class BoardHealth:
             tried=standing.tried,
             attempt=standing.attempt,
             accelerator=self.chosen.chosen if self.chosen else "",
+            freeze="" if standing.slot == "none" else Freshness(Path(self._config.device.state_dir)).freeze,
         )
 
     def _disk_percent(self) -> int:

@@ -12,8 +12,9 @@ from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.slots import Slots, SlotsError, State, check_fits
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
-from hushfleet.errors import BadInput, StoreFull
-from hushfleet.release import Manifest, SignedManifest, this_platform
+from hushfleet.errors import BadInput, StoreFull, WireError
+from hushfleet.release import Manifest, SignedManifest, Trust, this_platform
+from hushfleet.release.statements import KEYS_FILE
 from hushfleet.wire.format.fleet_messages import SlotState
 
 
@@ -31,7 +32,10 @@ def standing_of(config: DeviceConfig) -> Standing:
 
 
 class Installed:
-    """`STATE/update.json` says which offer was answered last, by a hand-over or a refusal."""
+    """`STATE/update.json` says which offer was answered last, by a hand-over or a refusal, and which was the newest.
+
+    `STATE/release_keys` has what this client has heard of release keys, for `slots.py` to check and to take over.
+    """
 
     def __init__(self, releases: Path, state_dir: Path) -> None:
         self._root, self._state_dir = releases, state_dir
@@ -55,14 +59,31 @@ class Installed:
         state = self.state()
         if state is None:
             raise BadInput(f"this board takes no releases: there is none in {self._root}")
-        try:
-            keys = (self._root / "release_key").read_text().split()
-        except OSError as error:
-            raise BadInput(f"whom to trust with releases is not known: {error}") from error
-        manifest = SignedManifest.from_bytes(head).verify_any(keys)
+        manifest = self.trust().verify(SignedManifest.from_bytes(head))
         manifest.require_platform(*this_platform())
-        check_fits(manifest, state.good, store=int(SCHEMA_VERSION))
+        check_fits(manifest, state, store=int(SCHEMA_VERSION))
         return manifest
+
+    def trust(self) -> Trust:
+        """Whose releases are taken: also by a statement that `slots.py` takes over within the minute.
+
+        Raises `BadInput` where there is no public key of root.
+        """
+        trust = Trust.of_board(self._root)
+        with contextlib.suppress(OSError, ValueError, WireError):
+            return trust.after((self._state_dir / KEYS_FILE).read_text("utf-8"))
+        return trust
+
+    def hear_keys(self, text: str) -> Trust:
+        """Statements about release keys that came over the air, and what holds after them.
+
+        Raises `BadInput`, a `WireError` where root has not signed one of them, and `StoreFull`.
+        """
+        before = self.trust()
+        after = before.after(text)
+        if after != before:
+            write_whole(self._state_dir / KEYS_FILE, text.encode(), durable=True)
+        return after
 
     def room_for(self, manifest: Manifest) -> None:
         """Raises `StoreFull` where the release, unpacked and with its caches, would not fit."""
@@ -71,14 +92,24 @@ class Installed:
         if free < needed:
             raise StoreFull(f"release {manifest.version} needs {needed >> 20} MiB, {free >> 20} MiB are free")
 
-    def answered(self, version: str, digest: bytes, attempt: int) -> None:
-        """The offer is not to be taken again."""
-        text = json.dumps({"version": version, "digest": digest.hex(), "attempt": attempt})
-        write_whole(self._file, text.encode(), durable=True)
-
-    def was_answered(self, digest: bytes, attempt: int) -> bool:
+    def heard(self, attempt: int) -> None:
+        """An offer is taken up; whoever sends an earlier one again is not listened to."""
         known = self._answer()
-        return known.get("digest") == digest.hex() and _whole_number(known.get("attempt")) >= attempt
+        if _whole_number(known.get("newest"), -1) < attempt:
+            self._note({**known, "newest": attempt})
+
+    def answered(self, version: str, attempt: int) -> None:
+        """The offer is not to be taken again, nor is one that was made before it."""
+        self._note({"version": version, "attempt": attempt, "newest": attempt})
+
+    def was_answered(self, attempt: int) -> bool:
+        """An offer that its operator has withdrawn, and somebody has kept, has a lower attempt than the newest."""
+        known = self._answer()
+        answered, newest = (_whole_number(known.get(name), -1) for name in ("attempt", "newest"))
+        return attempt <= answered or attempt < newest
+
+    def _note(self, answer: dict[str, object]) -> None:
+        write_whole(self._file, json.dumps(answer).encode(), durable=True)
 
     @property
     def waits(self) -> bool:
@@ -101,12 +132,12 @@ class Installed:
         return Standing("returned" if failed else "good", tried, attempt)
 
     def _answer(self) -> dict[str, object]:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             known = json.loads(self._file.read_text())
             if isinstance(known, dict):
                 return known
         return {}
 
 
-def _whole_number(value: object) -> int:
-    return value if isinstance(value, int) else 0
+def _whole_number(value: object, otherwise: int = 0) -> int:
+    return value if isinstance(value, int) else otherwise

@@ -15,6 +15,7 @@ from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import FILE_NAME, WaitingNote
 from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
+from hushfleet.edge_client.fleet.news import News
 from hushfleet.edge_client.fleet.renewal import AskAgain, Renewal
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.fleet.updates import RestartForRelease, Updates
@@ -62,10 +63,10 @@ def run_in_fleet(
                 waits_for=note.is_,
                 patience_s=patience_s,
             )
-        updates = Updates(config, store, now=time.monotonic())
+        updates, news = Updates(config, store, now=time.monotonic()), News(config)
         try:
             if not stop.is_set():
-                run_agent([Renewal(config, store, tls), updates])
+                run_agent([Renewal(config, store, tls), news, updates])
         except AskAgain as reason:
             _log.warning("%s; asking for a certificate where boards without one do", reason)
             doubt = True
@@ -74,3 +75,4 @@ def run_in_fleet(
             return
         finally:
             updates.close()
+            news.close()

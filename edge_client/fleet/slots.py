@@ -8,7 +8,9 @@ only to check a signature it borrows `cryptography` from the good release.
     /opt/hushfleet/releases/VERSION/    unpacked releases, each with its manifest as release.json
     /opt/hushfleet/current              symlink to the one that runs
     /opt/hushfleet/slots.json           which one is good, which one is on trial: the truth
-    /opt/hushfleet/release_key          whose releases are taken: an Ed25519 public key, 64 hex digits; or several
+    /opt/hushfleet/root_key             root's public key, 64 hex digits: signs the statement of who signs releases
+    /opt/hushfleet/release_keys         the newest such statement; a newer one comes by way of STATE/release_keys
+    /opt/hushfleet/system.json          for which release this file and the units were renewed last
 
 slots.json is replaced as a whole, and synced; the symlink follows it before every start. So whatever is killed, and
 whenever the power goes, the board has the old release or the new one. Starts of a release on trial are counted before
@@ -21,6 +23,11 @@ they happen, as U-Boot counts boots:
     back     by hand: to the release before the good one
 
 A release on trial is healthy while the client writes its version into STATE/healthy again and again.
+
+A board does not go back to a release with a hole. Its floor is the highest version that was ever good here, and nothing
+lowers it. A release below the floor is installed in one case only: its manifest names the release that is good now
+(`downgrade_from`), and its `downgrade_serial` is not below the highest one that was ever put on trial here. So a
+permission to go back holds from the named versions alone, and ends when the board has followed a newer permission.
 """
 
 from __future__ import annotations
@@ -37,7 +44,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from hushfleet.edge_client.fleet import system_files
+from hushfleet.edge_client.fleet.client_files import clear_inside, only_release, read_inside, remove_inside
 
 if TYPE_CHECKING:
     from hushfleet.release import Manifest
@@ -65,6 +75,8 @@ class State:
         these in a row have found it healthy.
     :param seen: when STATE/healthy was written, as of the last check; nanoseconds.
     :param installs: how often the installation of the file in STATE/incoming was begun.
+    :param floor: the highest version that was ever good.
+    :param downgrade_serial: the highest one of a release that was put on trial.
     :param last: the release that was on trial last.
     :param outcome: what has become of it, `good` or `returned`; `refused`: what was installed last never came on trial.
     :param reason: why, in words.
@@ -78,9 +90,15 @@ class State:
     steady: int = 0
     seen: int = 0
     installs: int = 0
+    floor: str = ""
+    downgrade_serial: int = 0
     last: str = ""
     outcome: str = ""
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.floor or _order(self.floor) < _order(self.good):
+            object.__setattr__(self, "floor", self.good)
 
     @property
     def runs(self) -> str:
@@ -89,11 +107,23 @@ class State:
 
     def ended(self, outcome: str, reason: str) -> State:
         """The trial is over, and what was good stays so."""
-        return State(self.good, self.previous, last=self.trial or "", outcome=outcome, reason=reason)
+        return self._next(self.good, self.previous, last=self.trial or "", outcome=outcome, reason=reason)
 
-    def before(self, *, reason: str) -> State:
+    def proved(self, *, previous: str | None) -> State:
+        """What was on trial is good."""
+        assert self.trial is not None
+        return self._next(self.trial, previous, last=self.trial, outcome="good")
+
+    def before(self, previous: str, *, reason: str) -> State:
         """Back to the previous release."""
-        return State(self.previous or "", last=self.good, outcome="returned", reason=reason)
+        return self._next(previous, last=self.good, outcome="returned", reason=reason)
+
+    def with_trial(self, version: str, *, downgrade_serial: int) -> State:
+        serial = max(self.downgrade_serial, downgrade_serial)
+        return replace(self._next(self.good, self.previous, version), downgrade_serial=serial)
+
+    def _next(self, good: str, previous: str | None = None, trial: str | None = None, **outcome: str) -> State:
+        return State(good, previous, trial, floor=self.floor, downgrade_serial=self.downgrade_serial, **outcome)
 
 
 class SlotsError(Exception):
@@ -114,23 +144,36 @@ class Slots:
 
     def read(self) -> State:
         """Of slots.json; where it is missing or damaged, what `current` points to is good. Raises `SlotsError`."""
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            state = State(**json.loads(self._file.read_text(encoding="utf-8")))
+        known = self._read_fields()
+        if "good" in known:
+            state = State(**known)
             if self._is_there(state.good):
                 return state
             if self._is_there(state.previous):
-                return state.before(reason="its files are gone")
+                return state.before(state.previous, reason="its files are gone")
         with contextlib.suppress(OSError):
             linked = self.current.readlink().name
             if self._is_there(linked):
-                return State(linked)
+                return State(linked, **self._kept())
         found = [each for each in self.releases.glob("*") if self._is_there(each.name)]
         if not found:
             raise SlotsError(f"there is no release in {self.releases}; install one")
-        return State(max(found, key=lambda each: each.stat().st_mtime).name)
+        return State(max(found, key=lambda each: each.stat().st_mtime).name, **self._kept())
 
-    def _is_there(self, version: object) -> bool:
-        return isinstance(version, str) and bool(VERSION.match(version)) and (self.releases / version).is_dir()
+    def _read_fields(self) -> dict[str, Any]:
+        """Those of slots.json that have the right type; the others count as missing."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                return {name: value for name, value in content.items() if name in _IS_VALID and _IS_VALID[name](value)}
+        return {}
+
+    def _kept(self) -> dict[str, Any]:
+        """What holds also where the releases that slots.json names are gone."""
+        return {name: value for name, value in self._read_fields().items() if name in ("floor", "downgrade_serial")}
+
+    def _is_there(self, version: str | None) -> TypeGuard[str]:
+        return _is_version(version) and (self.releases / version).is_dir()
 
     def store_of(self, version: str | None) -> int | None:
         """The version of the device's store that a release leaves behind; None: not known."""
@@ -150,23 +193,24 @@ class Slots:
                 state = state.ended("returned", f"it was started {state.starts} times and never stayed healthy")
             elif state.trial:
                 state = replace(state, starts=state.starts + 1, steady=0)
-            _remove_inside(self._state_dir, "healthy")
+            remove_inside(self._state_dir, "healthy")
             self._settle(state)
             return state
 
     def check(self) -> tuple[State, bool]:
         """Once a minute; and whether the client must be started anew."""
+        self._take_keys()
         with self._locked():
             state = self.read()
             if not state.trial or not state.starts:
                 return state, False
-            said, written = _read_inside(self._state_dir, "healthy")
+            said, written = read_inside(self._state_dir, "healthy")
             alive = said == state.trial and written != state.seen
             state = replace(state, checks=state.checks + 1, steady=state.steady + 1 if alive else 0, seen=written)
             if state.steady >= STEADY_CHECKS:
                 same = self.store_of(state.good) == self.store_of(state.trial)
                 previous = state.good if same else None  # it could not read the store any more
-                state = State(state.trial or "", previous, last=state.trial or "", outcome="good")
+                state = state.proved(previous=previous)
                 self._settle(state)
                 self._collect(state)
             elif state.checks >= MOST_CHECKS:
@@ -180,19 +224,20 @@ class Slots:
     def install(self) -> State:
         """Puts the release in STATE/incoming on trial, from the next start on; or says why not in slots.json."""
         with self._locked("install.lock"):
+            self._take_keys()
             state = self._update(lambda state: replace(state, installs=state.installs + 1))
             incoming = self._state_dir / "incoming"
             try:
                 if state.installs > MOST_INSTALLS:
                     raise SlotsError(f"its installation was begun {MOST_INSTALLS} times and never ended")
                 self._collect(state)
-                manifest = self._place(state, _only(incoming))
+                manifest = self._place(state, only_release(incoming))
                 state = self._update(lambda state: self._with_trial(state, manifest))
             except Exception as error:  # whatever an archive can bring about: the board goes on with what it has
                 reason = str(error)[:400] or type(error).__name__
                 state = self._update(lambda state: replace(state, installs=0, outcome="refused", reason=reason))
                 self._collect(state)
-            _clear_inside(incoming)
+            clear_inside(incoming)
             return state
 
     def first(self, archive: Path) -> State:
@@ -207,7 +252,8 @@ class Slots:
             try:
                 state = self.read()
             except SlotsError:
-                state = State(place(archive, self.releases, keys=None).version)
+                state = State(place(archive, self.releases, trust=None).version, **self._kept())
+                self._replace("system.json", json.dumps({"release": state.good}))  # the card brought these files, too
             self._settle(state)
             return state
 
@@ -220,20 +266,40 @@ class Slots:
             elif not self._is_there(state.previous):
                 raise SlotsError(f"there is no release before {state.good} to go back to")
             else:
-                state = state.before(reason="by hand")
+                state = state.before(state.previous, reason="by hand")
             self._settle(state)
             return state
 
     # inside
 
     def _place(self, state: State, archive: Path) -> Manifest:
-        """By the code of the release that is good."""
+        with self._borrowing(state):
+            from hushfleet.release import Trust, place
+
+            return place(archive, self.releases, trust=Trust.of_board(self.root))
+
+    def _take_keys(self) -> None:
+        """Takes a newer statement about release keys that the client has left, if root has signed it."""
+        text, _ = read_inside(self._state_dir, "release_keys", 1 << 15)
+        if not text:
+            return
+        try:
+            with self._locked(), self._borrowing(self.read()):
+                from hushfleet.release import Trust
+
+                known = Trust.of_board(self.root)
+                if (newer := known.after(text)) != known:
+                    self._replace("release_keys", f"{newer.line}\n")
+        except Exception as error:  # whatever the client has left: the board goes on with what it has
+            print(f"error: {error}", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def _borrowing(self, state: State) -> Iterator[None]:
+        """What `slots.pyz` lacks comes from the release that is good."""
         good = str(self.releases / state.good)
         sys.path.append(good)
         try:
-            from hushfleet.release import place
-
-            return place(archive, self.releases, keys=(self.root / "release_key").read_text().split())
+            yield
         finally:
             sys.path.remove(good)
 
@@ -241,8 +307,8 @@ class Slots:
         """As of now: in the minutes of unpacking, a release that waited may have been begun, or become good."""
         if state.trial and state.starts:
             raise SlotsError(f"release {state.trial} is on trial; wait until that has ended")
-        check_fits(manifest, state.good, store=self.store_of(state.good))
-        return State(state.good, state.previous, manifest.version)
+        check_fits(manifest, state, store=self.store_of(state.good))
+        return state.with_trial(manifest.version, downgrade_serial=manifest.downgrade_serial)
 
     def _update(self, change: Callable[[State], State]) -> State:
         with self._locked():
@@ -261,13 +327,17 @@ class Slots:
             _sync(self.root)
 
     def _write(self, state: State) -> None:
-        fresh = self.root / ".slots.json"
+        self._replace(self._file.name, json.dumps(asdict(state)))
+
+    def _replace(self, name: str, text: str) -> None:
+        """A file of root's that the client reads, whole or not at all."""
+        fresh = self.root / f".{name}"
         with fresh.open("w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)  # the client reads it
-            json.dump(asdict(state), file)
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(fresh, self._file)
+        os.replace(fresh, self.root / name)
         _sync(self.root)
 
     def _collect(self, state: State) -> None:
@@ -286,71 +356,45 @@ class Slots:
             os.close(handle)
 
 
-# Files in the state directory: the client, or who has taken it over, may put links and pipes there.
-
-
-def _open_inside(folder: Path, name: str) -> int:
-    """A regular file; no link is followed. Raises `OSError`."""
-    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=inside)
-    finally:
-        os.close(inside)
-    if not os.path.isfile(f"/proc/self/fd/{handle}"):
-        os.close(handle)
-        raise OSError(f"{folder / name} is no file")
-    return handle
-
-
-def _read_inside(folder: Path, name: str) -> tuple[str, int]:
-    """The first characters of a small file, and when it was written, in nanoseconds; empty and 0 without it."""
-    with contextlib.suppress(OSError):
-        handle = _open_inside(folder, name)
-        try:
-            return os.read(handle, 64).decode("ascii", "replace").strip(), os.fstat(handle).st_mtime_ns
-        finally:
-            os.close(handle)
-    return "", 0
-
-
-def _remove_inside(folder: Path, name: str) -> None:
-    with contextlib.suppress(OSError):
-        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.unlink(name, dir_fd=inside)
-        finally:
-            os.close(inside)
-
-
-def _clear_inside(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if name.endswith(".hfr"):
-                _remove_inside(folder, name)
-
-
-def _only(folder: Path) -> Path:
-    """The one release in `folder`. Raises `SlotsError` or `OSError`."""
-    names = [] if folder.is_symlink() else sorted(name for name in os.listdir(folder) if name.endswith(".hfr"))
-    if len(names) != 1:
-        raise SlotsError(f"{len(names)} releases lie in {folder}; put one there")
-    return folder / names[0]
-
-
-def check_fits(manifest: Manifest, good: str, *, store: int | None) -> None:
-    """Raises `SlotsError` where a board must not go to this release from the release `good`.
+def check_fits(manifest: Manifest, state: State, *, store: int | None) -> None:
+    """Raises `SlotsError` where a board in this state must not go to this release.
 
     :param store: the version of the board's store; None: not known.
     """
-    if manifest.version == good:
-        raise SlotsError(f"release {manifest.version} is installed already")
-    if _order(manifest.version) < _order(good) and not manifest.downgrade:
-        raise SlotsError(f"release {manifest.version} is older than {good}, and not signed as a downgrade")
+    good, order = state.good, _order(manifest.version)
+    if order == _order(good):
+        raise SlotsError(f"release {manifest.version} is installed already, as {good}")
+    if order < _order(state.floor):
+        older = f"release {manifest.version} is older than {state.floor}, which was good on this board, and"
+        if _order(good) not in map(_order, manifest.downgrade_from):
+            raise SlotsError(f"{older} is not signed as a downgrade from {good}")
+        if manifest.downgrade_serial < state.downgrade_serial:
+            raise SlotsError(
+                f"{older} its signature as a downgrade ({manifest.downgrade_serial}) is older than the one that this "
+                f"board has followed ({state.downgrade_serial}); sign it anew"
+            )
     if store is not None and not manifest.oldest_store <= store <= manifest.store:
         raise SlotsError(
             f"release {manifest.version} takes stores of version {manifest.oldest_store} to {manifest.store}; this "
             f"board's has {store}"
         )
+
+
+def _is_version(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and VERSION.match(value) is not None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0  # JSON's true is an int to isinstance
+
+
+_IS_VALID: dict[str, Callable[[object], bool]] = {  # the fields of slots.json
+    "good": _is_version,
+    "floor": _is_version,
+    **dict.fromkeys(("previous", "trial"), lambda value: value is None or _is_version(value)),
+    **dict.fromkeys(("starts", "checks", "steady", "seen", "installs", "downgrade_serial"), _is_count),
+    **dict.fromkeys(("last", "outcome", "reason"), lambda value: isinstance(value, str)),
+}
 
 
 def _order(version: str) -> tuple[int, ...]:
@@ -372,6 +416,7 @@ def main() -> int:
     parser.add_argument("archive", type=Path, nargs="?", metavar="FILE.hfr", help="of `first`")
     parser.add_argument("--root", type=Path, default=Path("/opt/hushfleet"))
     parser.add_argument("--state", type=Path, default=Path("/var/lib/hushfleet"))
+    parser.add_argument("--units", type=Path, default=Path("/etc/systemd/system"))
     options = parser.parse_args()
     slots = Slots(options.root, options.state)
     restart = False
@@ -390,6 +435,12 @@ def main() -> int:
         return 1
     if restart:
         subprocess.run(["systemctl", "restart", "--no-block", SERVICE], check=False)
+    elif options.command == "check" and system_files.is_due(slots.root, state.good):
+        try:
+            if system_files.renew(slots.root, state.good, units=options.units):
+                subprocess.run(["systemctl", "daemon-reload"], check=False)
+        except Exception as error:  # the next check tries it again
+            print(f"error: {error}", file=sys.stderr)
     print(json.dumps(asdict(state)))
     return 0
 

@@ -84,9 +84,10 @@ class Updates:
         state, installed = self._installed.state(), self._installed
         if offer == self._offer or state is None or offer.version in (state.good, state.trial):
             return
-        if installed.was_answered(offer.digest, offer.attempt) or installed.waits or state.trial:
+        if installed.was_answered(offer.attempt) or installed.waits or state.trial:
             return
         self._forget()
+        installed.heard(offer.attempt)
         try:
             manifest = installed.judge(offer.manifest)
             if (manifest.version, len(offer.manifest) + manifest.payload_bytes) != (offer.version, offer.size):
@@ -97,7 +98,7 @@ class Updates:
             _log.error("release %s is not fetched: %s", offer.version, error)
         except (WireError, BadInput, SlotsError) as error:
             _log.error("release %s is refused: %s", offer.version, error)
-            installed.answered(offer.version, offer.digest, offer.attempt)
+            installed.answered(offer.version, offer.attempt)
         else:
             _log.info("release %s is offered; %d of %d KiB are to be fetched", offer.version, *self._progress())
             self._offer = offer
@@ -118,7 +119,7 @@ class Updates:
         offer = self._offer
         file.finish(self._installed.incoming / f"{offer.version}.hfr")
         self._file = None
-        self._installed.answered(offer.version, offer.digest, offer.attempt)
+        self._installed.answered(offer.version, offer.attempt)
         _log.info("release %s is here, and is being installed", offer.version)
         self.due_at = self._now
 

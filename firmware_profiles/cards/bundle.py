@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from importlib.metadata import distribution, distributions
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from packaging.utils import canonicalize_name
 import hushfleet
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.firmware_profiles.cards.seed import write_system
 from hushfleet.firmware_profiles.cards.trimming import is_dropped
 from hushfleet.release import Manifest, Signer, pack
 from hushfleet.user_files import user_cache_dir
@@ -48,18 +50,23 @@ _START = "import sys\n\nfrom hushfleet.edge_client.__main__ import main\n\nsys.e
 def build(
     out: Path,
     *,
-    key: Signer,
+    key: Signer | None,
     python: str,
     arch: str = "aarch64",
     version: str = hushfleet.__version__,
     wheels: Path | None = None,
-    downgrade: bool = False,
+    downgrade_from: Sequence[str] = (),
+    downgrade_serial: int = 0,
+    system: bool = False,
 ) -> Manifest:
     """Writes the release `out`; some 40 s, and a minute more where wheels have to be fetched.
 
     :param python: of `PYTHONS`; :param arch: one of `ARCHITECTURES`.
     :param version: what boards will say that they run.
+    :param downgrade_from, downgrade_serial: see `Manifest`.
+    :param key: signs it; None: nobody does yet.
     :param wheels: a folder with the wheels, where no index can be reached.
+    :param system: whether it renews `slots.pyz` and the units of boards, too.
     Raises `BadInput` where wheels are missing.
     """
     if python not in PYTHONS or arch not in ARCHITECTURES:
@@ -71,18 +78,22 @@ def build(
         contents = {wheel.name: _unpack_wheel(wheel, folder) for wheel in found}
         _copy_ours(folder, version)
         (folder / "__main__.py").write_text(_START)
-        (folder / _HASHES).write_text(json.dumps(contents, indent=1, sort_keys=True))
+        if system:
+            write_system(folder / "system")
         out.parent.mkdir(parents=True, exist_ok=True)
         return pack(
             folder,
             out,
             key=key,
+            system=system,
             version=version,
             python=f"cp{python.replace('.', '')}",
             arch=arch,
             oldest_store=int(OLDEST_SCHEMA),
             store=int(SCHEMA_VERSION),
-            downgrade=downgrade,
+            downgrade_from=downgrade_from,
+            downgrade_serial=downgrade_serial,
+            wheels=contents,
         )
 
 

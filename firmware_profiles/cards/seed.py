@@ -20,9 +20,9 @@ FOLDER = "hushfleet"
 _KIT = resources.files("hushfleet.firmware_profiles.cards") / "kit"
 _SLOTS = {  # what `slots.py` imports, by package
     "hushfleet": ("__init__.py", "atomic_file.py", "errors.py"),
-    "hushfleet.release": ("__init__.py", "archive.py", "manifest.py"),
+    "hushfleet.release": ("__init__.py", "archive.py", "manifest.py", "statements.py"),
     "hushfleet.edge_client": ("__init__.py",),
-    "hushfleet.edge_client.fleet": ("__init__.py", "slots.py"),
+    "hushfleet.edge_client.fleet": ("__init__.py", "client_files.py", "slots.py", "system_files.py"),
 }
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # of ZIP and FAT; the same card, written again, has the same bytes
 
@@ -34,7 +34,7 @@ class Card:
     :param device: its id in the fleet; the host name is made of it.
     :param release: the `.hfr` file; :param python: that it is for, `3.13`.
     :param device_toml: text of DEVICE.toml; :param ca: PEM of the fleet's authority.
-    :param release_key: public key, 64 hex digits, that must have signed what is installed later.
+    :param root_key: public key of root, 64 hex digits; :param release_keys: its signed statement of who signs releases.
     :param token: for enrolment, used once.
     :param images_path: folder of the board's own images, empty: there is none; :param classes: its sub-folders.
     :param images: a folder with images that are copied there.
@@ -47,7 +47,8 @@ class Card:
     python: str
     device_toml: str
     ca: bytes
-    release_key: str
+    root_key: str
+    release_keys: str
     token: str
     images_path: str = "/var/lib/hushfleet-images"
     classes: Sequence[str] = ()
@@ -88,7 +89,8 @@ def stage(card: Card, writer: Writer, boot: BootPartition, folder: Path) -> None
     texts = {
         "device.toml": card.device_toml,
         "python": f"{card.python}\n",
-        "release_key": f"{card.release_key}\n",
+        "root_key": f"{card.root_key}\n",
+        "release_keys": f"{card.release_keys}\n",
         "enrol.token": f"{card.token}\n",
         "images_path": f"{card.images_path}\n",
         "classes": "".join(f"{name}\n" for name in card.classes),
@@ -115,6 +117,13 @@ def slots_archive() -> bytes:
         start = "import sys\n\nfrom hushfleet.edge_client.fleet.slots import main\n\nsys.exit(main())\n"
         file.writestr(zipfile.ZipInfo("__main__.py", _EPOCH), start)
     return archive.getvalue()
+
+
+def write_system(folder: Path) -> None:
+    """What a release brings that renews `slots.pyz` and the units of boards."""
+    with resources.as_file(_KIT / "units") as units:
+        shutil.copytree(units, folder / "units", copy_function=shutil.copyfile)
+    (folder / "slots.pyz").write_bytes(slots_archive())
 
 
 def _copy_kit(target: Path) -> None:

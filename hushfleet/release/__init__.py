@@ -4,13 +4,19 @@ The standard library alone, and `cryptography` where a signature is checked: thi
 (`firmware_profiles/cards/seed.py`), which lies on a board outside of any release.
 """
 
-from hushfleet.release.archive import check_payload, pack, place, read_head, unpack
+from hushfleet.release.archive import add_signature, check_payload, pack, place, read_head, unpack
 from hushfleet.release.manifest import Manifest, SignedManifest, Signer, this_platform
+from hushfleet.release.statements import Newest, ReleaseKeys, Signed, Trust
 
 __all__ = [
     "Manifest",
+    "Newest",
+    "ReleaseKeys",
+    "Signed",
     "SignedManifest",
     "Signer",
+    "Trust",
+    "add_signature",
     "check_payload",
     "pack",
     "place",

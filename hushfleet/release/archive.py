@@ -1,7 +1,9 @@
 """The payload of a release: packed on a desk, checked and unpacked on a board.
 
 Nothing of a payload is read before its length and SHA-256 are those of the manifest. Then only plain files and folders
-with plain relative names are taken, no more than the manifest says: no links, no devices, no owners.
+with plain relative names are taken, no more than the manifest says: no links, no devices, no owners. The archive is of
+POSIX's first form (ustar), where an entry has one header of 512 bytes; `tarfile` reads the long names and further
+attributes of later forms into memory whole, of whatever size they are.
 """
 
 from __future__ import annotations
@@ -9,62 +11,70 @@ from __future__ import annotations
 import compileall
 import hashlib
 import io
+import itertools
+import json
 import lzma
 import os
 import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from hushfleet.atomic_file import sync_folder
+from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.errors import BadInput, Malformed, StoreFull, TooLarge
 from hushfleet.release.manifest import (
     RELEASE_CAP,
-    SIGNATURE_BYTES,
     START_BYTES,
     Manifest,
     SignedManifest,
     Signer,
     manifest_length,
+    signatures_length,
     this_platform,
 )
+from hushfleet.release.statements import Trust
 
 MANIFEST_NAME = "release.json"
 """Of the manifest in the folder of a release; `slots.py` reads it."""
 _BLOCK = 1 << 18
 _NAME_CAP, _DEPTH_CAP = 240, 24  # bytes of a path, its parts
 _PRESET = 6  # a board needs 8 MiB to unpack it; 8 and extreme: 64 MiB, twice the time, and 1 % smaller
+_XZ_MEMORY_BYTES = 1 << 25
 
 
 def pack(
     folder: Path,
     out: Path,
     *,
-    key: Signer,
+    key: Signer | None,
     version: str,
     python: str,
     arch: str,
     oldest_store: int,
     store: int,
-    downgrade: bool = False,
+    downgrade_from: Sequence[str] = (),
+    downgrade_serial: int = 0,
+    wheels: Mapping[str, str] | None = None,
+    system: bool = False,
 ) -> Manifest:
-    """Writes `folder` as the release `out`, signed by `key`; the other arguments are `Manifest`'s.
+    """Writes `folder` as the release `out`, signed by `key` (None: by nobody yet); the rest is the manifest's.
 
-    The same folder gives the same bytes: names are sorted, times and owners left out. Raises `BadInput` for a link.
+    The same folder gives the same bytes: names are sorted, times and owners left out. Raises `BadInput` for a link, or
+    a path that is too long.
     """
     payload = io.BytesIO()
     unpacked = entries = 0
     with (
         lzma.open(payload, "wb", preset=_PRESET) as compressed,
-        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
         for path in sorted(folder.rglob("*")):
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 raise BadInput(f"{path} is a link or no plain file: a release has none")
-            entry = tarfile.TarInfo(path.relative_to(folder).as_posix())
+            entry = _entry(path.relative_to(folder).as_posix())
             entries += 1
             if path.is_dir():
                 entry.type = tarfile.DIRTYPE
@@ -81,20 +91,44 @@ def pack(
         arch=arch,
         oldest_store=oldest_store,
         store=store,
-        downgrade=downgrade,
+        downgrade_from=tuple(downgrade_from),
+        downgrade_serial=downgrade_serial,
+        wheels=dict(wheels or {}),
         payload_sha256=hashlib.sha256(data).hexdigest(),
         payload_bytes=len(data),
         unpacked_bytes=unpacked,
         entries=entries,
+        system=system,
     )
-    out.write_bytes(SignedManifest.sign(manifest, key).to_bytes() + data)
+    out.write_bytes(SignedManifest.sign(manifest, *filter(None, [key])).to_bytes() + data)
     return manifest
 
 
+def add_signature(path: Path, key: Signer) -> SignedManifest:
+    """Signs a release where it lies, after checking that it is whole; its head afterwards. Raises `Malformed`."""
+    with path.open("rb") as file:
+        head = read_head(file)
+        check_payload(file, head.manifest)
+        signed = head.also_signed(key)
+        write_whole(path, signed.to_bytes() + file.read(), durable=True)
+    return signed
+
+
+def _entry(name: str) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    try:
+        _plain_name(name)
+        entry.tobuf(tarfile.USTAR_FORMAT)
+    except (Malformed, ValueError) as error:
+        raise BadInput(f"the path {name!r} has no place in a release: {error}") from error
+    return entry
+
+
 def read_head(file: BinaryIO) -> SignedManifest:
-    """The head of an open release, whose signature is not checked yet; the file then stands at the payload."""
+    """The head of an open release, whose signatures are not checked yet; the file then stands at the payload."""
     start = file.read(START_BYTES)
-    return SignedManifest.from_bytes(start + file.read(manifest_length(start) + SIGNATURE_BYTES))
+    body, count = file.read(manifest_length(start)), file.read(1)
+    return SignedManifest.from_bytes(start + body + count + file.read(signatures_length(count)))
 
 
 def check_payload(file: BinaryIO, manifest: Manifest) -> None:
@@ -119,48 +153,48 @@ def unpack(file: BinaryIO, manifest: Manifest, folder: Path) -> None:
     folder.mkdir(mode=0o755)
     left = manifest.unpacked_bytes
     try:
-        with tarfile.open(fileobj=file, mode="r|xz") as tar:
-            for entry in _few(tar, manifest.entries):
-                path = folder / _plain_name(entry.name)
-                if entry.isdir():
-                    path.mkdir(mode=0o755)
-                    continue
-                left -= entry.size
-                if not entry.isreg() or entry.sparse is not None:
-                    raise Malformed(f"the release's entry {entry.name!r} is neither a plain file nor a folder")
-                if left < 0:
-                    raise TooLarge(f"the release unpacks to more than the {manifest.unpacked_bytes} bytes it says")
-                content = tar.extractfile(entry)
-                assert content is not None  # it is a plain file
-                with path.open("xb") as target:
-                    shutil.copyfileobj(content, target, _BLOCK)
-                path.chmod(0o644)
+        stream = io.BufferedReader(_Unpacked(file), _BLOCK)
+        for entry in _headers(stream, manifest.entries):
+            path = folder / _plain_name(entry.name)
+            if entry.type == tarfile.DIRTYPE:
+                path.mkdir(mode=0o755)
+                continue
+            if entry.type != tarfile.REGTYPE or entry.size < 0:
+                raise Malformed(f"the release's entry {entry.name!r} is neither a plain file nor a folder")
+            left -= entry.size
+            if left < 0:
+                raise TooLarge(f"the release unpacks to more than the {manifest.unpacked_bytes} bytes it says")
+            with path.open("xb") as target:
+                _copy_some(stream, target, entry.size)
+            path.chmod(0o644)
+            stream.read(-entry.size % tarfile.BLOCKSIZE)
     except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError) as error:
         raise Malformed(f"the payload of release {manifest.version} cannot be unpacked: {error}") from error
     except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
         raise Malformed(f"the payload of release {manifest.version} contradicts itself at {error.filename}") from error
 
 
-def place(source: Path, releases: Path, *, keys: Iterable[str] | None) -> Manifest:
+def place(source: Path, releases: Path, *, trust: Trust | None) -> Manifest:
     """Puts a release into `releases/VERSION`, complete and with compiled caches, or leaves nothing.
 
     `source` may belong to somebody else who changes it meanwhile: what is checked and unpacked is a copy. A folder of
-    that version that is there already is complete; it stays.
+    that version that is there already is complete, and stays.
 
-    :param keys: public keys (64 hex digits each), one of which must have signed it; None: no more than the hash is
-        checked, for a card's first start, where no `cryptography` is and the release lies beside the key that would
-        vouch for it.
+    :param trust: who must have signed it; None: no more than the hash is checked, for a card's first start, where no
+        `cryptography` is and the release lies beside the keys that would vouch for it.
     Raises `BadSignature`, `Malformed`, `TooLarge`, `BadInput` for another platform, `StoreFull`.
     """
     releases.mkdir(mode=0o755, parents=True, exist_ok=True)
     with _open_plain(source) as theirs, tempfile.TemporaryFile(dir=releases) as file:
         _copy(theirs, file)
         head = read_head(file)
-        manifest = head.manifest if keys is None else head.verify_any(keys)
+        manifest = head.manifest if trust is None else trust.verify(head)
         manifest.require_platform(*this_platform())
         check_payload(file, manifest)
         whole, part = releases / manifest.version, releases / f".{manifest.version}.part"
         if whole.is_dir():
+            if json.loads((whole / MANIFEST_NAME).read_bytes())["payload_sha256"] != manifest.payload_sha256:
+                raise BadInput(f"another release {manifest.version} is installed; give this one another version")
             return manifest
         if shutil.disk_usage(releases).free < 2 * manifest.unpacked_bytes:  # the caches are smaller than the files
             raise StoreFull(f"release {manifest.version} needs {2 * manifest.unpacked_bytes >> 20} MiB on {releases}")
@@ -196,12 +230,45 @@ def _open_plain(path: Path) -> BinaryIO:
     return file
 
 
-def _few(tar: tarfile.TarFile, cap: int) -> Iterator[tarfile.TarInfo]:
-    for count, entry in enumerate(tar, start=1):
+class _Unpacked(io.RawIOBase):
+    """What a file in xz's format contains, without more memory than `_PRESET` needs."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._xz.eof:
+            packed = self._file.read(_BLOCK) if self._xz.needs_input else b""
+            if self._xz.needs_input and not packed:
+                raise EOFError("it is cut off")
+            if data := self._xz.decompress(packed, len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
+        return 0
+
+
+def _headers(stream: BinaryIO, cap: int) -> Iterator[tarfile.TarInfo]:
+    """The header of each entry; who takes one reads its content before the next."""
+    for count in itertools.count(1):
+        header = stream.read(tarfile.BLOCKSIZE)
+        if header == bytes(tarfile.BLOCKSIZE):
+            return
         if count > cap:
             raise TooLarge(f"the release has more than the {cap} entries that its manifest says")
-        yield entry
-        tar.members.clear()  # type: ignore[attr-defined]  # else the list grows with the archive
+        yield tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+
+
+def _copy_some(source: BinaryIO, target: BinaryIO, size: int) -> None:
+    while size:
+        block = source.read(min(size, _BLOCK))
+        if not block:
+            raise EOFError("it ends within an entry")
+        target.write(block)
+        size -= len(block)
 
 
 def _plain_name(name: str) -> PurePosixPath:

@@ -1,35 +1,39 @@
 """What a release says of itself, and who signed it.
 
-    "HR", version, 0 | u32 manifest length | manifest (JSON) | Ed25519 signature over all before it | payload (tar.xz)
+    "HR", format, 0 | u32 manifest length | manifest (JSON) | u8 count | count signatures | payload (tar.xz)
 
-Integers are big-endian. All before the payload is the head: it is complete in itself, so a board can judge an offer
-before it fetches the payload.
+Integers are big-endian. A signature has 96 bytes: an Ed25519 public key, and its signature over all before the count.
+Another key can so sign later and elsewhere. Signatures stand in the order of their keys, each key once. All before the
+payload is the head: it is complete in itself, so a board can judge an offer before it fetches the payload.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import platform
 import re
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Protocol
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, TooLarge
 
-_MAGIC, _FORMAT = b"HR", 1
+_MAGIC, _FORMAT = b"HR", 2
 _START = struct.Struct(">2sBBI")
 START_BYTES = _START.size
-SIGNATURE_BYTES = 64
-MANIFEST_CAP = 4096
-HEAD_CAP = START_BYTES + MANIFEST_CAP + SIGNATURE_BYTES
+_KEY_BYTES = 32
+SIGNATURE_BYTES = _KEY_BYTES + 64  # with the key
+MOST_SIGNATURES = 8
+MANIFEST_CAP = 7 * 1024  # a release of some twenty wheels has 3 KiB; an offer carries a head of at most 8 KiB
+HEAD_CAP = START_BYTES + MANIFEST_CAP + 1 + MOST_SIGNATURES * SIGNATURE_BYTES
 RELEASE_CAP = 2**28  # bytes of the whole file
 _VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _WORD = re.compile(r"[a-z0-9_]{1,32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_WHEEL = re.compile(r"[A-Za-z0-9_.+-]{1,128}\.whl")
+_MOST_NAMED = 32  # versions in `downgrade_from`
 _CAPS = {
     "payload_bytes": RELEASE_CAP - HEAD_CAP,
     "unpacked_bytes": 2**30,
@@ -40,7 +44,9 @@ _CAPS = {
 
 
 class Signer(Protocol):
-    """An Ed25519 private key: `Identity`, or that of `cryptography`."""
+    """An Ed25519 private key: `Identity`. :ivar public_key: 32 bytes."""
+
+    public_key: bytes
 
     def sign(self, data: bytes, /) -> bytes: ...
 
@@ -54,7 +60,12 @@ class Manifest:
     :param arch: `aarch64`, or what else `platform.machine()` says.
     :param oldest_store: the oldest schema of a board's store that it can bring up to date.
     :param store: the schema that it leaves behind.
-    :param downgrade: whether a board that has a newer release may go to this one.
+    :param downgrade_from: versions from which a board may go to this one although it has had a newer one; mostly none.
+    :param downgrade_serial: rises with each such permission, so that an older one ends: unix seconds of the signing. 0
+        where `downgrade_from` is empty.
+    :param wheels: file name -> SHA-256 (hex) of each wheel that the payload was made of. Boards do not use it, since
+        `payload_sha256` covers the files: it is for whoever asks later what a release contains.
+    :param system: whether its folder `system` renews what lies outside of releases, as root; root must sign it, too.
     :param payload_sha256: hex, of the payload of `payload_bytes`.
     :param unpacked_bytes: of all files together; `entries` is their number, folders included. Both are caps.
     """
@@ -64,20 +75,30 @@ class Manifest:
     arch: str
     oldest_store: int
     store: int
-    downgrade: bool
+    downgrade_from: tuple[str, ...]
+    downgrade_serial: int
+    wheels: Mapping[str, str]
     payload_sha256: str
     payload_bytes: int
     unpacked_bytes: int
     entries: int
+    system: bool = False
 
     def __post_init__(self) -> None:
-        _require(_is(str, self.version) and _VERSION.fullmatch(self.version), "version", self.version, "such as 0.3.0")
+        _require(_is_version(self.version), "version", self.version, "such as 0.3.0")
         for name in ("python", "arch"):
             value = getattr(self, name)
             _require(_is(str, value) and _WORD.fullmatch(value), name, value, "such as cp313 or aarch64")
         digest = self.payload_sha256
         _require(_is(str, digest) and _DIGEST.fullmatch(digest), "payload_sha256", digest, "64 hex digits")
-        _require(_is(bool, self.downgrade), "downgrade", self.downgrade, "true or false")
+        named, serial = self.downgrade_from, self.downgrade_serial
+        are_versions = _is(tuple, named) and len(named) <= _MOST_NAMED and all(map(_is_version, named))
+        _require(are_versions, "downgrade_from", named, f"a list of at most {_MOST_NAMED} versions")
+        _require(_is(int, serial) and 0 <= serial < 2**53, "downgrade_serial", serial, "a whole number from 0 on")
+        _require((serial > 0) == bool(named), "downgrade_serial", serial, "0 without downgrade_from, 1 or more with it")
+        are_wheels = _is(dict, self.wheels) and all(map(_is_wheel, self.wheels.items()))
+        _require(are_wheels, "wheels", self.wheels, "the SHA-256 (hex) of each by its name")
+        _require(_is(bool, self.system), "system", self.system, "true or false")
         for name, cap in _CAPS.items():
             value = getattr(self, name)
             _require(_is(int, value) and 0 < value <= cap, name, value, f"a whole number from 1 to {cap}")
@@ -86,8 +107,7 @@ class Manifest:
     @property
     def order(self) -> tuple[int, ...]:
         """The version as numbers, to compare: 0.3 is 0.3.0.0."""
-        numbers = [int(number) for number in self.version.split(".")]
-        return tuple(numbers + [0] * (4 - len(numbers)))
+        return version_order(self.version)
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
@@ -103,7 +123,8 @@ class Manifest:
         if not isinstance(content, dict) or content.keys() != known:
             named = sorted(known ^ content.keys()) if isinstance(content, dict) else "no object"
             raise Malformed(f"the manifest of the release lacks keys, or has others: {named}")
-        return cls(**content)
+        named = content["downgrade_from"]
+        return cls(**{**content, "downgrade_from": tuple(named) if isinstance(named, list) else named})
 
     def require_platform(self, python: str, arch: str) -> None:
         """Raises `BadInput` where it is made for another Python or another processor."""
@@ -113,49 +134,71 @@ class Manifest:
 
 @dataclass(frozen=True)
 class SignedManifest:
-    """The head of a release: its manifest, the bytes that were signed, and the signature."""
+    """The head of a release: its manifest, the bytes that were signed, and the signatures.
+
+    :param signatures: public key (32 bytes) -> signature (64 bytes); at most `MOST_SIGNATURES`, not checked yet.
+    """
 
     manifest: Manifest
     signed: bytes
-    signature: bytes
+    signatures: Mapping[bytes, bytes]
 
     @classmethod
-    def sign(cls, manifest: Manifest, key: Signer) -> SignedManifest:
+    def sign(cls, manifest: Manifest, *keys: Signer) -> SignedManifest:
         body = manifest.to_bytes()
         signed = _START.pack(_MAGIC, _FORMAT, 0, len(body)) + body
-        return cls(manifest, signed, key.sign(signed))
+        return cls(manifest, signed, {}).also_signed(*keys)
+
+    def also_signed(self, *keys: Signer) -> SignedManifest:
+        """The same head with the signatures of these keys too. Raises `TooLarge` for more than `MOST_SIGNATURES`."""
+        signatures = {**self.signatures, **{key.public_key: key.sign(self.signed) for key in keys}}
+        if len(signatures) > MOST_SIGNATURES:
+            raise TooLarge(f"a release has at most {MOST_SIGNATURES} signatures, not {len(signatures)}")
+        return SignedManifest(self.manifest, self.signed, signatures)
 
     def to_bytes(self) -> bytes:
         """The head, at most `HEAD_CAP` bytes."""
-        return self.signed + self.signature
+        signatures = b"".join(key + signature for key, signature in sorted(self.signatures.items()))
+        return self.signed + bytes([len(self.signatures)]) + signatures
 
     @classmethod
     def from_bytes(cls, head: bytes) -> SignedManifest:
-        """Reads a head without its payload; the signature is not checked yet. Raises `Malformed`, `TooLarge`."""
+        """Reads a head without its payload; no signature is checked yet. Raises `Malformed`, `TooLarge`."""
         length = START_BYTES + manifest_length(head)
-        if len(head) != length + SIGNATURE_BYTES:
-            raise Malformed(f"the head of a release has {len(head)} bytes in place of {length + SIGNATURE_BYTES}")
-        return cls(Manifest.from_bytes(head[START_BYTES:length]), head[:length], head[length:])
+        said = head[length + 1 :]
+        if len(said) != signatures_length(head[length : length + 1]):
+            raise Malformed(f"the head of a release has {len(head)} bytes, which is not what its lengths say")
+        each = [said[at : at + SIGNATURE_BYTES] for at in range(0, len(said), SIGNATURE_BYTES)]
+        signatures = {signature[:_KEY_BYTES]: signature[_KEY_BYTES:] for signature in each}
+        if list(signatures) != sorted(signatures) or len(signatures) != len(each):
+            raise Malformed("the signatures of the release are not in the order of their keys, each key once")
+        return cls(Manifest.from_bytes(head[START_BYTES:length]), head[:length], signatures)
 
-    def verify(self, public_key: bytes) -> Manifest:
-        """The manifest. Raises `BadSignature` where `public_key` (32 bytes) did not sign it."""
+    def verify(self, keys: Iterable[str], threshold: int = 1) -> Manifest:
+        """The manifest. Raises `BadSignature` where fewer than `threshold` of `keys` have signed it.
+
+        :param keys: public keys that are trusted, 64 hex digits each; what is no key does not count.
+        """
+        valid = [key for key in _read_keys(keys) if self._is_signed_by(key)]
+        if len(valid) < max(1, threshold):
+            by = "any key" if threshold <= 1 else f"{threshold} of the keys"
+            found = f": {len(valid)} have signed it" if valid else ""
+            raise BadSignature(f"release {self.manifest.version} is not signed by {by} that this device trusts{found}")
+        return self.manifest
+
+    def is_signed_by(self, key: str) -> bool:
+        """Whether this public key, 64 hex digits, has signed it."""
+        return self._is_signed_by(bytes.fromhex(key))
+
+    def _is_signed_by(self, key: bytes) -> bool:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
         try:
-            Ed25519PublicKey.from_public_bytes(public_key).verify(self.signature, self.signed)
-        except InvalidSignature:
-            raise BadSignature(
-                f"release {self.manifest.version} is not signed by the key {public_key.hex()}, which this device trusts"
-            ) from None
-        return self.manifest
-
-    def verify_any(self, keys: Iterable[str]) -> Manifest:
-        """The manifest. Raises `BadSignature` where none of these public keys (64 hex digits each) signed it."""
-        for key in keys:
-            with contextlib.suppress(BadSignature, ValueError):
-                return self.verify(bytes.fromhex(key))
-        raise BadSignature(f"release {self.manifest.version} is not signed by any key that this device trusts")
+            Ed25519PublicKey.from_public_bytes(key).verify(self.signatures[key], self.signed)
+        except (InvalidSignature, ValueError, KeyError):
+            return False
+        return True
 
 
 def manifest_length(start: bytes) -> int:
@@ -164,7 +207,10 @@ def manifest_length(start: bytes) -> int:
         raise Malformed("this is no release: it does not begin as a .hfr file does")
     _, version, zero, length = _START.unpack_from(start)
     if version != _FORMAT:
-        raise OtherVersion(f"the release has format {version}; this software reads format {_FORMAT}")
+        raise OtherVersion(
+            f"the release has format {version}; this software reads format {_FORMAT}. Build the release anew by the "
+            "version of Hushfleet that wrote the board's card, or write the card anew"
+        )
     if zero:
         raise Malformed("the release's fourth byte is not zero")
     if length > MANIFEST_CAP:
@@ -172,9 +218,34 @@ def manifest_length(start: bytes) -> int:
     return int(length)
 
 
+def version_order(version: str) -> tuple[int, ...]:
+    """Four numbers to compare versions by: 0.3 is 0.3.0.0."""
+    numbers = [int(number) for number in version.split(".")]
+    return tuple(numbers + [0] * (4 - len(numbers)))
+
+
+def signatures_length(count: bytes) -> int:
+    """Bytes of all signatures, from the byte after the manifest. Raises `Malformed`."""
+    if not count or count[0] > MOST_SIGNATURES:
+        raise Malformed(f"the release has not 0 to {MOST_SIGNATURES} signatures")
+    return count[0] * SIGNATURE_BYTES
+
+
 def this_platform() -> tuple[str, str]:
     """The Python and the processor of this process, as manifests name them: ("cp313", "aarch64")."""
     return f"cp{sys.version_info[0]}{sys.version_info[1]}", platform.machine()
+
+
+def _read_keys(lines: Iterable[str]) -> set[bytes]:
+    return {bytes.fromhex(line) for line in lines if _DIGEST.fullmatch(line.lower())}
+
+
+def _is_version(value: object) -> bool:
+    return isinstance(value, str) and _VERSION.fullmatch(value) is not None
+
+
+def _is_wheel(item: tuple[object, object]) -> bool:
+    return all(_is(str, part) for part in item) and bool(_WHEEL.fullmatch(item[0]) and _DIGEST.fullmatch(item[1]))  # type: ignore[arg-type]
 
 
 def _is(kind: type, value: object) -> bool:

@@ -36,6 +36,18 @@ def test_the_token_of_another_board(desk: Desk) -> None:
     assert desk.ask(thief, proof=thief.proof(thief.csr, device=OTHER)).verdict == "refused"
 
 
+def test_a_token_that_has_let_a_board_in(desk: Desk) -> None:
+    """Who copied it from the card comes when its operator expects a new card that is not written yet."""
+    token = desk.token(VICTIM)
+    thief = Asker(VICTIM, token, seed=7)
+    assert desk.ask(Asker(VICTIM, token)).verdict == "granted"
+    assert desk.ask(thief).verdict == "pending"
+    desk.registry.expect_new_card(VICTIM)
+    answer = desk.ask(thief)
+    assert (answer.verdict, answer.certificate) == ("refused", b"")
+    assert "used up" in answer.reason
+
+
 def test_a_proof_of_another_federation(desk: Desk) -> None:
     board = Asker(VICTIM, desk.token(VICTIM))
     assert desk.ask(board, proof=board.proof(board.csr, federation="elsewhere")).verdict == "refused"

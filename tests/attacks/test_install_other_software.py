@@ -12,23 +12,25 @@ import lzma
 import os
 import tarfile
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.edge_client.fleet.slots import Slots, State
-from hushfleet.release import Manifest, SignedManifest, pack, this_platform
+from hushfleet.release import Manifest, SignedManifest, archive, pack, this_platform
+from hushfleet.wire.format.identity import Identity
+from support.releases import put_trust
 
-KEY, STRANGER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+KEY, STRANGER = Identity.generate(), Identity.generate()
 PYTHON, ARCH = this_platform()
 
 
-def packed(tmp_path: Path, version: str, *, key: Ed25519PrivateKey = KEY, downgrade: bool = False) -> bytes:
+def packed(tmp_path: Path, version: str, *, key: Identity = KEY, downgrade_from: tuple[str, ...] = ()) -> bytes:
     content, out = tmp_path / f"content-{version}", tmp_path / f"{version}.hfr"
     content.mkdir(exist_ok=True)
     (content / "a.py").write_text("a = 1\n")
-    fields = {"python": PYTHON, "arch": ARCH, "oldest_store": 1, "store": 3}
-    pack(content, out, key=key, version=version, downgrade=downgrade, **fields)
+    fields = {"python": PYTHON, "arch": ARCH, "oldest_store": 1, "store": 3, "downgrade_serial": len(downgrade_from)}
+    pack(content, out, key=key, version=version, downgrade_from=downgrade_from, **fields)
     return out.read_bytes()
 
 
@@ -40,7 +42,7 @@ def around(entries: list[tarfile.TarInfo], *, unpacked: int = 1000, count: int =
             tar.addfile(entry, io.BytesIO(bytes(entry.size)))
     payload = lzma.compress(archive.getvalue())
     digest = hashlib.sha256(payload).hexdigest()
-    manifest = Manifest("2.0", PYTHON, ARCH, 1, 3, False, digest, len(payload), unpacked, count)
+    manifest = Manifest("2.0", PYTHON, ARCH, 1, 3, (), 0, {}, digest, len(payload), unpacked, count)
     return SignedManifest.sign(manifest, KEY).to_bytes() + payload
 
 
@@ -55,7 +57,7 @@ def slots(tmp_path: Path) -> Slots:
     made = Slots(tmp_path / "opt", tmp_path / "state")
     (tmp_path / "state" / "incoming").mkdir(parents=True)
     (tmp_path / "opt").mkdir()
-    (tmp_path / "opt" / "release_key").write_text(KEY.public_key().public_bytes_raw().hex())
+    put_trust(tmp_path / "opt", KEY.public_key.hex())
     packed(tmp_path, "1.0")
     made.first(tmp_path / "1.0.hfr")
     return made
@@ -76,7 +78,8 @@ def test_what_another_key_has_signed(slots: Slots, tmp_path: Path) -> None:
 
 def test_an_older_release_with_a_known_hole(slots: Slots, tmp_path: Path) -> None:
     assert "older" in offered(slots, tmp_path, packed(tmp_path, "0.9")).reason
-    assert offered(slots, tmp_path, packed(tmp_path, "0.9", downgrade=True)).trial == "0.9", "its signer wants that"
+    wanted = packed(tmp_path, "0.9", downgrade_from=("1.0",))
+    assert offered(slots, tmp_path, wanted).trial == "0.9", "its signer wants that"
 
 
 def test_a_release_with_other_content_or_cut_off(slots: Slots, tmp_path: Path) -> None:
@@ -95,7 +98,7 @@ def test_a_release_with_other_content_or_cut_off(slots: Slots, tmp_path: Path) -
         [entry("a/../../slots.json", size=5)],
         [entry("/etc/cron.d/x", size=5)],
         [entry("a", kind=tarfile.SYMTYPE, target="/etc"), entry("a/passwd", size=5)],
-        [entry("a", kind=tarfile.LNKTYPE, target="../../release_key")],
+        [entry("a", kind=tarfile.LNKTYPE, target="../../release_keys")],
         [entry("a", kind=tarfile.FIFOTYPE)],
         [entry("a", kind=tarfile.BLKTYPE)],
         [entry("a", size=1 << 24)],
@@ -110,6 +113,34 @@ def test_an_archive_that_writes_elsewhere_or_without_end(
     """Even with the release key's signature."""
     assert offered(slots, tmp_path, around(entries)).outcome == "refused"
     assert slots.begin().good == "1.0"
+
+
+@pytest.mark.parametrize("after", ["read_head", "check_payload"])
+def test_a_file_that_changes_after_it_was_checked(
+    slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """The client owns the file that root checks and unpacks, and so can write another into it at any time."""
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil" / "a.py").write_text("a = 'evil'\n")
+    evil = tmp_path / "evil.hfr"
+    manifest = {"python": PYTHON, "arch": ARCH, "oldest_store": 1, "store": 3}
+    pack(tmp_path / "evil", evil, key=STRANGER, version="2.0", **manifest)
+    path = tmp_path / "state" / "incoming" / "x.hfr"
+    path.write_bytes(packed(tmp_path, "2.0"))
+    check = getattr(archive, after)
+
+    def check_then_lose_the_race(file: BinaryIO, *arguments: Manifest) -> object:
+        result = check(file, *arguments)
+        at = path.read_bytes().index(b"\xfd7zXZ")
+        with path.open("r+b") as same:  # as mapped by the client: the same file, and not another of its name
+            same.seek(at)
+            same.write(evil.read_bytes()[-evil.stat().st_size + evil.read_bytes().index(b"\xfd7zXZ") :])
+            same.truncate()
+        return result
+
+    monkeypatch.setattr(archive, after, check_then_lose_the_race)
+    assert slots.install().trial == "2.0"
+    assert (tmp_path / "opt" / "releases" / "2.0" / "a.py").read_text() == "a = 1\n"
 
 
 def test_a_link_in_place_of_the_release(slots: Slots, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chaos.life_plan import BOARDS, LifePlan, Part, Step, Trouble
 from chaos.machine import Machine
@@ -21,12 +20,14 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import Child, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.fleet.rollout import begin, current, seats
 from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.errors import HushfleetError
-from support.desk import TASK, Board, make_folder
+from hushfleet.wire.format.identity import Identity
+from support.desk import TASK, Board, adopt, make_folder
 from support.releases import build_release, crashes
 from support.systemd import EmulatedBoard
 
@@ -43,8 +44,7 @@ class Releases:
     """Built once for all lives."""
 
     def __init__(self, folder: Path) -> None:
-        key = Ed25519PrivateKey.generate()
-        self.public = key.public_key().public_bytes_raw()
+        self.key = key = Identity.generate()
         self.old = build_release(folder / "old.hfr", OLD, key=key)
         self.good = build_release(folder / "good.hfr", NEW, key=key)
         self.bad = build_release(folder / "bad.hfr", NEW, key=key, change=crashes)
@@ -74,6 +74,7 @@ class Life:
         self.folder: FleetFolder = make_folder(
             self.home / "greenhouse", boards=BOARDS, task=task, certificate_days=_CERTIFICATE_DAYS
         )
+        adopt(self.folder, self.releases.key)
         file = self.folder.path / "fleet.toml"
         text = file.read_text().replace("soak_minutes = 10.0", "soak_minutes = 0.0")
         file.write_text(text.replace("kib_per_second = 1024.0", "kib_per_second = 300.0"))
@@ -104,7 +105,7 @@ class Life:
             self.machines.append(Machine(home / "state", home / "machine", library=self.library))
             environment = self.machines[-1].environment
         board = EmulatedBoard(home, preloaded=environment)
-        board.install(self.releases.old, keys=[self.releases.public.hex()])
+        board.install(self.releases.old, trust=trust(self.folder))
         return board
 
     # the chapters
@@ -126,7 +127,7 @@ class Life:
             self._until("every board is enrolled", self._all_enrolled)
             self._until("every round is closed", lambda: self._rounds("round_close") == ROUNDS)
             release = self.releases.good if self.plan.is_good else self.releases.bad
-            add_release(self.folder, self._registry, release, public_key=self.releases.public)
+            add_release(self.folder, self._registry, release)
             begin(self._registry, NEW, now=time.time())
             if self.plan.blocked_early:
                 self._lock_out()

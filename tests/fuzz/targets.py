@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.observe.events import EventTail
@@ -356,12 +355,12 @@ def _release() -> tuple[SignedManifest, bytes]:
                 entry.size = len(content)
             tar.addfile(entry, None if content is None else io.BytesIO(content))
     payload = archive.getvalue()
-    return SignedManifest.sign(_manifest(payload), Ed25519PrivateKey.from_private_bytes(bytes(32))), payload
+    return SignedManifest.sign(_manifest(payload), Identity.from_bytes(bytes(32))), payload
 
 
 def _manifest(payload: bytes) -> Manifest:
     digest = hashlib.sha256(payload).hexdigest()
-    return Manifest("1.2.3", "cp313", "aarch64", 1, 3, False, digest, max(1, len(payload)), 1 << 16, 16)
+    return Manifest("1.2.3", "cp313", "aarch64", 1, 3, (), 0, {}, digest, max(1, len(payload)), 1 << 16, 16)
 
 
 def _unpacked(data: bytes) -> None:

@@ -22,11 +22,14 @@ from hushfleet.aggregator.fleet.folder import BrokerPart, EnrolmentPart, FleetFo
 from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.processes import brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.release_keys import next_statement, take
 from hushfleet.aggregator.fleet.serve import serve
+from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import LinkEvent
@@ -176,6 +179,13 @@ class Board:
 
     def with_limits(self, **limits: Any) -> DeviceConfig:
         return replace(self.config, limits=replace(self.config.limits, **limits))
+
+
+def adopt(folder: FleetFolder, *keys: Identity, threshold: int = 1) -> None:
+    """Root of the fleet says that these keys sign its releases from now on."""
+    named = [key.public_key.hex() for key in keys]
+    statement = next_statement(folder, keys=named, threshold=threshold)
+    take(folder, statement.with_signature(load(folder.root_key)).to_line())
 
 
 @contextlib.contextmanager

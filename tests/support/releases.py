@@ -9,7 +9,9 @@ from typing import Any
 
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
 from hushfleet.firmware_profiles.cards.bundle import _START, _copy_ours
-from hushfleet.release import pack, this_platform
+from hushfleet.release import ReleaseKeys, Signed, Trust, pack, this_platform
+from hushfleet.release.statements import KEYS_FILE, ROOT_FILE
+from hushfleet.wire.format.identity import Identity
 
 Change = Callable[[Path], None]
 _WAITS = {  # of a client in the field; shorter here, so that tests wait less
@@ -24,7 +26,7 @@ def build_release(out: Path, version: str, *, key: Any, change: Change | None = 
     :param change: of its files, as in a release that is broken.
     """
     python, arch = this_platform()
-    fields = {"oldest_store": int(OLDEST_SCHEMA), "store": int(SCHEMA_VERSION), "downgrade": False, **manifest}
+    fields = {"oldest_store": int(OLDEST_SCHEMA), "store": int(SCHEMA_VERSION), **manifest}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _copy_ours(folder, version)
@@ -35,6 +37,30 @@ def build_release(out: Path, version: str, *, key: Any, change: Change | None = 
             change(folder)
         pack(folder, out, key=key, version=version, python=python, arch=arch, **fields)
     return out
+
+
+ROOT, DAILY = Identity.generate(), Identity.generate()
+"""The root key of boards in tests, and the key that says each day which release is the newest."""
+
+
+def statement(
+    *keys: str, number: int = 1, threshold: int = 1, root: Identity = ROOT, **changes: Any
+) -> Signed[ReleaseKeys]:
+    """Root's word that these public keys sign releases."""
+    fields = {"root": root.public_key.hex(), "newest_key": DAILY.public_key.hex(), **changes}
+    return Signed(ReleaseKeys(number, keys=keys, threshold=threshold, **fields)).with_signature(root)
+
+
+def trust_in(*keys: str, **changes: Any) -> Trust:
+    """What a board trusts that was told so."""
+    return Trust(ROOT.public_key.hex()).after(statement(*keys, **changes).to_line())
+
+
+def put_trust(folder: Path, *keys: str, **changes: Any) -> None:
+    """As a card brings it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ROOT_FILE).write_text(ROOT.public_key.hex())
+    (folder / KEYS_FILE).write_text(statement(*keys, **changes).to_line())
 
 
 def crashes(folder: Path) -> None:

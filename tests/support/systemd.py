@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hushfleet.edge_client.fleet.slots import State
 from hushfleet.firmware_profiles.cards.seed import slots_archive
+from hushfleet.release import Trust
 
 RESTART_S = 0.3
 TURN_S = 0.05
@@ -58,10 +59,11 @@ class EmulatedBoard:
     def run_dir(self) -> Path:
         return self.home
 
-    def install(self, release: Path, *, keys: list[str]) -> None:
+    def install(self, release: Path, *, trust: Trust) -> None:
         """As `install.sh` does."""
         self.opt.mkdir()
-        (self.opt / "release_key").write_text("\n".join(keys))
+        (self.opt / "root_key").write_text(trust.root)
+        (self.opt / "release_keys").write_text(trust.line)
         (self.opt / "slots.pyz").write_bytes(slots_archive())
         self.slots("first", str(release))
         shim = self.home / "bin" / "systemctl"  # what `slots.py check` calls

@@ -9,6 +9,7 @@ import typer
 
 import hushfleet
 from hushfleet.aggregator.fleet.commands.desk import Dir, opened
+from hushfleet.errors import BadSignature
 
 
 def register(fleet: typer.Typer) -> None:
@@ -21,23 +22,47 @@ def _bundle(
     arch: Annotated[str, typer.Option(help="Of the boards: aarch64 or x86_64.")] = "aarch64",
     version: Annotated[str, typer.Option(help="What boards will say that they run: two to four numbers.")] = hushfleet.__version__,
     wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Wheels of other packages, where no package index can be reached.", exists=True, file_okay=False)] = None,
-    downgrade: Annotated[bool, typer.Option("--downgrade", help="Boards may go back to it from a newer one.")] = False,
+    downgrade_from: Annotated[list[str] | None, typer.Option(metavar="VERSION", help="Boards that run this newer version may go back to it; repeatable.")] = None,
+    system: Annotated[bool, typer.Option("--system", help="It also renews what runs as root on a board, slots.pyz and the units; root must sign it, too.")] = False,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave it to be signed elsewhere, although a key is here.")] = False,
 ) -> None:  # fmt: skip
-    """Build a signed release of the software that is installed here, for cards and for roll-outs. A minute or two.
+    """Build a release of the software that is installed here, for cards and for roll-outs. A minute or two.
 
-    Other packages come from pip's index, with the versions that are installed here, and are kept.
+    Other packages come from pip's index, with the versions that are installed here, and are kept. The release is signed
+    by `release.key` where that is in DIR. Where it lies on another machine, or more than one key must sign:
+
+    1. here: `hushfleet fleet bundle greenhouse --version 0.3.1`
+
+    2. where a key is: `hushfleet fleet sign hushfleet-0.3.1-cp313-aarch64.hfr --key release.key`
+
+    3. here: `hushfleet fleet release greenhouse hushfleet-0.3.1-cp313-aarch64.hfr`
 
     Example:  hushfleet fleet bundle greenhouse --python 3.13 --version 0.3.1
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.fleet.cards import Target, build_release
+    from hushfleet.aggregator.fleet.cards import Target, build_release, words_of_signing
+    from hushfleet.aggregator.fleet.releases import add_release
     from hushfleet.aggregator.observe.progress import shown
 
     with opened(path) as (folder, registry):
-        target = Target(python, arch)
         with shown(Console()):
-            release = build_release(folder, registry, target, version=version, wheels=wheels, downgrade=downgrade)
+            out = build_release(
+                folder,
+                registry,
+                Target(python, arch),
+                version=version,
+                wheels=wheels,
+                downgrade_from=downgrade_from or (),
+                system=system,
+                sign=not unsigned,
+            )
+        try:
+            release = add_release(folder, registry, out)
+        except BadSignature as error:
+            print(f"built {out}, {out.stat().st_size / 1e6:.1f} MB; {error}.\n{words_of_signing(folder, out)}")
+            return
+        out.unlink()
     print(
         f"built {release.file}, {release.size / 1e6:.1f} MB: new cards get it\n"
         f"next, for boards that run: hushfleet fleet rollout {path} --to {release.version}"

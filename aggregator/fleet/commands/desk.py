@@ -64,6 +64,7 @@ def _init(
     honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of secure sums: the share of the boards that is honest, at least. Boards decline a task that counts on more.")] = HONEST_FRACTION,
     min_devices: Annotated[int, typer.Option(min=2, max=MAX_DEVICES, help="Of secure sums: the fewest boards in one. Boards decline a task that opens smaller ones.")] = MIN_DEVICES,
     operator_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="The operator's key, which signs who may be in a secure sum, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
+    root_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="Root's key, which says who signs releases, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
 ) -> None:  # fmt: skip
     """Make a fleet: its authority, keys, broker configuration and registry, in a new folder.
 
@@ -85,6 +86,7 @@ def _init(
     from hushfleet.aggregator.fleet.create import create_fleet
     from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart, SecureSumsPart
     from hushfleet.aggregator.fleet.next_task import check_sums
+    from hushfleet.aggregator.fleet.release_keys import UNSIGNED_FILE
     from hushfleet.aggregator.fleet.sums import sum_facts
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
@@ -108,6 +110,7 @@ def _init(
         page=PagePart(port=page_port),
         classes=names,
         operator=operator,
+        root=root_key,
         secure_sums=sums,
     )
     try:
@@ -123,12 +126,18 @@ def _init(
         if operator is None
         else f"the operator's key is not in {path}: changes of the boards wait for it, see hushfleet fleet roster --help"
     )
+    if folder.root_key.exists():
+        offline = f"move {folder.root_key} to a medium that is offline: it says who signs what boards run\n"
+    elif (folder.path / UNSIGNED_FILE).exists():
+        offline = f"{folder.path / UNSIGNED_FILE} waits for root's signature: hushfleet fleet release-key --help\n"
+    else:
+        offline = ""
     print(
         f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
         + f"each board's folders of images, one for each class: {named}\n" * bool(named)
         + f"secure sums: {server_sees(sum_facts(folder), min_devices=folder.config.secure_sums.min_devices)}\n{whose}\n"
         + f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
-        f"next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
+        f"{offline}next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
     )
 
 

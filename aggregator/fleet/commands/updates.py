@@ -27,12 +27,10 @@ def _release(
 ) -> None:  # fmt: skip
     """Make releases known to the fleet, after checking their signatures; no board is told before `fleet rollout`."""
     from hushfleet.aggregator.fleet.releases import add_release, releases
-    from hushfleet.aggregator.storage.identity_file import load_or_create
 
     with opened(path) as (folder, registry):
-        key = load_or_create(folder.release_key).public_key
         for file in files or ():
-            add_release(folder, registry, file, public_key=key)
+            add_release(folder, registry, file)
         for each in releases(registry):
             print(f"{each.version}  {each.platform}  {each.size / 1e6:.1f} MB  {folder.releases / each.file}")
 
@@ -57,10 +55,12 @@ def _rollout(
     """
     if (to is not None) + newest + resume + cancel > 1:
         raise BadInput("say one of --to, --newest, --resume and --cancel")
+    from hushfleet.aggregator.fleet.releases import check_signed
     from hushfleet.aggregator.fleet.rollout import begin, change
 
-    with opened(path) as (_, registry):
+    with opened(path) as (folder, registry):
         if to is not None or newest:
+            check_signed(folder, registry, to)
             begin(registry, to, now=time.time())
         elif resume:
             change(registry, "running")

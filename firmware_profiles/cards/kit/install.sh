@@ -44,7 +44,7 @@ mkdir -p "$opt" "$etc" "$units"
 install -d -m 700 -o hushfleet -g hushfleet "$state"
 ln -sfn "$found" "$opt/python"
 put "$here/slots.pyz" "$opt/slots.pyz" 755 root
-put "$here/release_key" "$opt/release_key" 644 root
+for name in root_key release_keys; do put "$here/$name" "$opt/$name" 644 root; done
 "$found" -I "$opt/slots.pyz" first "$here/release.hfr" --root "$opt" --state "$state" >> "$here/install.log" 2>&1 ||
     fail "the release cannot be installed: $(tail -n 1 "$here/install.log")"
 version=$(basename "$(readlink "$opt/current")")

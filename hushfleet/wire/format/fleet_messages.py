@@ -22,11 +22,14 @@ MAX_CARRIED = 1000
 MAX_CARRIED_BYTES = 40 * 1024  # that are told in one answer, beside its certificate
 MAX_MANIFEST_BYTES = 8 * 1024
 MAX_RELEASE_BYTES = 256 << 20
+MAX_KEYS_BYTES = 32 * 1024
+MAX_NEWEST_BYTES = 8 * 1024
 RELEASE_CHUNK_BYTES = DEFAULT_CHUNK_BYTES
 
 Verdict = Literal["granted", "pending", "refused"]
 SlotState = Literal["none", "good", "trial", "returned"]
 ErrorCode = Literal["disk", "link", "graph", "data", "update", "other"]
+Freeze = Literal["", "unheard", "older"]
 SpentRound = tuple[TaskId, RoundNumber]
 
 
@@ -126,6 +129,8 @@ class Health(Checked):
     :param platform: of its Python, as manifests of releases name it: `cp313-aarch64`.
     :param tried, attempt: the version and the `ReleaseOffer.attempt` that `slot` speaks of; empty before the first.
     :param accelerator: what a trial on random numbers chose for the task; empty where there was nothing to choose.
+    :param freeze: what has been so for a week in which the client ran: `unheard`: no new word of the newest release has
+        come; `older`: the board runs an older release than the newest. Somebody may hold back what it should hear.
     """
 
     device: Name
@@ -144,6 +149,7 @@ class Health(Checked):
     tried: Text = later("")
     attempt: Count = later(0)
     accelerator: Literal["", "cpu", "cuda"] = later("")
+    freeze: Freeze = later("")
 
 
 @dataclass(frozen=True)
@@ -161,3 +167,15 @@ class ReleaseOffer(Checked):
     digest: Digest
     size: Annotated[int, Meta(ge=1, le=MAX_RELEASE_BYTES)]
     attempt: Count = later(0)
+
+
+@dataclass(frozen=True)
+class ReleaseNews(Checked):
+    """Who signs releases, and which is the newest. Signed by the fleet service's key, and by others inside.
+
+    :param keys: statements that root has signed, one a line, the newest last (`hushfleet.release.statements`).
+    :param newest: the word of the day, signed by the key that the newest of `keys` names for this; the same format.
+    """
+
+    keys: Annotated[bytes, Meta(min_length=1, max_length=MAX_KEYS_BYTES)]
+    newest: Annotated[bytes, Meta(min_length=1, max_length=MAX_NEWEST_BYTES)]

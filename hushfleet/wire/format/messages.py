@@ -29,7 +29,7 @@ from hushfleet.wire.format.fields import (
     Text,
     WithReason,
 )
-from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, Health, ReleaseOffer
+from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, Health, ReleaseNews, ReleaseOffer
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.topics import NAME_RULE, Name, is_name
 
@@ -302,7 +302,7 @@ class Known(Checked):
 
 Message = (
     ServerState | TaskNotice | RoundPlan | Birth | Want | Offer | Decline | Ack | Missing | Refused | NotEnrolled
-    | Ask | Known | EnrolRequest | EnrolAnswer | Health | ReleaseOffer
+    | Ask | Known | EnrolRequest | EnrolAnswer | Health | ReleaseOffer | ReleaseNews
 )  # fmt: skip
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))

@@ -17,6 +17,7 @@ from hushfleet.aggregator.commands.flash import register
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
@@ -52,7 +53,7 @@ def fleet(tmp_path: Path) -> FleetFolder:
         for python in ("cp313", "cp311"):
             out = tmp_path / "a.hfr"
             pack(payload, out, key=key, version="1.2.3", python=python, arch="aarch64", oldest_store=1, store=3)
-            add_release(folder, registry, out, public_key=key.public_key)
+            add_release(folder, registry, out)
     return folder
 
 
@@ -92,7 +93,10 @@ def test_card_holds_what_its_board_needs(tmp_path: Path, fleet: FleetFolder) -> 
     device = tomllib.loads(files["hushfleet/device.toml"].decode())
     assert device["device"]["id"] == "greenhouse-07"
     assert files["hushfleet/ca.pem"] == (fleet.ca / "ca.pem").read_bytes()
-    assert files["hushfleet/release_key"].decode().strip() == load_or_create(fleet.release_key).public_key.hex()
+    trusted = trust(fleet)
+    assert files["hushfleet/root_key"].decode().strip() == load_or_create(fleet.root_key).public_key.hex()
+    assert files["hushfleet/release_keys"].decode() == f"{trusted.line}\n"
+    assert trusted.in_force().keys == (load_or_create(fleet.release_key).public_key.hex(),)
     assert files["hushfleet/python"] == b"3.13\n"
     secret = [path for path in fleet.path.rglob("*.key") if path.is_file()]
     assert len(secret) >= 5

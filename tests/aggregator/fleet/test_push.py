@@ -130,7 +130,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> FleetFolder:
     key = load_or_create(folder.release_key)
     with FleetRegistry(folder.path) as registry:
         release = build_release(path / "1.0.hfr", "1.0", key=key)
-        add_release(folder, registry, release, public_key=key.public_key)
+        add_release(folder, registry, release)
         registry.write("UPDATE boards SET board = 'raspberry-pi-4-4gb' WHERE id = 'greenhouse-03'")
     return folder
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.fleet import rollout as rollout_module
+from hushfleet.aggregator.fleet.cards import Target, release_for
 from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release, releases
@@ -36,12 +36,12 @@ from hushfleet.config.schema import pack
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.release import pack as pack_release
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
+from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Health, Message
 from hushfleet.wire.format.topics import Topics
-from support.desk import make_folder
+from support.desk import adopt, make_folder
 
-KEY = Ed25519PrivateKey.generate()
-PUBLIC = KEY.public_key().public_bytes_raw()
+KEY = Identity.generate()
 RULES = UpdatesPart(soak_minutes=0.0)
 NOW = 1_000_000.0
 
@@ -66,10 +66,11 @@ def health(device: str, **changes: Any) -> Health:
 class Desk:
     def __init__(self, tmp_path: Path, boards: int) -> None:
         self.folder: FleetFolder = make_folder(tmp_path / "greenhouse", boards=boards)
+        adopt(self.folder, KEY)
         self.registry = FleetRegistry(self.folder.path)
         self.registry.write("UPDATE boards SET state = 'enrolled'")
         self.devices = [board.device for board in self.registry.boards()]
-        add_release(self.folder, self.registry, release(tmp_path, "2.0"), public_key=PUBLIC)
+        add_release(self.folder, self.registry, release(tmp_path, "2.0"))
 
     def say(self, device: str, *, at: float = NOW, **changes: Any) -> None:
         row = (device, bytes(32), "ready", 1, "1.0", at, pack(health(device, **changes)), at)
@@ -120,6 +121,28 @@ def test_what_a_board_says_is_what_becomes_of_it(desk: Desk) -> None:
     assert desk.outcome(one, now=NOW + LONGEST_S) == "failed"
 
 
+def test_the_newest_release_is_the_one_with_the_highest_numbers(desk: Desk, tmp_path: Path) -> None:
+    for version in ("2.9.0", "2.10.0", "2.9.1"):
+        add_release(desk.folder, desk.registry, release(tmp_path, version))
+    assert [each.version for each in releases(desk.registry)] == ["2.10.0", "2.9.1", "2.9.0", "2.0"]
+    assert begin(desk.registry, None, now=NOW).version == "2.10.0"
+    newest = release_for(desk.registry, Target("3.13", "aarch64"))
+    assert newest is not None
+    assert newest.version == "2.10.0"
+
+
+def test_a_board_that_knows_a_later_roll_out_than_the_registry_is_no_riddle(desk: Desk) -> None:
+    """The registry was put back from a backup: the board takes no offer with a number that it has passed."""
+    one = desk.devices[0]
+    rollout = begin(desk.registry, "2.0", now=NOW)
+    desk.say(one, tried="3.0", attempt=5)
+    assert desk.outcome(one) == "waits"
+    desk.offered(one, at=NOW)
+    assert desk.outcome(one) == "failed"
+    (seat,) = [seat for seat in seats(desk.registry, rollout, now=NOW) if seat.device == one]
+    assert "roll-out 5, which this registry does not know" in seat.why
+
+
 def test_a_new_roll_out_is_a_new_attempt(desk: Desk) -> None:
     one = desk.devices[0]
     begin(desk.registry, "2.0", now=NOW)
@@ -150,16 +173,16 @@ def test_a_release_is_on_the_disk_before_it_is_known(
     """A power cut must not leave a version that nobody can build again and a file that is empty."""
     path, synced, fsync = release(tmp_path, "3.0"), list[Path](), os.fsync
     monkeypatch.setattr(os, "fsync", lambda h: (synced.append(Path(os.readlink(f"/proc/self/fd/{h}"))), fsync(h)))
-    add_release(desk.folder, desk.registry, path, public_key=PUBLIC)
+    add_release(desk.folder, desk.registry, path)
     assert [each.parent.name for each in synced] == ["releases", desk.folder.path.name]
 
 
 def test_only_sound_releases_of_the_fleets_key_are_taken(desk: Desk, tmp_path: Path) -> None:
     def add(path: Path) -> None:
-        add_release(desk.folder, desk.registry, path, public_key=PUBLIC)
+        add_release(desk.folder, desk.registry, path)
 
     with pytest.raises(BadSignature):
-        add(release(tmp_path, "3.0", key=Ed25519PrivateKey.generate()))
+        add(release(tmp_path, "3.0", key=Identity.generate()))
     whole = release(tmp_path, "3.0")
     cut = tmp_path / "cut.hfr"
     cut.write_bytes(whole.read_bytes()[:-1])

@@ -15,10 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import Child, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.fleet.rollout import begin, current, seats
 from hushfleet.aggregator.fleet.sightings import sightings
-from support.desk import Board, make_folder, served, until
+from support.desk import Board, adopt, make_folder, served, until
 from support.releases import (
     Change,
     build_release,
@@ -58,7 +59,7 @@ def emulated(folder: FleetFolder, home: Path, device: str, releases: Releases, *
     file = home / "device.toml"
     file.write_text(file.read_text().replace("[fleet]\n", f'[fleet]\nreleases = "{home / "opt"}"\n'))
     board = EmulatedBoard(home, **limits)
-    board.install(releases.get("1.0"), keys=[releases.public.hex()])
+    board.install(releases.get("1.0"), trust=trust(folder))
     return board
 
 
@@ -69,6 +70,7 @@ def fleet(
     folder = make_folder(tmp_path / "greenhouse", boards=boards)
     text = (folder.path / "fleet.toml").read_text()
     (folder.path / "fleet.toml").write_text(text.replace("soak_minutes = 10.0", "soak_minutes = 0.0"))
+    adopt(folder, releases.key)
     devices = [f"greenhouse-{i + 1:02d}" for i in range(boards)]
     made = [emulated(folder, tmp_path / device, device, releases, **limits) for device in devices]
     with served(folder), contextlib.ExitStack() as powered:
@@ -79,7 +81,7 @@ def fleet(
 
 def roll_out(folder: FleetFolder, path: Path, releases: Releases) -> None:
     with FleetRegistry(folder.path) as registry:
-        release = add_release(folder, registry, path, public_key=releases.public)
+        release = add_release(folder, registry, path)
         begin(registry, release.version, now=time.time())
 
 
@@ -151,6 +153,7 @@ def test_board_broker_and_service_are_killed_at_each_step_and_the_update_goes_on
     folder = make_folder(tmp_path / "greenhouse", boards=1)
     file = folder.path / "fleet.toml"
     file.write_text(file.read_text().replace("kib_per_second = 1024.0", "kib_per_second = 40.0"))
+    adopt(folder, releases.key)
     board = emulated(folder, tmp_path / "board", "greenhouse-01", releases)
     main = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"]
     service = Child("the service", [*main, "fleet", "serve", str(folder.path)], folder.logs / "service.log")

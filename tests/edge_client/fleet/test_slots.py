@@ -11,23 +11,26 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.edge_client.fleet import slots as module
 from hushfleet.edge_client.fleet.slots import MOST_CHECKS, MOST_STARTS, STEADY_CHECKS, Slots, SlotsError, State
+from hushfleet.firmware_profiles.cards.seed import slots_archive
 from hushfleet.release import archive, pack, this_platform
+from hushfleet.wire.format.identity import Identity
 from support.kill import CALL, KillPoints, forked
+from support.releases import put_trust
 
-KEY = Ed25519PrivateKey.generate()
+KEY = Identity.generate()
 
 
 @cache
-def packed(version: str, *, key: Ed25519PrivateKey = KEY, store: int = 3, **changes: Any) -> bytes:
+def packed(version: str, *, key: Identity = KEY, store: int = 3, **changes: Any) -> bytes:
     """A small release for this Python."""
     python, arch = this_platform()
     fields = {"python": python, "arch": arch, "oldest_store": 1, "store": store, **changes}
@@ -51,9 +54,9 @@ class Board:
         self.beats = itertools.count(1)
         (self.state / "incoming").mkdir(parents=True)
         self.slots.first(release(folder / "first", "1.0"))
-        other = Ed25519PrivateKey.generate()
-        keys = [key.public_key().public_bytes_raw().hex() for key in (other, KEY)]
-        (self.root / "release_key").write_text("\n".join(keys))
+        other = Identity.generate()
+        keys = [key.public_key.hex() for key in (other, KEY)]
+        put_trust(self.root, *keys)
 
     def put(self, version: str, **changes: Any) -> None:
         release(self.state / "incoming" / "new.hfr", version, **changes)
@@ -124,13 +127,13 @@ def test_a_release_that_is_never_healthy_is_taken_back_and_the_client_started_an
 @pytest.mark.parametrize(
     ("version", "changes", "reason"),
     [
-        ("2.0", {"key": Ed25519PrivateKey.generate()}, "not signed"),
+        ("2.0", {"key": Identity.generate()}, "not signed"),
         ("2.0", {"python": "cp27"}, "cp27"),
         ("2.0", {"arch": "vax"}, "vax"),
         ("2.0", {"oldest_store": 4, "store": 5}, "4 to 5"),
         ("2.0", {"store": 2}, "1 to 2"),
         ("0.9", {}, "older"),
-        ("1.0", {"downgrade": True}, "installed already"),
+        ("1.0", {"downgrade_from": ("1.0",), "downgrade_serial": 1}, "installed already"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(
@@ -146,7 +149,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
     assert board.running() == "1.0"
 
 
-@pytest.mark.parametrize("content", [b"", b"HR", b"HR\x01\x00\xff\xff\xff\xff", bytes(1000)])
+@pytest.mark.parametrize("content", [b"", b"HR", b"HR\x02\x00\xff\xff\xff\xff", bytes(1000)])
 def test_what_is_no_release_is_refused(board: Board, content: bytes) -> None:
     (board.state / "incoming" / "new.hfr").write_bytes(content)
     assert board.slots.install().outcome == "refused"
@@ -154,7 +157,7 @@ def test_what_is_no_release_is_refused(board: Board, content: bytes) -> None:
 
 
 def test_a_downgrade_needs_its_own_word_in_what_was_signed(board: Board) -> None:
-    board.put("0.9", downgrade=True)
+    board.put("0.9", downgrade_from=("1.0",), downgrade_serial=1)
     assert board.slots.install().trial == "0.9"
 
 
@@ -266,6 +269,40 @@ def test_without_the_truth_what_current_points_to_is_good(board: Board, text: st
         board.slots.begin()
 
 
+WRONG = [None, True, -1, 1.5, 10**30, "", "x", "9" * 5000, "\ud800", [], ["1.0"], {}, {"good": "1.0"}]
+STRANGE = ["[" * 100_000, '{"good": ' * 50_000, '{"starts": ' + "9" * 5000 + "}", "\ufeff{}", "NaN", "\0"]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(State)])
+def test_a_field_of_a_wrong_type_stops_no_start(board: Board, name: str) -> None:
+    """Whatever it is, the board runs a release that is there, and can be updated."""
+    board.put("2.0")
+    board.slots.install()
+    whole = json.loads((board.root / "slots.json").read_text())
+    for value in WRONG:
+        (board.root / "slots.json").write_text(json.dumps({**whole, name: value}))
+        assert board.slots.read().good == "1.0"
+        for _ in range(MOST_STARTS + 1):
+            state = board.slots.begin()
+            assert board.running() == state.runs
+        board.slots.check()
+        board.put("2.0")
+        assert board.slots.install().trial == "2.0", value
+
+
+@pytest.mark.parametrize("text", STRANGE, ids=range(len(STRANGE)))
+def test_a_strange_file_stops_no_start(board: Board, text: str) -> None:
+    (board.root / "slots.json").write_text(text)
+    assert board.slots.begin() == State("1.0")
+    (board.root / "slots.json").write_bytes(b"\xff\xfe\0")
+    assert board.slots.begin() == State("1.0")
+
+
+def test_a_field_of_later_software_is_left_out(board: Board) -> None:
+    (board.root / "slots.json").write_text('{"good": "1.0", "floor": "3.0", "later": 1}')
+    assert board.slots.read() == State("1.0", floor="3.0")
+
+
 def test_a_release_whose_files_are_gone_is_not_run(board: Board) -> None:
     board.put("2.0")
     board.slots.install()
@@ -276,8 +313,8 @@ def test_a_release_whose_files_are_gone_is_not_run(board: Board) -> None:
 
 
 def test_the_file_runs_alone_and_without_the_project(board: Board) -> None:
-    script = board.root / "slots.py"
-    shutil.copy(module.__file__, script)
+    script = board.root / "slots.pyz"
+    script.write_bytes(slots_archive())
 
     def run(command: str) -> State:
         arguments = [command, "--root", str(board.root), "--state", str(board.state)]
@@ -298,7 +335,7 @@ def test_the_file_runs_alone_and_without_the_project(board: Board) -> None:
 NAMED = {
     "a release is placed": (CALL, ("place",)),
     "a release is unpacked": (CALL, ("unpack",)),
-    "slots.json is replaced": ("replace", ("Slots._write",)),
+    "slots.json is replaced": ("replace", ("Slots._replace", "Slots._write")),
     "current is replaced": ("replace", ("Slots._settle",)),
 }
 

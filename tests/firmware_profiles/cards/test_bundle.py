@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.firmware_profiles.cards.trimming import is_dropped
 from hushfleet.release import place, this_platform
 from hushfleet.wire.format.identity import Identity
+from support.releases import trust_in
 
 KEY = Identity.generate()
 PYTHON, ARCH = this_platform()
@@ -57,10 +59,12 @@ def test_built_without_an_index(tmp_path: Path, wheels: Path, monkeypatch: pytes
     out = tmp_path / "a.hfr"
     manifest = bundle.build(out, key=KEY, python=python, arch=ARCH, version=version, wheels=wheels)
     assert (manifest.python, manifest.arch, manifest.oldest_store) == (PYTHON, ARCH, 1)
-    place(out, tmp_path / "releases", keys=[KEY.public_key.hex()])
+    place(out, tmp_path / "releases", trust=trust_in(KEY.public_key.hex()))
     release = tmp_path / "releases" / version
-    hashes = json.loads((release / "wheels.json").read_text())
-    assert {name.split("-")[0] for name in hashes} >= {"numpy", "onnxruntime", "cryptography", "cffi", "msgspec"}
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in wheels.glob("*.whl")}
+    assert manifest.wheels == json.loads((release / "release.json").read_text())["wheels"]
+    assert manifest.wheels.items() <= hashes.items()
+    assert {name.split("-")[0] for name in manifest.wheels} >= {"numpy", "onnxruntime", "cryptography", "cffi"}
     ours = {path.relative_to(release / "hushfleet").parts[0] for path in (release / "hushfleet").rglob("*.py")}
     assert not ours & {"aggregator", "models", "simulator"}
     assert (release / "hushfleet/firmware_profiles/boards/raspberry-pi-4-4gb.toml").is_file()

@@ -9,12 +9,13 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.edge_client.fleet.slots import Slots
 from hushfleet.firmware_profiles.cards.seed import slots_archive
 from hushfleet.release import pack, this_platform
+from hushfleet.wire.format.identity import Identity
 from support.own_systemd import OwnSystemd
+from support.releases import put_trust
 
 UNITS = Path(str(resources.files("hushfleet.firmware_profiles.cards") / "kit" / "units"))
 BROKEN = "#!/bin/sh\nexit 1\n"
@@ -32,7 +33,7 @@ def unit(name: str, opt: Path, state: Path) -> str:
 @pytest.mark.slow
 def test_after_installations_that_failed_at_once_releases_are_installed_again(tmp_path: Path) -> None:
     """Five starts within ten seconds, and systemd lets the path unit fail: nothing would look for releases any more."""
-    opt, state, key = tmp_path / "opt", tmp_path / "state", Ed25519PrivateKey.generate()
+    opt, state, key = tmp_path / "opt", tmp_path / "state", Identity.generate()
     python, arch = this_platform()
     (tmp_path / "content").mkdir()
     (tmp_path / "content" / "whole").write_text("whole")
@@ -41,7 +42,7 @@ def test_after_installations_that_failed_at_once_releases_are_installed_again(tm
         pack(tmp_path / "content", out, key=key, version=version, python=python, arch=arch, oldest_store=1, store=3)
     Slots(opt, state).first(tmp_path / "1.0.hfr")
     (opt / "slots.pyz").write_bytes(slots_archive())
-    (opt / "release_key").write_text(key.public_key().public_bytes_raw().hex())
+    put_trust(opt, key.public_key.hex())
     (opt / "python").write_text(BROKEN)  # fails at once, as where the disk is full and slots.json cannot be written
     (opt / "python").chmod(0o755)
     names = ("hushfleet-update.path", "hushfleet-update.service", "hushfleet-check.service")

@@ -22,7 +22,14 @@ from hushfleet.secure.roster import Roster
 from hushfleet.wire.format import messages
 from hushfleet.wire.format.chunks import parse_frame, split
 from hushfleet.wire.format.difference import apply_difference, encode_difference
-from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, EnrolRequest, Health, ReleaseOffer
+from hushfleet.wire.format.fleet_messages import (
+    CarriedRounds,
+    EnrolAnswer,
+    EnrolRequest,
+    Health,
+    ReleaseNews,
+    ReleaseOffer,
+)
 from hushfleet.wire.format.identity import Identity, verify
 from hushfleet.wire.format.messages import (
     Ack,
@@ -73,6 +80,7 @@ MESSAGES: list[Message] = [
         "cpu",
     ),
     ReleaseOffer("pi-1", "0.3.1", b"manifest", DIGEST, 5000, 2),
+    ReleaseNews(b"statement of root", b"word of the day"),
 ]  # fmt: skip
 VALUES = np.array([0.0, 1.0, -1.0, 2.5, -40.0, 0.125, 3.0, -7.75], np.float32)
 COUNTS = [5, 3]
@@ -185,6 +193,11 @@ GOLDEN_MESSAGES: dict[str, str] = {
         "6e6966657374a6646967657374c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fa4"
         "73697a65cd1388a7617474656d707402a9e9df60a4bd57e6ebcb330cff9392bc1b3de7ac1f8c9b8fd9812e025b6159eb"
         "f3fe5165c2fc967c83f1cb0769cae3d4e7ade34a4062c107fcbf4418db40fc07"
+    ),
+    "ReleaseNews": (
+        "484602123100000082a46b657973c41173746174656d656e74206f6620726f6f74a66e6577657374c40f776f7264206f"
+        "66207468652064617915994f15130fd20e54e8fa98afba7d41d6839cb8e1ae1dfbc4f38bbbeee1d487792ce51e4298ca"
+        "fa97de61f4d53c6d6057032e7ec7fe1160f866bc1c4ac86a0f"
     ),
 }
 

@@ -1,0 +1,107 @@
+"""Who signs a fleet's releases: statements of the root key, whose private half may lie on another machine.
+
+`root.pub` has the fleet's first root, `release_keys` the statements that boards are sent: the newest, and those before
+it that named another root, since a board takes each from the root that it knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hushfleet import atomic_file
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.storage.identity_file import load, load_or_create
+from hushfleet.errors import BadInput
+from hushfleet.release import ReleaseKeys, Signed, Trust
+from hushfleet.release.statements import read_keys
+
+UNSIGNED_FILE = "release_keys.unsigned"
+_PUBLIC = re.compile(r"[0-9a-fA-F]{64}")
+
+
+def trust(folder: FleetFolder) -> Trust:
+    """What a new card trusts. Raises `BadInput`."""
+    return Trust.read(folder.root_public, folder.release_keys)
+
+
+def keys_in_force(folder: FleetFolder) -> ReleaseKeys:
+    """Raises `BadInput` where root has signed no statement yet."""
+    found = trust(folder).keys
+    if found is None:
+        raise BadInput(
+            f"root has not said yet who signs this fleet's releases. Where root's key is: hushfleet fleet release-key "
+            f"sign {UNSIGNED_FILE} --key root.key; then here: hushfleet fleet release-key import {folder.path} "
+            f"{folder.path / UNSIGNED_FILE}"
+        )
+    return found
+
+
+def public_key(text: str, option: str) -> str:
+    """The public key that an option names: 64 hex digits, or a file with the private key, which stays there.
+
+    Raises `BadInput`.
+    """
+    if _PUBLIC.fullmatch(text):
+        return text.lower()
+    if not Path(text).is_file():
+        raise BadInput(
+            f"{option} {text!r} is no file, and not 64 hex digits; make a key where it is to stay: hushfleet fleet "
+            "release-key new FILE"
+        )
+    return load(Path(text)).public_key.hex()
+
+
+def next_statement(
+    folder: FleetFolder, *, keys: Sequence[str], threshold: int, new_daily_key: bool = False, next_root: str = ""
+) -> Signed[ReleaseKeys]:
+    """The statement after the one that holds, not signed yet. Raises `BadInput`, or `Malformed` for what cannot be."""
+    known = trust(folder)
+    if new_daily_key:
+        folder.newest_key.unlink(missing_ok=True)
+    newest_key = load_or_create(folder.newest_key).public_key.hex()
+    return Signed(ReleaseKeys(known.number + 1, known.root, tuple(keys), threshold, newest_key, next_root))
+
+
+def new_release_key(folder: FleetFolder) -> str:
+    """The public half of a new `release.key`; the former one is kept beside it as `release.key.old`.
+
+    One that was made before, and waits for root's statement, is taken.
+    """
+    known = trust(folder).keys
+    if folder.release_key.exists() and known and load(folder.release_key).public_key.hex() in known.keys:
+        folder.release_key.replace(folder.release_key.with_name("release.key.old"))
+    return load_or_create(folder.release_key).public_key.hex()
+
+
+def take(folder: FleetFolder, text: str) -> ReleaseKeys:
+    """Signed statements become those that boards are sent. Raises `BadInput` where none is newer, or `BadSignature`."""
+    known = trust(folder)
+    after = known.after(text)
+    if after.keys is None or after.number == known.number:
+        raise BadInput(f"this fleet has statement {known.number} about release keys already, and nothing newer came")
+    before = read_keys(folder.release_keys.read_text("utf-8")) if folder.release_keys.exists() else []
+    kept = [each for each in (*before, *read_keys(text)) if each.statement.next_root and each.statement != after.keys]
+    lines = {each.statement.number: each.to_line() for each in kept} | {after.number: after.line}
+    text = "".join(f"{lines[number]}\n" for number in sorted(lines))
+    atomic_file.write_whole(folder.release_keys, text.encode(), durable=True)
+    (folder.path / UNSIGNED_FILE).unlink(missing_ok=True)
+    return after.keys
+
+
+def write_first(path: Path, *, root: str | None) -> None:
+    """The first statement of a fleet that is being made in `path`, signed where root's private key is at hand.
+
+    :param root: 64 hex digits, or a file with the private key, which stays there; None: root's key is made in `path`.
+    """
+    private = path / "root.key" if root is None else Path(root)
+    key = load_or_create(private) if root is None else load(private) if private.is_file() else None
+    public = key.public_key.hex() if key is not None else public_key(root or "", "--root-key")
+    release, daily = load_or_create(path / "release.key"), load_or_create(path / "service" / "newest.key")
+    signed = Signed(ReleaseKeys(1, public, (release.public_key.hex(),), 1, daily.public_key.hex()))
+    name = UNSIGNED_FILE
+    if key is not None:
+        signed, name = signed.with_signature(key), "release_keys"
+    atomic_file.write_whole(path / "root.pub", f"{public}\n".encode(), durable=True)
+    atomic_file.write_whole(path / name, f"{signed.to_line()}\n".encode(), durable=True)

@@ -1,0 +1,107 @@
+"""The part of the fleet service that tells boards who signs releases, and once a day which release is the newest."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from hushfleet import atomic_file
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.release_keys import keys_in_force
+from hushfleet.aggregator.fleet.releases import releases
+from hushfleet.aggregator.fleet.rollout import HEARD_S, current
+from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.sightings import sightings
+from hushfleet.aggregator.storage.identity_file import load
+from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.release import Newest, Signed
+from hushfleet.wire.format.fleet_messages import ReleaseNews
+from hushfleet.wire.format.topics import ParsedTopic
+from hushfleet.wire.link.interface import Delivery
+
+LOOK_EVERY_S = 1.0
+SIGN_EVERY_S = 86400.0
+TELL_AGAIN_S = 3600.0
+"""A board that stays connected is told again, since a message may be lost."""
+
+_log = logging.getLogger("hushfleet.fleet")
+
+
+class TellingNewest(Part):
+    """A board is told when it has just been heard, as it is offered a release.
+
+    `service/newest` has the word that was said last: a clock that was put back must not make the next one older.
+
+    :param wall: unix seconds.
+    """
+
+    def __init__(self, folder: FleetFolder, registry: FleetRegistry, *, wall: Callable[[], float] = time.time) -> None:
+        self._folder, self._registry, self._wall = folder, registry, wall
+        self._news: ReleaseNews | None = None
+        self._made_of: object = None  # what the news was made of
+        self._sign_at = self._look_at = 0.0  # monotonic seconds
+        self._told: dict[
+            str, tuple[ReleaseNews, float, float | None]
+        ] = {}  # device -> what, when, and after which word
+        self._complaint = ""
+
+    def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
+        pass
+
+    def advance(self, service: Service, now: float) -> None:
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        try:
+            news = self._newest_news(now)
+        except HushfleetError as error:  # boards must come in all the same
+            if str(error) != self._complaint:
+                _log.error("boards are not told which release is the newest: %s", error)
+            self._complaint = str(error)
+            return
+        self._complaint = ""
+        wall = self._wall()
+        enrolled = {board.device for board in self._registry.boards() if board.state == "enrolled"}
+        for device, seen in sightings(self._registry).items():
+            if device not in enrolled or seen.health_at is None or wall - seen.health_at > HEARD_S:
+                continue
+            what, at, heard = self._told.get(device, (None, 0.0, None))
+            if seen.health_at == heard or (what is news and now - at < TELL_AGAIN_S):
+                continue
+            service.publish(service.topics.fleet(device), news)
+            self._told[device] = news, now, seen.health_at
+
+    def _newest_news(self, now: float) -> ReleaseNews:
+        """Made anew once a day, at the service's start, and where keys or the roll-out have changed."""
+        named = keys_in_force(self._folder)
+        keys, versions = self._folder.release_keys.read_bytes(), self._versions()
+        if self._news is None or now >= self._sign_at or self._made_of != (keys, versions):
+            line = self._say(versions, named.newest_key)
+            self._news = ReleaseNews(keys, line.encode())
+            self._made_of, self._sign_at = (keys, versions), now + SIGN_EVERY_S
+        return self._news
+
+    def _say(self, versions: dict[str, str], named: str) -> str:
+        """The word, signed and kept before anybody hears it. Raises `BadInput` for a key that root has not named."""
+        key, file = load(self._folder.newest_key), self._folder.service / "newest"
+        if key.public_key.hex() != named:
+            raise BadInput(
+                f"root has not named the key in {self._folder.newest_key}; see: hushfleet fleet release-key rotate"
+            )
+        last = 0
+        with contextlib.suppress(OSError, HushfleetError):
+            last = Signed.from_line(Newest, file.read_text("utf-8")).statement.said_at
+        said = Newest(max(int(self._wall()), last + 1), versions)
+        line = Signed(said).with_signature(key).to_line()
+        atomic_file.write_whole(file, line.encode(), durable=True)
+        return line
+
+    def _versions(self) -> dict[str, str]:
+        """What boards should run, by platform: the release of the roll-out in force."""
+        rollout = current(self._registry)
+        if rollout is None or rollout.state not in ("running", "paused"):
+            return {}
+        return {each.platform: each.version for each in releases(self._registry) if each.version == rollout.version}

@@ -1,0 +1,60 @@
+"""What the client has left for root in the state directory: who has taken it over may put links and pipes there.
+
+The standard library alone, as in `slots.py`, with which it is in `slots.pyz`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def open_inside(folder: Path, name: str) -> int:
+    """A regular file; no link is followed. Raises `OSError`."""
+    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=inside)
+    finally:
+        os.close(inside)
+    if not os.path.isfile(f"/proc/self/fd/{handle}"):
+        os.close(handle)
+        raise OSError(f"{folder / name} is no file")
+    return handle
+
+
+def read_inside(folder: Path, name: str, most: int = 64) -> tuple[str, int]:
+    """The first `most` bytes of a small file, and when it was written, in nanoseconds; empty and 0 without it."""
+    with contextlib.suppress(OSError):
+        handle = open_inside(folder, name)
+        try:
+            return os.read(handle, most).decode("ascii", "replace").strip(), os.fstat(handle).st_mtime_ns
+        finally:
+            os.close(handle)
+    return "", 0
+
+
+def remove_inside(folder: Path, name: str) -> None:
+    """Where it can be removed."""
+    with contextlib.suppress(OSError):
+        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.unlink(name, dir_fd=inside)
+        finally:
+            os.close(inside)
+
+
+def clear_inside(folder: Path) -> None:
+    """Removes the releases in `folder`."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name.endswith(".hfr"):
+                remove_inside(folder, name)
+
+
+def only_release(folder: Path) -> Path:
+    """The one release in `folder`. Raises `OSError`."""
+    names = [] if folder.is_symlink() else sorted(name for name in os.listdir(folder) if name.endswith(".hfr"))
+    if len(names) != 1:
+        raise OSError(f"{len(names)} releases lie in {folder}; put one there")
+    return folder / names[0]

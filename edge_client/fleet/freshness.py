@@ -1,0 +1,107 @@
+"""Whether a board still hears which release is the newest, and runs it: else somebody may hold back what is newer.
+
+Time is counted while the client runs, because a board without a battery has no right clock. STATE/newest.json keeps the
+count, and the newest word, than which no older one is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import hushfleet
+from hushfleet.atomic_file import write_whole
+from hushfleet.errors import BadSignature, Malformed
+from hushfleet.release import Newest, Signed, this_platform
+from hushfleet.release.manifest import version_order
+from hushfleet.wire.format.fleet_messages import Freeze
+
+FROZEN_AFTER_S = 7 * 86400.0
+"""Seconds that the client has run without a new word, or below the newest release."""
+SAVE_EVERY_S = 900.0
+"""What a client that is killed has counted since is lost."""
+FILE_NAME = "newest.json"
+
+
+class Freshness:
+    """:param state_dir: of the board.
+
+    :ivar key: public key that signed `line`, the newest word; both empty before the first one.
+    :ivar unheard_s: seconds that the client has run since that word came, or since the beginning.
+    :ivar older_s: seconds that it has run an older release than the newest one without a break.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._file = state_dir / FILE_NAME
+        self.key = self.line = ""
+        self.unheard_s = self.older_s = 0.0
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            known = json.loads(self._file.read_text("utf-8"))
+            self.key, self.line = str(known["key"]), str(known["line"])
+            self.unheard_s, self.older_s = float(known["unheard_s"]), float(known["older_s"])
+
+    @property
+    def newest(self) -> Newest | None:
+        """None before the first word."""
+        with contextlib.suppress(Malformed):
+            return Signed.from_line(Newest, self.line).statement if self.line else None
+        return None
+
+    @property
+    def version(self) -> str:
+        """The newest release for this board; empty where none is known."""
+        newest = self.newest
+        return "" if newest is None else newest.versions.get("-".join(this_platform()), "")
+
+    @property
+    def freeze(self) -> Freeze:
+        """As in `Health`."""
+        if self.unheard_s >= FROZEN_AFTER_S:
+            return "unheard"
+        return "older" if self.older_s >= FROZEN_AFTER_S else ""
+
+    def hear(self, line: str, *, key: str) -> bool:
+        """Takes a word that is newer than the one before, and says whether it was; durable on return.
+
+        :param key: that root has named for it. With another key than before the order begins anew, because a thief of
+            the former one could have said a date that is far away.
+
+        Raises `BadSignature`, `Malformed`, and `StoreFull`.
+        """
+        signed, known = Signed.from_line(Newest, line), self.newest
+        if not signed.is_signed_by(key):
+            raise BadSignature(
+                f"the word of the newest release is not signed by the key {key[:16]}..., which root named"
+            )
+        if known is not None and self.key == key and signed.statement.said_at <= known.said_at:
+            return False
+        self.key, self.line, self.unheard_s = key, line, 0.0
+        self.count(0.0)  # whether the release that runs is older may have changed
+        self.save()
+        return True
+
+    def count(self, seconds: float) -> None:
+        """Adds the seconds that the client has run since the last call."""
+        self.unheard_s += seconds
+        behind = bool(self.version) and version_order(hushfleet.__version__) < version_order(self.version)
+        self.older_s = self.older_s + seconds if behind else 0.0
+
+    def save(self) -> None:
+        """Raises `StoreFull`."""
+        known = {"key": self.key, "line": self.line, "unheard_s": self.unheard_s, "older_s": self.older_s}
+        write_whole(self._file, json.dumps(known).encode(), durable=True)
+
+    def words(self) -> str:
+        """What `status` says of the newest release."""
+        days = f"{FROZEN_AFTER_S / 86400:.0f} days"
+        if self.freeze == "unheard":
+            return (
+                f"no new word of the newest release has come in {days} that this client ran: somebody may hold it back"
+            )
+        runs = hushfleet.__version__
+        if self.freeze == "older":
+            return f"the newest is {self.version}, and this board has run the older {runs} for {days} since it heard so"
+        if self.newest is None:
+            return "no word of the newest release has come yet"
+        return f"the newest is {self.version}, this board runs {runs}" if self.version else "none is rolled out"

@@ -1,0 +1,120 @@
+"""Renews what lies outside of every release, `slots.pyz` and the units, from a release that root has signed.
+
+It happens once, when the release has proved itself. `slots.pyz` comes first, so it must serve the units of the release
+before: whenever the power goes, there is one `slots.pyz`, whole, and the next check of the board goes on. What was
+there stays in ROOT/before. The standard library alone, as in `slots.py`, with which it is in `slots.pyz`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from hushfleet.atomic_file import sync_folder, write_whole
+
+FOLDER = "system"
+"""In a release, with `slots.pyz` and the folder `units`."""
+NOTE = "system.json"
+"""In ROOT: for which release it was done last, and why not where it was refused."""
+_REHEARSAL_S = 120.0
+_REHEARSED = ("show", "begin", "check")
+
+
+def is_due(root: Path, version: str) -> bool:
+    """Whether the good release `version` brings such files, and nothing was done about them yet."""
+    try:
+        manifest = json.loads((root / "releases" / version / "release.json").read_text("utf-8"))
+        if manifest["system"] is not True:
+            return False
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    return note(root).get("release") != version
+
+
+def note(root: Path) -> dict[str, str]:
+    """What was done last: `release`, and `refused`, empty where it was renewed. Empty: nothing yet."""
+    try:
+        found = json.loads((root / NOTE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def renew(root: Path, version: str, *, units: Path) -> bool:
+    """Puts the files of the release in their places; whether any has changed, so that systemd must read its units anew.
+
+    New files that do not run change nothing, which the note says, and the board goes on with those it has.
+    Raises `StoreFull` or `OSError`, after which the next check tries it again.
+    """
+    source = root / "releases" / version / FOLDER
+    wanted = {root / "slots.pyz": source / "slots.pyz"}
+    wanted |= {units / each.name: each for each in sorted((source / "units").glob("hushfleet-*"))}
+    changed = {place: new for place, new in wanted.items() if not _is_same(place, new)}
+    refused = _rehearsed(root, source) if changed else ""
+    if not refused:
+        for place, new in changed.items():
+            _put(place, new.read_bytes(), kept=root / "before")
+    write_whole(root / NOTE, json.dumps({"release": version, "refused": refused}).encode(), durable=True)
+    return bool(changed) and not refused
+
+
+def _rehearsed(root: Path, source: Path) -> str:
+    """Runs the new `slots.pyz` on this board's state, in a folder of its own: why it must not be taken, else empty."""
+    try:
+        state = json.loads((root / "slots.json").read_text("utf-8"))
+        with tempfile.TemporaryDirectory(dir=root, prefix=".rehearsal-") as name:
+            stage = Path(name)
+            for each in ("good", "previous", "trial"):
+                if state.get(each):
+                    (stage / "releases" / state[each]).mkdir(parents=True, exist_ok=True)
+            (stage / "state").mkdir()
+            shutil.copyfile(root / "slots.json", stage / "slots.json")
+            for command in _REHEARSED:
+                words = [sys.executable, "-I", str(source / "slots.pyz"), command, "--root", name]
+                done = subprocess.run([*words, "--state", f"{name}/state"], capture_output=True, timeout=_REHEARSAL_S)
+                if done.returncode != 0:
+                    said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it says nothing"]
+                    return f"the new slots.pyz fails at `{command}`: {said[-1][:300]}"
+                if json.loads(done.stdout)["good"] != state["good"]:
+                    return f"the new slots.pyz says at `{command}` that another release is good"
+            if (stage / "current").readlink().name not in (state["good"], state.get("trial")):
+                return "the new slots.pyz would start neither the good release nor the one that is to be tried"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, subprocess.SubprocessError) as error:
+        return f"the new slots.pyz cannot be tried: {error}"[:400]
+    return _unsound_units(source)
+
+
+def _unsound_units(source: Path) -> str:
+    """What systemd has against the new units; empty also where it cannot be asked."""
+    files = [str(each) for each in sorted((source / "units").glob("hushfleet-*"))]
+    if not files or shutil.which("systemd-analyze") is None:
+        return ""
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *files], capture_output=True, timeout=_REHEARSAL_S)
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [""]
+    return f"systemd refuses a new unit: {said[-1][:300]}" if done.returncode != 0 else ""
+
+
+def _put(place: Path, data: bytes, *, kept: Path) -> None:
+    """Whole or not at all, after what was there was kept."""
+    if place.exists():
+        write_whole(kept / place.name, place.read_bytes(), durable=True)
+    fresh = place.with_name(f".{place.name}.fresh")
+    with fresh.open("wb") as file:
+        os.fchmod(file.fileno(), 0o755 if place.suffix == ".pyz" else 0o644)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, place)
+    sync_folder(place.parent)
+
+
+def _is_same(place: Path, new: Path) -> bool:
+    try:
+        return place.read_bytes() == new.read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,251 @@
+"""Signed statements about releases: which keys sign them, and which release is the newest.
+
+One line of JSON each, with the signatures beside what they are about. Only one form of a statement is accepted, the one
+that `to_line` gives. The root key signs `ReleaseKeys` and lies offline; a key that `ReleaseKeys` names signs `Newest`
+once a day. `Trust` is what a board makes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+from hushfleet.errors import BadInput, BadSignature, Malformed, TooLarge
+from hushfleet.release.manifest import Manifest, SignedManifest, Signer
+
+ROOT_FILE = "root_key"
+"""The file of a card and of a board with root's public key, 64 hex digits."""
+KEYS_FILE = "release_keys"
+"""The file with `Signed[ReleaseKeys]`, one in a line: the newest, and those that named another root before it."""
+MOST_KEYS = 8
+LINE_CAP = 8192  # bytes of a statement with its signatures
+TEXT_CAP = 32 * 1024  # bytes of several
+_KEY = re.compile(r"[0-9a-f]{64}")
+_SIGNATURE = re.compile(r"[0-9a-f]{128}")
+_PLATFORM = re.compile(r"[a-z0-9_]{1,32}-[a-z0-9_]{1,32}")
+_VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
+_MOST_NUMBER = 2**53
+
+
+@dataclass(frozen=True)
+class ReleaseKeys:
+    """Root's word on who signs releases. All keys are Ed25519 public keys, 64 hex digits. Raises `Malformed`.
+
+    A statement has no end date, since boards have no right clock: it holds until a higher number comes.
+
+    :param number: rises by one with each statement; a board takes no lower one.
+    :param root: signs this statement.
+    :param keys: sign releases; `threshold` of them must have signed each release.
+    :param newest_key: signs `Newest`, and nothing that is installed.
+    :param next_root: takes the place of `root` from the next statement on, and signs this one, too; empty: root stays.
+    """
+
+    context: ClassVar[str] = "hushfleet release keys 1"
+    number: int
+    root: str
+    keys: tuple[str, ...]
+    threshold: int
+    newest_key: str
+    next_root: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", tuple(self.keys) if isinstance(self.keys, list) else self.keys)
+        _require(_is_number(self.number) and self.number > 0, "number", self.number, "a whole number above zero")
+        _require(
+            isinstance(self.keys, tuple) and 0 < len(self.keys) <= MOST_KEYS, "keys", self.keys, f"1 to {MOST_KEYS}"
+        )
+        named = [self.root, self.newest_key, *self.keys, *([self.next_root] if self.next_root != "" else [])]
+        for key in named:
+            _require(isinstance(key, str) and _KEY.fullmatch(key), "a key", key, "64 hex digits in lower case")
+        # a key that lies online, or one of several persons, must not be worth more than its part says
+        _require(len(set(named)) == len(named), "keys", min(named, key=named.index), "another key for each part")
+        fits = _is_number(self.threshold) and 0 < self.threshold <= len(self.keys)
+        _require(fits, "threshold", self.threshold, f"1 to {len(self.keys)}, as many as there are keys")
+
+    @property
+    def root_afterwards(self) -> str:
+        """Signs the statement after this one."""
+        return self.next_root or self.root
+
+    @property
+    def signers(self) -> tuple[str, ...]:
+        """All of these must sign the statement."""
+        return (self.root, self.next_root) if self.next_root else (self.root,)
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The fleet service's word on the newest release, given once a day. Raises `Malformed`.
+
+    :param said_at: unix seconds of the service; higher with each statement.
+    :param versions: the version that boards should run, by platform (`cp313-aarch64`).
+    """
+
+    context: ClassVar[str] = "hushfleet newest release 1"
+    said_at: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(_is_number(self.said_at) and self.said_at > 0, "said_at", self.said_at, "unix seconds")
+        _require(isinstance(self.versions, dict), "versions", self.versions, "an object")
+        for platform, version in self.versions.items():
+            _require(_PLATFORM.fullmatch(platform), "a platform", platform, "such as cp313-aarch64")
+            _require(isinstance(version, str) and _VERSION.fullmatch(version), "a version", version, "such as 0.3.0")
+
+
+S = TypeVar("S", ReleaseKeys, Newest)
+
+
+@dataclass(frozen=True)
+class Signed(Generic[S]):
+    """A statement and its signatures, which are not checked yet: public key -> signature, both in hex."""
+
+    statement: S
+    signatures: Mapping[str, str] = field(default_factory=dict)
+
+    def with_signature(self, key: Signer) -> Signed[S]:
+        signature = key.sign(_signed_bytes(self.statement)).hex()
+        return replace(self, signatures={**self.signatures, key.public_key.hex(): signature})
+
+    def is_signed_by(self, public_key: str) -> bool:
+        """Borrows `cryptography`."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        try:
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
+            key.verify(bytes.fromhex(self.signatures[public_key]), _signed_bytes(self.statement))
+        except (KeyError, ValueError, InvalidSignature):
+            return False
+        return True
+
+    def to_line(self) -> str:
+        """Without its newline."""
+        return _json({"signatures": dict(self.signatures), "statement": asdict(self.statement)})
+
+    @classmethod
+    def from_line(cls, kind: type[S], line: str) -> Signed[S]:
+        """Raises `Malformed`, `TooLarge`."""
+        if len(line) > LINE_CAP:
+            raise TooLarge(f"a signed statement has {len(line)} characters; at most {LINE_CAP} are allowed")
+        try:
+            content = json.loads(line)
+            statement, signatures = content["statement"], content["signatures"]
+            known = {each.name for each in fields(kind)}
+            if statement.keys() != known:
+                raise Malformed(f"a signed statement lacks keys, or has others: {sorted(known ^ statement.keys())}")
+            for key, signature in signatures.items():
+                fits = _KEY.fullmatch(key) and isinstance(signature, str) and _SIGNATURE.fullmatch(signature)
+                _require(fits, "a signature", signature, "128 hex digits, by a public key of 64")
+            found = Signed(kind(**statement), signatures)
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+            raise Malformed(f"{line[:60]!r} is no signed statement") from error
+        if found.to_line() != line:
+            raise Malformed("a signed statement is not in the form in which it was signed")
+        return found
+
+
+def read_keys(text: str) -> list[Signed[ReleaseKeys]]:
+    """The statements in the lines of `text`. Raises `Malformed`, `TooLarge`."""
+    if len(text) > TEXT_CAP:
+        raise TooLarge(f"statements about release keys have at most {TEXT_CAP} characters together")
+    return [Signed.from_line(ReleaseKeys, line) for line in text.splitlines()]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whose releases a board takes.
+
+    :param root: public key of root, which signs the next statement.
+    :param keys: the statement that holds; None: there was none yet, and no release is taken.
+    :param line: the signed form of `keys`.
+    """
+
+    root: str
+    keys: ReleaseKeys | None = None
+    line: str = ""
+
+    @classmethod
+    def of_board(cls, folder: Path) -> Trust:
+        """As `read`, from the folder of `slots.py`."""
+        return cls.read(folder / ROOT_FILE, folder / KEYS_FILE)
+
+    @classmethod
+    def read(cls, root_file: Path, keys_file: Path) -> Trust:
+        """What was checked before it came into these files. Raises `BadInput` where there is no public key of root.
+
+        A statement that cannot be read is as none: the next one that comes over the air mends it.
+        """
+        try:
+            *_, line = keys_file.read_text("utf-8").splitlines()
+            keys = Signed.from_line(ReleaseKeys, line).statement
+            return cls(keys.root_afterwards, keys, line)
+        except (OSError, ValueError, Malformed, TooLarge):
+            pass
+        try:
+            root = root_file.read_text("utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise BadInput(f"whom to trust with releases is not known: {error}") from error
+        if not _KEY.fullmatch(root):
+            raise BadInput(f"{root_file} must hold root's public key, 64 hex digits, and has {root[:80]!r}")
+        return cls(root)
+
+    @property
+    def number(self) -> int:
+        return 0 if self.keys is None else self.keys.number
+
+    def in_force(self) -> ReleaseKeys:
+        """Raises `BadInput` where there was no statement yet."""
+        if self.keys is None:
+            raise BadInput(f"root {self.root[:16]}... has named no release keys yet: no release is taken")
+        return self.keys
+
+    def verify(self, head: SignedManifest) -> Manifest:
+        """The manifest of a release that may be installed. Raises `BadInput`, or `BadSignature` for too few signers."""
+        keys = self.in_force()
+        manifest = head.verify(keys.keys, keys.threshold)
+        if manifest.system and not head.is_signed_by(self.root):
+            raise BadSignature(
+                f"release {manifest.version} renews what runs as root on a board, and root has not signed it"
+            )
+        return manifest
+
+    def after(self, text: str) -> Trust:
+        """What holds after the statements in `text`, of which lower numbers than the one that holds are passed over.
+
+        Raises `BadSignature` where root has not signed one, and `Malformed` or `TooLarge`.
+        """
+        trust = self
+        for signed in read_keys(text):
+            keys = signed.statement
+            if keys.number <= trust.number:
+                continue
+            if trust.root not in keys.signers or not all(map(signed.is_signed_by, keys.signers)):
+                raise BadSignature(
+                    f"statement {keys.number} about release keys is not signed by the root {trust.root[:16]}..., which "
+                    "this device trusts"
+                )
+            trust = Trust(keys.root_afterwards, keys, signed.to_line())
+        return trust
+
+
+def _signed_bytes(statement: ReleaseKeys | Newest) -> bytes:
+    """The context is part of them: a signature of one kind of statement is none of another, nor of a release."""
+    return f"{statement.context}\n{_json(asdict(statement))}".encode()
+
+
+def _json(content: object) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MOST_NUMBER
+
+
+def _require(holds: object, name: str, value: object, accepted: str) -> None:
+    if not holds:
+        raise Malformed(f"a signed statement has {name} = {str(value)[:80]!r}; accepted is {accepted}")

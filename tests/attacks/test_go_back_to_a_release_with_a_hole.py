@@ -1,0 +1,206 @@
+"""Wanted: a board that runs a release whose hole is known, although a later one has closed it.
+
+The attacker has no key, but has kept whatever was signed once: releases, also those that boards may go back to. They
+have taken over the client, and put a file where `slots.py`, as root, looks for a release. The attacks are those of The
+Update Framework (TUF) by rollback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from hushfleet.edge_client.fleet import slots as module
+from hushfleet.edge_client.fleet.slots import MOST_CHECKS, STEADY_CHECKS, Slots, SlotsError, State
+from hushfleet.release import Manifest, archive, pack, this_platform
+from hushfleet.wire.format.identity import Identity
+from support.releases import put_trust
+
+KEY = Identity.generate()
+HOLE, FIRST, FIXED = "0.3.1", "0.3.0", "0.4.0"
+
+
+def rule_of_0_3_0(manifest: Manifest, state: State, *, store: int | None) -> None:
+    """A release that was signed as a downgrade was taken by whatever board, at whatever time."""
+    older = module._order(manifest.version) < module._order(state.good)
+    if manifest.version == state.good or (older and not manifest.downgrade_from):
+        raise SlotsError("refused")
+
+
+class Board:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root, self.state = folder, folder / "opt", folder / "state"
+        self.slots, self.beats = Slots(self.root, self.state), 0
+        (self.state / "incoming").mkdir(parents=True)
+        self.root.mkdir()
+        put_trust(self.root, KEY.public_key.hex())
+        (folder / "card").write_bytes(release(FIRST))
+        self.slots.first(folder / "card")
+
+    def offer(self, version: str, *downgrade_from: str, serial: int = 0) -> State:
+        (self.state / "incoming" / "x.hfr").write_bytes(release(version, downgrade_from, serial))
+        return self.slots.install()
+
+    def run(self, version: str, *downgrade_from: str, serial: int = 0) -> State:
+        """It is offered, and healthy if it is taken."""
+        state = self.offer(version, *downgrade_from, serial=serial)
+        if state.trial is None:
+            return state
+        self.slots.begin()
+        for _ in range(STEADY_CHECKS):
+            self.beats += 1
+            (self.state / "healthy").write_text(version)
+            os.utime(self.state / "healthy", ns=(0, self.beats))
+            state, _ = self.slots.check()
+        assert state.good == version
+        return state
+
+
+@cache
+def release(version: str, downgrade_from: tuple[str, ...] = (), serial: int = 0) -> bytes:
+    python, arch = this_platform()
+    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 3}
+    with tempfile.TemporaryDirectory() as name:
+        folder, out = Path(name, "content"), Path(name, "out")
+        folder.mkdir()
+        (folder / "a.py").write_text(f"VERSION = {version!r}\n")
+        pack(folder, out, key=KEY, version=version, downgrade_from=downgrade_from, downgrade_serial=serial, **fields)
+        return out.read_bytes()
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
+    monkeypatch.setattr(archive.os, "sync", lambda: None)
+    return Board(tmp_path)
+
+
+@pytest.fixture
+def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: Board) -> Board:
+    monkeypatch.setattr(module, "check_fits", rule_of_0_3_0)
+    return board
+
+
+def attack_by_an_old_permission(board: Board) -> State:
+    """Once the operator let boards go back from 0.3.1 to 0.2.9. Now they run 0.4.0, which closes the hole of 0.3.1."""
+    board.run(HOLE)
+    board.run(FIXED)
+    board.run("0.2.9", HOLE, serial=1)
+    return board.run(HOLE)
+
+
+def test_the_attack_as_it_was(as_it_was: Board) -> None:
+    assert attack_by_an_old_permission(as_it_was).good == HOLE
+
+
+def test_rollback_by_an_old_permission(board: Board) -> None:
+    state = attack_by_an_old_permission(board)
+    assert (state.good, state.outcome) == (FIXED, "refused")
+    assert "older than 0.4.0, which was good on this board, and is not signed as a downgrade from 0.4.0" in state.reason
+    assert "not signed as a downgrade from 0.4.0" in board.run("0.2.9", HOLE, serial=1).reason
+
+
+def test_rollback_upwards_after_the_operator_let_boards_go_back(board: Board) -> None:
+    """0.4.0 had a fault of another kind. From 0.3.0.1 on, the release with the hole is a newer one again."""
+    board.run(HOLE)
+    board.run(FIXED)
+    assert board.run("0.3.0.1", FIXED, serial=2).good == "0.3.0.1"
+    refused = board.run(HOLE)
+    assert (refused.good, refused.floor) == ("0.3.0.1", FIXED)
+    assert "older than 0.4.0" in refused.reason
+    assert board.run("0.4.1").good == "0.4.1", "what is newer than all is taken"
+    assert board.slots.read().floor == "0.4.1"
+
+
+def test_an_older_permission_after_a_newer_one(board: Board) -> None:
+    """Each names the release that is good; the one that was signed first has ended with the second."""
+    board.run(FIXED)
+    board.run("0.3.2", FIXED, serial=2)
+    state = board.run("0.2.9", "0.3.2", serial=1)
+    assert (state.good, state.outcome) == ("0.3.2", "refused")
+    assert "is older than the one that this board has followed (2); sign it anew" in state.reason
+    assert board.run("0.2.9.1", "0.3.2", serial=3).good == "0.2.9.1", "a newer word of its operator"
+
+
+def test_an_older_permission_after_a_newer_one_as_it_was(as_it_was: Board) -> None:
+    as_it_was.run(FIXED)
+    as_it_was.run("0.3.2", FIXED, serial=2)
+    assert as_it_was.run("0.2.9", "0.3.2", serial=1).good == "0.2.9"
+
+
+def test_a_permission_is_no_use_where_it_names_another_version(board: Board) -> None:
+    board.run(FIXED)
+    for named in ("0.4", "0.4.0.0"):  # the same version, written otherwise
+        assert board.offer("0.2.9", named, serial=5).trial == "0.2.9"
+        board.slots.begin()
+        board.slots.back()
+    for named in ("0.4.1", "0.0.4", "40.0"):
+        assert board.offer("0.2.9", named, serial=5).trial is None
+
+
+def test_versions_are_numbers(board: Board) -> None:
+    """As texts, 0.9.0 would be newer than 0.10.0."""
+    assert board.run("0.9.0").good == "0.9.0"
+    state = board.run("0.10.0")
+    assert (state.good, state.floor) == ("0.10.0", "0.10.0")
+    assert "older than 0.10.0" in board.run("0.9.0").reason
+    assert "older than 0.10.0" in board.run("0.9.9").reason
+    assert "installed already" in board.run("0.10").reason
+    assert board.run("0.9.1", "0.10.0", serial=1).floor == "0.10.0"
+    assert "older than 0.10.0" in board.run("0.9.9").reason
+    assert board.run("0.11.0").floor == "0.11.0"
+
+
+@pytest.mark.parametrize("how", ["a trial that fails", "by hand", "its files are gone", "the file is damaged"])
+def test_the_floor_survives(board: Board, how: str) -> None:
+    board.run(HOLE)
+    board.run(FIXED)
+    if how == "a trial that fails":
+        board.offer("0.5.0")
+        board.slots.begin()
+        for _ in range(MOST_CHECKS):
+            board.slots.check()
+        assert board.slots.read().outcome == "returned"
+    elif how == "by hand":
+        assert board.slots.back().good == HOLE
+    elif how == "its files are gone":
+        (board.root / "releases" / FIXED).rename(board.folder / "gone")
+        assert board.slots.begin().good == HOLE
+    else:
+        fields = json.loads((board.root / "slots.json").read_text())
+        (board.root / "slots.json").write_text(json.dumps({**fields, "good": 5, "previous": [], "starts": "x"}))
+    state = board.slots.begin()
+    assert state.floor == FIXED
+    assert "older than 0.4.0" in board.offer("0.3.2").reason
+    assert board.offer("0.4.1").trial == "0.4.1"
+
+
+def test_a_permission_holds_for_a_second_try(board: Board) -> None:
+    """A release that was on trial and went back, as after a power cut, needs no new signature."""
+    board.run(FIXED)
+    for _ in range(2):
+        assert board.offer("0.3.2", FIXED, serial=2).trial == "0.3.2"
+        board.slots.begin()
+        for _ in range(MOST_CHECKS):
+            board.slots.check()
+        assert board.slots.read().outcome == "returned"
+    assert "is older than" in board.offer("0.2.9", FIXED, serial=1).reason
+
+
+def test_another_release_under_a_version_that_is_there(board: Board) -> None:
+    """Else a board would say that it runs what it was given, and run what was there before."""
+    board.run(HOLE)
+    board.run(FIXED)
+    (board.folder / "content").mkdir()
+    (board.folder / "content" / "a.py").write_text("HOLE = None\n")
+    python, arch = this_platform()
+    fields = {"python": python, "arch": arch, "oldest_store": 1, "store": 3}
+    out = board.state / "incoming" / "x.hfr"
+    pack(board.folder / "content", out, key=KEY, version=HOLE, downgrade_from=(FIXED,), downgrade_serial=1, **fields)
+    assert "another release 0.3.1 is installed" in board.slots.install().reason
+    assert board.offer(HOLE, FIXED, serial=1).trial == HOLE, "the same one, which may be gone back to now"
