@@ -25,7 +25,7 @@ def _bundle(
 ) -> None:  # fmt: skip
     """Build a signed release of the software that is installed here, for cards and for roll-outs. A minute or two.
 
-    Other packages come from pip's index, with the versions that are installed here, and are kept.
+    Other packages come from pip's index, with the versions and SHA-256 that this software knows of them, and are kept.
 
     Example:  hushfleet fleet bundle greenhouse --python 3.13 --version 0.3.1
     """
@@ -40,6 +40,8 @@ def _bundle(
             release = build_release(
                 folder, registry, target, version=version, wheels=wheels, downgrade_from=downgrade_from or ()
             )
+    for name, digest in sorted(release.manifest.wheels.items()):
+        print(f"sha256:{digest}  {name}")
     print(
         f"built {release.file}, {release.size / 1e6:.1f} MB: new cards get it\n"
         f"next, for boards that run: hushfleet fleet rollout {path} --to {release.version}"
