@@ -80,6 +80,7 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.rounds.engine import RoundEngine
         from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
         from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
+        from hushfleet.privacy.terms import AS_PUBLISHED
         from hushfleet.user_files import checked_folder, refuse_others
         from hushfleet.wire.format.topics import check_name
         from hushfleet.wire.link.address import BrokerAddress
@@ -124,6 +125,8 @@ def register(app: typer.Typer) -> None:
             )
             with shown(console):
                 prepared = prepared_under_its_id(task, store, data_dir=data_dir, run_id=run_id)
+            if task.privacy.accounting == "as-published":
+                console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)
             advice = worth_it(task, classes=len(prepared.spec.model.class_names))
             if advice is not None and advice.warning is not None:
                 console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)

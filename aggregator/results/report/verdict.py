@@ -185,7 +185,9 @@ def own_head_answer(result: Result) -> str:
 
 
 def trust_answer(result: Result) -> str:
-    """Who must be trusted for epsilon_server to hold."""
+    """Who must be trusted for epsilon_server to hold; empty without noise, which promises nothing."""
+    if not result.noise_multiplier:
+        return ""
     trust = result.trust or TRUST[result.accounting]
     return f"Trust model {trust}: {_TRUSTS[trust]}."
 
