@@ -75,6 +75,7 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.devices.register import FILES, DeviceRegister
         from hushfleet.aggregator.devices.roster_file import RosterFile
         from hushfleet.aggregator.fleet.folder import FleetFolder
+        from hushfleet.aggregator.fleet.spending import Spending
         from hushfleet.aggregator.observe.progress import shown
         from hushfleet.aggregator.planning.advice import worth_it
         from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -151,7 +152,9 @@ def register(app: typer.Typer) -> None:
                 console=console,
             )
             if finished:
-                write_results(store, prepared, console)
+                limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
+                lifetimes = Spending(limits).lifetimes(known) if of_fleet else None
+                write_results(store, prepared, console, lifetimes=lifetimes)
         if not finished:
             again = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
             console.print(f"\n{again}", highlight=False, soft_wrap=True)

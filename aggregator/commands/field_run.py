@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.results.record import record
+from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -164,8 +165,15 @@ def _stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def write_results(store: AggregatorStore, prepared: PreparedTask, console: Console) -> None:
-    result = record(store, prepared, engine="field", seed=None)
+def write_results(
+    store: AggregatorStore,
+    prepared: PreparedTask,
+    console: Console,
+    *,
+    lifetimes: Mapping[str, Lifetime] | None = None,
+) -> None:
+    """:param lifetimes: of a fleet, what its boards have spent over all tasks."""
+    result = record(store, prepared, engine="field", seed=None, lifetimes=lifetimes)
     result.save(store.folder / "result.json")
     from hushfleet.aggregator.results.report import write_report  # draws, which takes long to import
 
