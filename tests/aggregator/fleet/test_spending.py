@@ -125,4 +125,4 @@ def test_a_number_above_the_cards_limit_is_explained(whole: Whole, register: Dev
     assert words.spent(view) == f"{number(spent)}, above its card's {number(card)}"
     (problem,) = view.problems
     assert problem.what == f"has spent epsilon_server {number(spent)}, above the limit of {number(card)} on its card"
-    assert "Its owner raised limits.epsilon_server" in problem.advice
+    assert "Its owner has raised limits.epsilon_server" in problem.advice
