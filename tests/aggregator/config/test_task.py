@@ -98,12 +98,14 @@ def test_masked_values_belong_to_secure_sums() -> None:
         task(wire={"codec": "masked"})
 
 
-def test_the_defaults_are_the_papers() -> None:
+def test_the_defaults_are_the_papers_but_for_the_accounting() -> None:
     short = task()
+    assert short.privacy.accounting == "strict"
     assert short.round.rounds == 20
     assert short.data.devices == 10
     assert short.privacy.clip_norm == 0.5
-    assert short.delta == 0.1
+    assert short.delta == pytest.approx(0.01)
+    assert task(privacy={"accounting": "as-published"}).delta == 0.1
     assert (short.method.config().batch_size, short.method.config().learning_rate) == (16, 1e-3)
     # No multiplier and no epsilon is no noise.
     assert short.privacy_spec().noise_multiplier == 0.0
