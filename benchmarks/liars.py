@@ -107,7 +107,11 @@ class Lab:
                 "name": "liars",
                 "model": {"name": "digits-cnn"},
                 "method": {"name": "dp-fedavg", **training},
-                "privacy": {"clip_norm": CLIP_NORM, "noise_multiplier": MULTIPLIER if noise else 0.0},
+                "privacy": {
+                    "accounting": "as-published",
+                    "clip_norm": CLIP_NORM,
+                    "noise_multiplier": MULTIPLIER if noise else 0.0,
+                },
                 "data": {"name": "digits", "devices": self.devices, "test_fraction": 0.0},
                 "round": {"rounds": rounds, **AGGREGATIONS[aggregation]},
                 "wire": {"codec": "float32"},

@@ -88,7 +88,11 @@ def real_update(
         "seed": 1,
         "model": {"name": network},
         "method": {"name": method, "optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16},
-        "privacy": {"noise_multiplier": noise, **({"clip_norm": 2.0} if noise else {})},
+        "privacy": {
+            "accounting": "as-published",
+            "noise_multiplier": noise,
+            **({"clip_norm": 2.0} if noise else {}),
+        },
         "data": {"test_fraction": 0.0, **data, "devices": DEVICES, "limit": DEVICES * samples},
         "round": {"rounds": rounds},
         "wire": {"codec": "float32"},

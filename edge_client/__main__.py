@@ -1,8 +1,8 @@
 """The command on a board: run the device, use its model, or look at what it has spent.
 
 Exit codes: 0 stopped or finished, 1 failure, 2 something that a person must see to (a file or value that is wrong,
-a store that is a copy of another), 130 Ctrl-C. The store is safe at any time: start the same command again and the
-device goes on where it was.
+a store that is lost or a copy of another), 130 Ctrl-C. The store is safe at any time: start the same command again and
+the device goes on where it was.
 
 A command imports what does the work when it is called, so that a board answers `--help` at once.
 """
@@ -157,7 +157,13 @@ def _run(options: argparse.Namespace) -> int:
         if not prove(config, connect, stop, supervisor):
             return INTERRUPTED if signal.SIGINT in caught else 0
     pacer = Pacer(simulation.slowdown if simulation else 1.0, stop=stop)
-    with open_store(config.store_path, device=config.device.id, simulation=simulation, pacer=pacer) as store:
+    with open_store(
+        config.store_path,
+        device=config.device.id,
+        in_fleet=config.fleet is not None,
+        simulation=simulation,
+        pacer=pacer,
+    ) as store:
 
         def run_agent(duties: Sequence[Duty] = ()) -> None:
             agent = Agent(config, partial(connect, store), store, supervisor=supervisor, pacer=pacer, duties=duties)
@@ -222,7 +228,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 def _inspected(config: DeviceConfig) -> DeviceStore:
     from hushfleet.edge_client.storage.store import DeviceStore
 
-    return DeviceStore(config.store_path, device=config.device.id, inspect=True)
+    return DeviceStore(config.store_path, device=config.device.id, inspect=True, in_fleet=config.fleet is not None)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ HushfleetError                  exit code 1
 │   ├── BudgetExceeded          the round would spend more than the device's owner allows
 │   └── LedgerError             the ledger cannot be trusted or written
 ├── StoreError                  the store on disk is corrupt, full or not writable
-│   └── StoreFull               there is no room; it may be tried again
+│   ├── StoreFull               there is no room; it may be tried again
+│   └── LostStore               exit code 2: a device's store, and its ledger with it, is gone, empty or damaged
 ├── CopiedStore                 exit code 2: a device's store is an old copy, or one of two
 └── WireError                   something wrong with what came, or could not go, over the wire
     ├── Malformed               bytes that do not parse, or break a rule of docs/wire.md
@@ -58,6 +59,12 @@ class StoreError(HushfleetError):
 
 class StoreFull(StoreError):
     """The disk has no room for what was to be written; nothing of it was, and it may be tried again."""
+
+
+class LostStore(StoreError):
+    """A device's store is gone, empty or damaged, and its ledger with it; a new one would count from zero."""
+
+    exit_code = 2
 
 
 class CopiedStore(HushfleetError):

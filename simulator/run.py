@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from rich.console import Console
+from rich.markup import escape
 
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.events import EventLog
@@ -13,6 +14,7 @@ from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.model.objectives import CROSS_ENTROPY
+from hushfleet.privacy.terms import AS_PUBLISHED
 from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
@@ -38,6 +40,8 @@ LIVE_RESTARTS = 3
 
 def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Result:
     """Runs the rounds, the baseline and the sweep; writes models, `result.json` and `report.html`."""
+    if simulation.task.privacy.accounting == "as-published":
+        console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)
     with _workers(options) as workers:
         runtime = ON_DEVICES
         if options.engine == "live":

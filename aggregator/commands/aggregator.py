@@ -76,12 +76,14 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.devices.register import FILES, DeviceRegister
         from hushfleet.aggregator.devices.roster_file import RosterFile
         from hushfleet.aggregator.fleet.folder import FleetFolder
+        from hushfleet.aggregator.fleet.spending import Spending
         from hushfleet.aggregator.observe.progress import shown
         from hushfleet.aggregator.planning.advice import worth_it
         from hushfleet.aggregator.results.server_sees import server_sees
         from hushfleet.aggregator.rounds.engine import RoundEngine
         from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
         from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
+        from hushfleet.privacy.terms import AS_PUBLISHED
         from hushfleet.user_files import checked_folder, refuse_others
         from hushfleet.wire.format.topics import check_name
         from hushfleet.wire.link.address import BrokerAddress
@@ -126,6 +128,8 @@ def register(app: typer.Typer) -> None:
             )
             with shown(console):
                 prepared = prepared_under_its_id(task, store, data_dir=data_dir, run_id=run_id)
+            if task.privacy.accounting == "as-published":
+                console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)
             advice = worth_it(task, classes=len(prepared.spec.model.class_names))
             if advice is not None and advice.warning is not None:
                 console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
@@ -154,7 +158,9 @@ def register(app: typer.Typer) -> None:
                 console=console,
             )
             if finished:
-                write_results(store, prepared, facts, console)
+                limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
+                lifetimes = Spending(limits).lifetimes(known) if of_fleet else None
+                write_results(store, prepared, console, sums=facts, lifetimes=lifetimes)
         if not finished:
             again = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
             console.print(f"\n{again}", highlight=False, soft_wrap=True)

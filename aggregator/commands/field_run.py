@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.results.record import record
+from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
@@ -180,8 +181,18 @@ def sum_facts_of(store: AggregatorStore, fleet: FleetFolder | None, roster: Rost
     return facts
 
 
-def write_results(store: AggregatorStore, prepared: PreparedTask, sums: SumFacts, console: Console) -> None:
-    result = record(store, prepared, engine="field", seed=None, sums=sums)
+def write_results(
+    store: AggregatorStore,
+    prepared: PreparedTask,
+    console: Console,
+    *,
+    sums: SumFacts,
+    lifetimes: Mapping[str, Lifetime] | None = None,
+) -> None:
+    """:param sums: who could unmask devices, where the task has secure sums.
+    :param lifetimes: of a fleet, what its boards have spent over all tasks.
+    """
+    result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes)
     result.save(store.folder / "result.json")
     from hushfleet.aggregator.results.report import write_report  # draws, which takes long to import
 

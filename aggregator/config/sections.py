@@ -158,9 +158,11 @@ def _out_of_range(setting: Field[Any], value: Any) -> list[str]:
 class PrivacySection(Checked):
     """`[privacy]`: what is promised, and the noise that it takes.
 
-    Give `noise_multiplier`, or `epsilon` to have it found. With `as-published`, `epsilon` is the papers' number:
-    against whoever sees the aggregate only (epsilon_release); with `strict` it is against the server as well.
-    `delta` is one over the number of devices as in the papers, and a tenth of that with `strict`.
+    Give `noise_multiplier`, or `epsilon` to have it found. With `strict`, the default, `epsilon` is against the server
+    as well. `as-published` repeats a paper, and `epsilon` is its number: against whoever sees the aggregate only
+    (epsilon_release).
+    `delta` is a tenth of one over the number of devices with `strict`, and ten times that, as in the papers, with
+    `as-published`.
 
     With `secure` a server that does not hold the operator's key sees nothing but sums (`hushfleet.secure`), and
     `epsilon` is against it. At least `honest_fraction` of the devices are taken to be honest: the noise is divided
@@ -172,7 +174,7 @@ class PrivacySection(Checked):
     `reading` says what `epsilon` counts: `user-level` counts rounds with every device taking
     part; `client-sampling` counts the cohort as a Poisson sample of the devices that nobody sees (DP-FedSim), though
     the broker does; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled
-    records although that is not what is run.
+    records although that is not what is run. The last two belong to `as-published`.
 
     With `unit = "record"` each gradient is noised (DP-SGD): `clip_norm` bounds each record's gradient, a batch takes
     a record with probability `sample_rate` (by default the batch size over an even share of the training records),
@@ -185,7 +187,7 @@ class PrivacySection(Checked):
     """
 
     unit: Unit = "device"
-    accounting: Accounting = "as-published"
+    accounting: Accounting = "strict"
     clip_norm: PositiveOrInf = 0.5
     noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] | None = None
     epsilon: Annotated[float, Meta(gt=0, le=10_000)] | None = None
@@ -205,6 +207,11 @@ class PrivacySection(Checked):
             raise ValueError("sample_rate belongs to unit = 'record'")
         if self.reading != "user-level" and self.unit == "record":
             raise ValueError("reading belongs to unit = 'device'; a record's epsilon has one accountant")
+        if self.reading != "user-level" and self.accounting == "strict":
+            raise ValueError(
+                f"reading = {self.reading!r}: counts as a paper does, and not what the server sees; to repeat a paper "
+                'write privacy.accounting = "as-published", else leave reading out'
+            )
         if math.isinf(self.clip_norm) and (self.noise_multiplier or self.epsilon):
             raise ValueError("clip_norm = inf: must be finite where noise is added, since the noise is scaled to it")
 

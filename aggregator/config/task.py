@@ -232,7 +232,10 @@ class Task(Checked):
         try:
             check_delta(self.delta, max(self.data.devices, 2), as_published=published)
         except PrivacyError as error:
-            raise ValueError(f"privacy.delta = {self.delta:g}: {error}") from error
+            raise ValueError(
+                f"privacy.delta = {self.delta:g}: {error}; to repeat a paper with its own delta write "
+                'privacy.accounting = "as-published"'
+            ) from error
 
     def parts(self) -> Method:
         """The method's parts, as they are with some noise: how much there is may not be known yet."""

@@ -2,8 +2,9 @@
 
 The board's own ledger is what counts, and it is gone with the card. So the aggregator notes a round for every board
 that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a
-board has declined before training is taken back if it was told once: whoever is told again, of an extended round or
-after a restart, may have trained after all. Whatever is killed when, the note is never too small, but for one case: a
+board has declined before training is taken back at once if it was told once: whoever is told again, of an extended
+round or after a restart, may have trained after all. Whatever is killed when, the note is never too small, but for one
+case: a
 board that chooses less noise than the standard (`limits.noise_preference` below 1), and whose update was not accepted,
 is noted by the standard noise, since nobody but its lost ledger knows its choice.
 """
@@ -29,7 +30,7 @@ class ChargeBook:
     def __init__(self, register: DeviceRegister, engine: RoundEngine) -> None:
         self._register, self._engine = register, engine
         self._resumed = None if engine.plan is None else engine.plan.round
-        self._round, self._told = 0, Counter[str]()
+        self._round, self._told, self._noted = 0, Counter[str](), set[str]()
         if engine.closed_rounds:
             self.closed(engine.closed_rounds)  # a kill may have come between
 
@@ -39,25 +40,43 @@ class ChargeBook:
         if plan is None or plan.phase != "open":
             return
         if self._round != plan.round:
-            self._round, self._told = plan.round, Counter()
+            self._round, self._told, self._noted = plan.round, Counter(), set()
         cohort = self._engine.cohort
         told = [device for device in devices if device in cohort]
-        new = [device for device in told if device not in self._told]
+        new = [device for device in told if device not in self._noted]
         if new:
             charge = pack(self._engine.method.charge(terms_of(plan)))
             self._register.note_charges(plan.task, plan.round, dict.fromkeys(new, charge), certain=False)
+        self._noted.update(new)
         self._told.update(told)
+
+    def declined(self) -> None:
+        """The store has noted that a device declined the open round. Raises `StoreError`; it may be called again."""
+        plan = self._engine.plan
+        if plan is not None:
+            self._take_back(plan.round, spent={row.device for row in self._engine.store.charges(plan.round)})
 
     def closed(self, round: int) -> None:
         """The round is closed. Raises `StoreError`; it may be called again."""
-        store, task = self._engine.store, self._engine.spec.task
-        spent = {row.device: pack(_charge(row)) for row in store.charges(round)}
-        self._register.note_charges(task, round, spent, certain=True)
-        if round == self._round and round != self._resumed:
-            declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
-            once = {device for device, times in self._told.items() if times == 1}
-            new = store.new_cards(round)  # an earlier card may have spent what the new one declines
-            self._register.drop_charges(task, round, declined & once - spent.keys() - new)
+        spent = {row.device: pack(_charge(row)) for row in self._engine.store.charges(round)}
+        self._register.note_charges(self._engine.spec.task, round, spent, certain=True)
+        self._take_back(round, spent=set(spent))
+
+    def _take_back(self, round: int, *, spent: set[str]) -> None:
+        """What devices have declined, of a round in which nobody else can have told them to train.
+
+        :param spent: devices whose update was accepted.
+        """
+        if round != self._round or round == self._resumed:
+            return
+        store = self._engine.store
+        declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
+        once = {device for device, times in self._told.items() if times == 1}
+        new = store.new_cards(round)  # an earlier card may have spent what the new one declines
+        gone = declined & once & self._noted - spent - new
+        if gone:
+            self._register.drop_charges(self._engine.spec.task, round, gone)
+            self._noted -= gone
 
 
 def _charge(row: ChargeRow) -> Charge:

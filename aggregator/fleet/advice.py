@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hushfleet.aggregator.fleet.view import BoardView, Problem
+from hushfleet.aggregator.results.report.words import number
 
 DECLINES = {
     "budget": "Nothing: the board's privacy budget is spent. More noise in the task, or its owner raises the limit.",
@@ -107,6 +108,12 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
     if end is not None and end - now < CERTIFICATE_DAYS * DAY_S:
         advice = "It renews by itself while the fleet service runs; is its clock right?"
         found.append(Problem(f"its certificate {_ends(end, now)}", advice, end <= now))
+    if board.is_above_limit:
+        what = f"has spent epsilon_server {number(board.spent)}, above the limit of {number(board.limit)} on its card"
+        advice = (
+            "Its owner has raised limits.epsilon_server, or fleet.toml was changed since: status on the board says it."
+        )
+        found.append(Problem(what, advice))
     if board.slot == "returned":
         found.append(Problem("has gone back to its former release", "Its log says why the new one failed", urgent=True))
     if board.freeze in FREEZES:

@@ -6,10 +6,12 @@ before each round, which is too small in one case alone (`devices.charge_book`),
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.config.schema import unpack
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import Charge
@@ -26,7 +28,7 @@ class Spending:
     def __init__(self, limits: dict[str, Any]) -> None:
         limit = limits.get("epsilon_server")
         self.limit = float(limit) if isinstance(limit, int | float) else None
-        self._delta = float(limits.get("delta", DEFAULT_DELTA))
+        self.delta = float(limits.get("delta", DEFAULT_DELTA))
         self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges, which would be many MB; epsilon
         self._is_known = False
 
@@ -43,8 +45,24 @@ class Spending:
         digest, known = hash(tuple(counts)), self._known.get(device)
         if known is not None and known[0] == digest:
             return known
-        charges = [_times(unpack(Charge, packed, what="a charge"), rounds) for packed, rounds in counts]
-        return digest, epsilon_server_of(charges, delta=self._delta)
+        return digest, epsilon_server_of(_charges(counts), delta=self.delta)
+
+    def lifetime(self, device: str, register: DeviceRegister) -> Lifetime:
+        """Of all tasks and cards of this id that are noted. Raises `StoreError`."""
+        charges = _charges(register.charge_counts(device))
+        return Lifetime(
+            epsilon_server=epsilon_server_of(charges, delta=self.delta),
+            exchange_server=epsilon_server_of(charges, delta=self.delta, adjacency="exchange"),
+            delta=self.delta,
+        )
+
+    def lifetimes(self, register: DeviceRegister) -> Mapping[str, Lifetime]:
+        """Of each board that was charged, by id. Raises `StoreError`."""
+        return {device: self.lifetime(device, register) for device in register.charged_devices()}
+
+
+def _charges(counts: Sequence[tuple[bytes, int]]) -> list[Charge]:
+    return [_times(unpack(Charge, packed, what="a charge"), rounds) for packed, rounds in counts]
 
 
 def _times(charge: Charge, rounds: int) -> Charge:

@@ -17,7 +17,10 @@ def table(view: FleetView) -> RenderableType:
     """The fleet for a terminal."""
     parts: list[RenderableType] = [Text.assemble((view.federation, "bold"), "  ", words.summary(view))]
     if view.run is not None:
-        parts += [Text(line) for line in (words.progress(view.run), words.privacy(view.run), words.traffic(view.run))]
+        parts += [
+            Text(line)
+            for line in (words.progress(view.run), words.privacy(view.run, view.lifetime), words.traffic(view.run))
+        ]
     if view.sums is not None:
         parts += [Text(view.sums.server_sees), Text(words.roster(view.sums))]
     if view.rollout is not None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hushfleet.aggregator.results.fleet_timeline import Activity
+from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.plain_json import to_json
 
 Standing = Literal["new", "pending", "enrolled", "blocked", "unlisted"]
@@ -61,6 +62,7 @@ class BoardView:
     :param epsilon: epsilon_server of this task, as the board said with its latest update.
     :param spent: epsilon_server over all tasks and cards of this id, as the aggregator has noted it (`Spending`);
         `limit`: what its card allows. Both at the card's delta.
+    :param undecided: whether `spent` counts the open round, of which the board has not said yet what became.
     :param sent_bytes: of its accepted updates.
     """
 
@@ -87,6 +89,7 @@ class BoardView:
     epsilon: float | None = None
     spent: float | None = None
     limit: float | None = None
+    undecided: bool = False
     sent_bytes: int = 0
     decline: Said | None = None
     refusal: Said | None = None
@@ -95,6 +98,11 @@ class BoardView:
     @property
     def is_there(self) -> bool:
         return self.state in THERE
+
+    @property
+    def is_above_limit(self) -> bool:
+        """Of what is decided: a board declines what would lead above its owner's limit."""
+        return self.spent is not None and self.limit is not None and self.spent > self.limit and not self.undecided
 
     @property
     def is_urgent(self) -> bool:
@@ -202,6 +210,7 @@ class FleetView:
     :param certificates_end, authority_end: when the first of its own certificates ends, and when its authority; None
         where they cannot be read.
     :param sums: None where the task has no secure sums.
+    :param lifetime: of the board that has spent most over all tasks; None: nothing was charged.
     :param problems: of the fleet as a whole; those of boards stand with them.
     """
 
@@ -209,6 +218,7 @@ class FleetView:
     at: float
     boards: tuple[BoardView, ...] = ()
     run: RunView | None = None
+    lifetime: Lifetime | None = None
     aggregator: Process = "unknown"
     service: Process = "unknown"
     strangers: tuple[Stranger, ...] = ()
@@ -234,5 +244,6 @@ class FleetView:
     def to_json(self) -> dict[str, Any]:
         """For `--json`: standard JSON, as in docs/watching.md."""
         counted = {"present": self.present, "pending": len(self.pending), "versions": self.versions}
-        plain: dict[str, Any] = to_json({**asdict(self), **counted})
+        lifetime = {"lifetime": self.lifetime and self.lifetime.model_dump()}
+        plain: dict[str, Any] = to_json({**asdict(self), **lifetime, **counted})
         return plain

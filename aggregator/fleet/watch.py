@@ -43,6 +43,7 @@ from hushfleet.aggregator.fleet.view import (
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.fleet_state import Event, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
+from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.errors import BadInput
 
 LOST_HEARTBEATS = 3
@@ -178,7 +179,9 @@ class FleetWatch:
         for device, (registered, accepted) in sorted(rows.items()):
             view = self._board(device, registered, accepted, seen.get(device), parts)
             if device in spent:
-                view = replace(view, spent=spent[device], limit=self._spending.limit)
+                part = self._course.devices.get(device)
+                undecided = self._course.open_round is not None and part is not None and part.is_open
+                view = replace(view, spent=spent[device], limit=self._spending.limit, undecided=undecided)
             boards.append(
                 with_problems(view, now=now, newest_round=self._course.round, service_runs=service == "running")
             )
@@ -187,6 +190,7 @@ class FleetWatch:
             at=now,
             boards=tuple(boards),
             run=run,
+            lifetime=self._lifetime(spent),
             aggregator=aggregator,
             service=service,
             strangers=tuple(
@@ -206,6 +210,11 @@ class FleetWatch:
             return self._sums.view(self._register)
         except BadInput:  # a task file that is being written by hand
             return None, []
+
+    def _lifetime(self, spent: Mapping[str, float]) -> Lifetime | None:
+        if self._register is None or not spent:
+            return None
+        return self._spending.lifetime(max(spent, key=lambda device: spent[device]), self._register)
 
     def _certificates(self) -> tuple[dict[str, float], float | None]:
         """When those of the fleet itself end, and when its authority; nothing where they cannot be read."""

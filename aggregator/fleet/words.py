@@ -6,7 +6,8 @@ from datetime import date
 
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, Stranger, SumsView
-from hushfleet.aggregator.results.report.words import number, percent, size
+from hushfleet.aggregator.results.report.words import lifetime_words, number, percent, size
+from hushfleet.aggregator.results.result import Lifetime
 
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
@@ -44,12 +45,13 @@ def progress(run: RunView) -> str:
     return f"{run.task}: round {run.open_round} of {run.rounds} is open, {run.answered}{asked} have answered"
 
 
-def privacy(run: RunView) -> str:
-    """What was spent at most, as charged."""
+def privacy(run: RunView, lifetime: Lifetime | None) -> str:
+    """What the board that has spent most has spent, as charged: over all tasks, and in this one."""
     delta = "" if run.delta is None else f" at delta {number(run.delta)}"
+    in_all = "" if lifetime is None else f"{lifetime_words(lifetime)}; "
     return (
-        f"privacy spent, per {run.unit}{delta}: epsilon_server {number(run.epsilon)} (the most of any board, as "
-        f"charged), epsilon_release {number(run.epsilon_release)}"
+        f"privacy spent, the most of any board, as charged: {in_all}in this task, per {run.unit}{delta}: "
+        f"epsilon_server {number(run.epsilon)}, epsilon_release {number(run.epsilon_release)}"
     )
 
 
@@ -136,7 +138,10 @@ def spent(board: BoardView) -> str:
     """`3.2 of 8`: over all tasks, as charged, of what its card allows; or of this task alone."""
     if board.spent is None:
         return "-" if board.epsilon is None else number(board.epsilon)
-    return number(board.spent) if board.limit is None else f"{number(board.spent)} of {number(board.limit)}"
+    if board.is_above_limit:
+        return f"{number(board.spent)}, above its card's {number(board.limit)}"
+    told = number(board.spent) if board.limit is None else f"{number(board.spent)} of {number(board.limit)}"
+    return f"up to {told}" if board.undecided else told
 
 
 def sent(board: BoardView) -> str:

@@ -98,12 +98,13 @@ def privacy_tables(
     waiting = deque(sorted(store.charges(), key=lambda row: row.round))
     spent, table, tables = dict[str, _Spent](), dict[str, PrivacyRow](), []
     for until in rounds:
-        changed = dict[str, _Spent]()
+        changed = dict(spent) if math.isinf(until) else {}
         while waiting and waiting[0].round <= until:
             row = waiting.popleft()
             changed[row.device] = spent.setdefault(row.device, _Spent(row))
             changed[row.device].add(row, released.get(row.round))
-        table = table | {device: each.row(delta, accountant) for device, each in changed.items()}
+        at_end = math.isinf(until)
+        table = table | {device: each.row(delta, accountant, at_end=at_end) for device, each in changed.items()}
         tables.append(dict(sorted(table.items())))
     return tables
 
@@ -118,6 +119,7 @@ class _Spent:
         self._first = first
         self._server, self._release = Counter[tuple[float, float]](), Counter[tuple[float, float]]()
         self._raw = dict[str, None]()
+        self._dearest = first
         self._charged = self._reported_rounds = 0
         self._reported_epsilon = 0.0
 
@@ -126,12 +128,14 @@ class _Spent:
         self._server[row.noise_multiplier, row.sample_rate] += row.steps
         if released is not None:
             self._release[_in_model(row, released), row.sample_rate] += row.steps
+        self._dearest = min(self._dearest, row, key=lambda row: row.noise_multiplier)
         self._raw |= dict.fromkeys(row.raw.splitlines())
         self._charged += 1
         self._reported_rounds = max(self._reported_rounds, row.device_rounds)
         self._reported_epsilon = max(self._reported_epsilon, row.device_epsilon)
 
-    def row(self, delta: float, accountant: Accountant) -> PrivacyRow:
+    def row(self, delta: float, accountant: Accountant, *, at_end: bool) -> PrivacyRow:
+        """:param at_end: also what is told of the end of a run alone."""
         server, release = (
             epsilon((Step(*how, steps) for how, steps in counts.items()), delta=delta, accountant=accountant)
             for counts in (self._server, self._release)
@@ -148,7 +152,20 @@ class _Spent:
             raw_values=raw,
             noised_server=server if raw else None,
             noised_release=release if raw else None,
+            exchange_server=self._exchange(delta, accountant) if at_end else None,
         )
+
+    def _exchange(self, delta: float, accountant: Accountant) -> float | None:
+        """Rounds that the device has charged beyond the accepted ones count as the dearest of these."""
+        counts, unknown = Counter(self._server), self._reported_rounds - self._charged
+        if unknown > 0:
+            counts[self._dearest.noise_multiplier, self._dearest.sample_rate] += unknown * self._dearest.steps
+        if self._raw:
+            return math.inf
+        if accountant == "rdp" and any(rate < 1 for _, rate in counts):
+            return None
+        steps = [Step(*how, count) for how, count in counts.items()]
+        return epsilon(steps, delta=delta, accountant=accountant, adjacency="exchange")
 
 
 def _in_model(row: ChargeRow, released: float) -> float:

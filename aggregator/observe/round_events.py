@@ -9,6 +9,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.config.spec import TaskSpec
 from hushfleet.methods import method_of
 from hushfleet.methods.state import RoundTerms
+from hushfleet.privacy.terms import AS_PUBLISHED
 from hushfleet.wire.format.messages import RoundPlan
 
 
@@ -20,6 +21,8 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
         "method": spec.method,
         "engine": engine,
         "unit": spec.privacy.unit,
+        "accounting": spec.privacy.accounting,
+        **({"note": AS_PUBLISHED} if spec.privacy.accounting == "as-published" else {}),
         "delta": spec.privacy.delta,
         "accountant": spec.privacy.accountant,
         "devices": devices,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.rerun import rerun, versions
 from hushfleet.aggregator.results.result import (
     Details,
+    Lifetime,
     LocalOnly,
     ModelInfo,
     PrivacyRow,
@@ -51,6 +52,7 @@ def record(
     scenario: Path | None = None,
     runtime: str = "",
     sums: SumFacts | None = None,
+    lifetimes: Mapping[str, Lifetime] | None = None,
 ) -> Result:
     """The result of all rounds that are closed.
 
@@ -60,6 +62,7 @@ def record(
     :param scenario: the log of what was done to a simulated fleet.
     :param runtime: what computed the gradients, in a simulation.
     :param sums: who could unmask devices, where the task has secure sums.
+    :param lifetimes: of a fleet: what each of its boards has spent over all tasks.
     """
     task, spec = prepared.task, prepared.spec
     closed = [row for row in store.rounds() if row.metrics is not None and row.closed_at is not None]
@@ -69,6 +72,7 @@ def record(
     *spent, privacy = privacy_tables(
         store, [*(summary.round for summary in summaries), math.inf], delta=delta, accountant=accountant
     )
+    lifetimes = lifetimes or {}
     rows_by_device = [store.updates(row.round) for row in closed]
     accepted_in = {row.round: {u.device for u in rows} for row, rows in zip(closed, rows_by_device, strict=True)}
     uplink, accepted = Counter[str](), Counter[str]()
@@ -109,7 +113,7 @@ def record(
         boards={row.device: row.board for row in store.devices() if row.board},
         rounds=[RoundRow.model_validate(asdict(summary), extra="ignore") for summary in summaries],
         local_only=LocalOnly(),
-        privacy=list(privacy.values()),
+        privacy=[row.model_copy(update={"lifetime": lifetimes.get(row.device)}) for row in privacy.values()],
         details=Details(
             devices=names,
             class_names=list(spec.model.class_names),

@@ -97,9 +97,23 @@ class OwnHead(JsonRecord):
     errors_alone: Count | None = None
 
 
+class Lifetime(JsonRecord):
+    """What one device has spent over all tasks that this aggregator knows, at the delta of the device's own limit.
+
+    :param epsilon_server: for adding or removing, as everywhere; `exchange_server`: for exchanging one for another.
+    """
+
+    epsilon_server: Annotated[Number, Field(ge=0)]
+    exchange_server: Annotated[Number, Field(ge=0)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+
 class PrivacyRow(JsonRecord):
     """What one device has spent at the end of the run, against each adversary.
 
+    :param exchange_server: as epsilon_server, for exchanging one for another; null where the accountant does not know
+        it. What was charged and never accepted is taken for as dear as the dearest round that was.
+    :param lifetime: over all tasks; null outside of a fleet, where the aggregator knows this task alone.
     :param raw_values: what the method sends without noise, in words. Where there are any, both epsilons are infinite.
     :param noised_server: epsilon_server of the noised values alone, which is what a paper's accounting covers; likewise
         `noised_release`. Null where there are no raw values.
@@ -115,6 +129,8 @@ class PrivacyRow(JsonRecord):
     raw_values: list[str] = []
     noised_server: Measured = None
     noised_release: Measured = None
+    exchange_server: Measured = None
+    lifetime: Lifetime | None = None
 
 
 class WireInfo(JsonRecord):

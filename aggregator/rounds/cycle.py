@@ -84,6 +84,14 @@ class RoundCycle:
         if self._charges is not None:
             self._charges.expect(devices)
 
+    def declined(self) -> None:
+        """A device has declined the open round."""
+        if self._charges is not None:
+            try:
+                self._charges.declined()
+            except StoreError as error:  # what was noted before is an upper bound
+                log.warning("%s", error)
+
     def _close(self, now: float) -> bool:
         """Closes the open round, or announces that it goes on otherwise; True if it is closed."""
         engine, before = self._engine, self._engine.plan

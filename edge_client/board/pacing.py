@@ -129,8 +129,10 @@ class PacedStore(DeviceStore):
             self._pacer.wait(written_bytes / (self._write_mb_s * 1e6))
 
 
-def open_store(path: Path, *, device: str, simulation: SimulationSection | None, pacer: Pacer) -> DeviceStore:
+def open_store(
+    path: Path, *, device: str, simulation: SimulationSection | None, pacer: Pacer, in_fleet: bool = False
+) -> DeviceStore:
     """A device's store, raising as `DeviceStore` does. In the field it is synced, in a simulation it may be slow."""
     if simulation is None:
-        return DeviceStore(path, device=device)
+        return DeviceStore(path, device=device, in_fleet=in_fleet)
     return PacedStore(path, device=device, durable=simulation.durable, pacer=pacer, write_mb_s=simulation.write_mb_s)

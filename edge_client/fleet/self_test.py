@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.storage.store_file import is_there, way_on
 from hushfleet.errors import HushfleetError, StoreError
 from hushfleet.model.params import ParamLayout
 
@@ -68,7 +69,7 @@ def _compute() -> None:
 
 def _read_store(folder: Path, store_path: Path, *, device: str) -> DeviceStore | None:
     drop_copy(folder)
-    if not store_path.exists():
+    if not is_there(store_path, way_on=way_on(store_path, device=device, in_fleet=True)):
         return None
     copy = folder / "trial.sqlite"
     try:

@@ -23,9 +23,8 @@ LONGEST_WAIT_S = 900.0  # an aggregator that comes back says so, and is asked at
 
 _ADVICE = (
     "So this store is an old copy that was put back, or another client uses a copy of it. To train on would noise an "
-    "update a second time and charge too little, so this device has stopped for good. Move the state_dir away, give "
-    "the device a new id and certificate, and count what the old id has spent as spent by the same data, the rounds "
-    "that this store lacks included: docs/field.md, 'A restored or copied store'"
+    "update a second time and charge too little, so this device has stopped for good. The rounds that this store lacks "
+    "are spent, too (docs/field.md, 'A restored or copied store'). What to do: "
 )
 
 _log = logging.getLogger("hushfleet.edge")
@@ -111,7 +110,7 @@ class StoreCheck:
 
     def stop(self, finding: str) -> NoReturn:
         """Stores why, and raises `CopiedStore`."""
-        reason = f"{finding}. {_ADVICE}"
+        reason = f"{finding}. {_ADVICE}{self._store.way_on}"
         try:
             self._store.stop_for_good(reason)
         except StoreError as error:  # it will be found out again

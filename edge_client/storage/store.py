@@ -6,8 +6,9 @@ update would average out, and an update without its ledger entry would make epsi
 crash either all three rows are there or none is.
 
 The file also holds the device's key, the aggregator's pinned key, the session counter and the blobs of
-the current task. A damaged file is reported and never replaced, because an empty ledger would be a false one. A file
-that was found to be an old copy keeps that finding, and is opened for inspection only.
+the current task. A file that is damaged, or gone from beside what else a client writes, is reported and never replaced,
+because an empty ledger would be a false one. A file that was found to be an old copy keeps that finding, and is opened
+for inspection only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +32,16 @@ from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.roster_mark import RosterMark
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store_file import (
-    ADVICE,
     SCHEMA_VERSION,
-    StoreLock,
+    advice,
     bring_up_to_date,
     connect,
-    create_if_absent,
+    create,
+    held,
+    is_there,
+    way_on,
 )
-from hushfleet.errors import CopiedStore, LedgerError, Malformed, StoreError
+from hushfleet.errors import CopiedStore, LedgerError, LostStore, Malformed, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.privacy.mechanism import Charge
@@ -58,10 +62,11 @@ class DeviceStore:
     :param device: the device's id; a store that belongs to another device is refused.
     :param durable: False only in simulations: commits are then atomic but not synced to the disk.
     :param inspect: open an existing store beside a running client, to read only.
+    :param in_fleet: whether an operator can give the device a new card; it changes what errors advise.
     :param identity: FOR SIMULATION ONLY: the key of a store that is created now; by default a random one.
 
-    Raises `StoreError` with advice when the file is locked, corrupt or not writable, and `CopiedStore` where it was
-    found out that there is, or was, another copy of it.
+    Raises `StoreError` with advice when the file is locked, corrupt or not writable, `LostStore` where the ledger is
+    gone or damaged, and `CopiedStore` where it was found out that there is, or was, another copy of it.
     """
 
     def __init__(
@@ -71,17 +76,20 @@ class DeviceStore:
         device: str,
         durable: bool = True,
         inspect: bool = False,
+        in_fleet: bool = False,
         identity: Identity | None = None,
     ) -> None:
         self.path = Path(path)
         self.device = device
+        self.way_on = way_on(self.path, device=device, in_fleet=in_fleet)
+        """What a person does where this store must not be used."""
+        self._advice = advice(self.way_on)
         try:
             with ExitStack() as opened:
                 if not inspect:
-                    self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    opened.callback(StoreLock(self.path).release)
-                    create_if_absent(self.path, device=device, durable=durable, identity=identity)
-                elif not self.path.exists():
+                    made = partial(create, device=device, durable=durable, identity=identity)
+                    opened.enter_context(held(self.path, made, way_on=self.way_on, durable=durable))
+                elif not is_there(self.path, way_on=self.way_on):
                     raise StoreError(f"there is no store at {self.path} yet; start the client once")
                 self._connection = opened.enter_context(closing(connect(self.path)))
                 self.identity = self._check(inspect=inspect)
@@ -93,8 +101,10 @@ class DeviceStore:
                 self._opened = opened.pop_all()
         except OSError as error:
             raise StoreError(f"the store {self.path} cannot be opened: {error}") from error
+        except sqlite3.OperationalError as error:  # the disk's, which may read again later
+            raise StoreError(f"the store {self.path} is damaged or not readable: {error}. {self._advice}") from error
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the second where SQLite's message quotes damaged text
-            raise StoreError(f"the store {self.path} is damaged or not readable: {error}. {ADVICE}") from error
+            raise LostStore(f"the store {self.path} is damaged: {error}. {self._advice}") from error
 
     def close(self) -> None:
         self._opened.close()
@@ -361,7 +371,7 @@ class DeviceStore:
             return None
         data, digest, *more = row
         if data is not None and hashlib.sha256(data).digest() != digest:
-            raise StoreError(f"the update of round {round} in {self.path} is damaged. {ADVICE}")
+            raise StoreError(f"the update of round {round} in {self.path} is damaged. {self._advice}")
         return OutboxEntry(task, round, data or b"", digest, *more)
 
     def waiting(self) -> list[tuple[str, int]]:
@@ -424,7 +434,9 @@ class DeviceStore:
     def _fact(self, name: str) -> bytes | None:
         row = self._row("SELECT value FROM facts WHERE name = ?", name)
         if row is not None and not isinstance(row[0], bytes):  # one bit of the file makes bytes a text
-            raise StoreError(f"the store {self.path} is damaged: its {name} is a {type(row[0]).__name__}. {ADVICE}")
+            raise LostStore(
+                f"the store {self.path} is damaged: its {name} is a {type(row[0]).__name__}. {self._advice}"
+            )
         return None if row is None else row[0]
 
     def _set_facts(self, purpose: str, /, **facts: bytes | None) -> None:
@@ -440,7 +452,7 @@ class DeviceStore:
         try:
             return self._connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise StoreError(f"the store {self.path} cannot be read: {error}. {ADVICE}") from error
+            raise StoreError(f"the store {self.path} cannot be read: {error}. {self._advice}") from error
 
     def _row(self, query: str, *values: str | int | bytes) -> tuple[Any, ...] | None:
         return next(iter(self._rows(query, *values)), None)
@@ -451,7 +463,7 @@ class DeviceStore:
         try:
             yield
         except (Malformed, ValueError, TypeError) as error:
-            raise StoreError(f"the {what} in {self.path} is damaged: {error}. {ADVICE}") from error
+            raise StoreError(f"the {what} in {self.path} is damaged: {error}. {self._advice}") from error
 
     @contextmanager
     def _transaction(self, purpose: str) -> Iterator[None]:

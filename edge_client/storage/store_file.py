@@ -12,20 +12,32 @@ import hashlib
 import os
 import sqlite3
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hushfleet.atomic_file import sync_folder
 from hushfleet.edge_client.storage import answers
-from hushfleet.errors import StoreError
+from hushfleet.errors import LostStore, StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
 
 SCHEMA_VERSION = b"3"
 OLDEST_SCHEMA = b"1"  # that `bring_up_to_date` begins with
-ADVICE = (
-    "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count too "
-    "little: move the state_dir away, give the device a new id, and count its old privacy loss as spent"
+REMNANTS = (
+    "waiting.json",
+    "data.txt",
+    "training.txt",
+    "tls.key",
+    "tls.pem",
+    "update.json",
+    "trial.sqlite",
 )
+"""What a client writes into its state directory once it has a store.
+
+A card's `enrol.token` comes before, and so may `incoming` and `healthy`, of a release that is tried before the first
+start.
+"""
+_SUFFIXES = ("-wal", "-shm", "-journal")  # SQLite's
 
 # A simulation writes thousands of stores. Larger pages make a model's bytes cheaper, and each of the fifteen tables and
 # indexes has at least one. A board keeps SQLite's small ones: most of its commits change a few bytes, and flash wears.
@@ -52,7 +64,10 @@ CREATE TABLE outbox (
 
 
 class StoreLock:
-    """Held as long as the process lives; the kernel releases it after any death. Raises `StoreError`."""
+    """Held as long as the process lives; the kernel releases it after any death. Raises `StoreError`.
+
+    Its file is empty until there is a store: after a first start that was cut off it is, and beside a lost store not.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -65,7 +80,13 @@ class StoreLock:
                 f"the store {path} is in use by another process (pid {owner}); "
                 "stop that client, or give this one its own state_dir"
             ) from error
+
+    def claim(self, *, durable: bool) -> None:
+        """Notes who holds it, and that there is a store; called when the store is on the disk. Raises `OSError`."""
+        first = os.fstat(self._fd).st_size == 0
         os.pwrite(self._fd, str(os.getpid()).ljust(32).encode(), 0)  # truncating takes milliseconds
+        if first and durable:
+            os.fsync(self._fd)
 
     def release(self) -> None:
         os.close(self._fd)
@@ -85,15 +106,62 @@ def connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
 
 
-def create_if_absent(path: Path, *, device: str, durable: bool, identity: Identity | None) -> None:
-    """A new store with an empty ledger and a new key, or the given one.
+def way_on(path: Path, *, device: str, in_fleet: bool) -> str:
+    """What a person does where the store must not be used, or is gone."""
+    if in_fleet:
+        return (
+            f"on the operator's machine run `hushfleet fleet renew DIR {device} --new-card`, so that the next card "
+            f"counts what was spent; then write the card anew with `hushfleet flash`, or move {path.parent} away on "
+            "the board and use `hushfleet push`"
+        )
+    return (
+        f"move {path.parent} away, give the device a new id, and count what the old id has spent as spent: lower "
+        "limits.epsilon_server by it (result.json of each aggregator lists it)"
+    )
+
+
+def advice(way_on: str) -> str:
+    return (
+        "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count "
+        f"too little: {way_on}"
+    )
+
+
+def is_there(path: Path, *, way_on: str) -> bool:
+    """False before the first start. Raises `LostStore` where the store is empty, or gone from beside its remnants."""
+    if path.exists():
+        if path.stat().st_size == 0:
+            raise LostStore(f"the store {path} is damaged: it is empty. {advice(way_on)}")
+        return True
+    beside = [*(_beside(path, suffix) for suffix in _SUFFIXES), *(path.with_name(name) for name in REMNANTS)]
+    found = [each.name for each in beside if each.exists()]
+    lock = _beside(path, ".lock")
+    if lock.exists() and lock.stat().st_size:
+        found.append(lock.name)
+    if found:
+        raise LostStore(f"the store {path} is gone, and beside it is still {', '.join(found)}. {advice(way_on)}")
+    return False
+
+
+@contextlib.contextmanager
+def held(path: Path, create: Callable[[Path], None], *, way_on: str, durable: bool) -> Iterator[None]:
+    """The store's file, which is made at the first start, belongs to this process inside.
 
     Raises `StoreError`, `OSError` or `sqlite3.Error`.
     """
-    if path.exists():
-        return
-    if _beside(path, "-wal").exists():
-        raise StoreError(f"{path} is gone, but its write-ahead log is still there. {ADVICE}")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = StoreLock(path)
+    try:
+        if not is_there(path, way_on=way_on):
+            create(path)
+        lock.claim(durable=durable)
+        yield
+    finally:
+        lock.release()
+
+
+def create(path: Path, *, device: str, durable: bool, identity: Identity | None) -> None:
+    """A new store with an empty ledger and a new key, or the given one. Raises `OSError` or `sqlite3.Error`."""
     fresh = _beside(path, ".new")
     for leftover in (fresh, _beside(fresh, "-journal")):
         leftover.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from typing import Any
 import msgpack
 
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
-from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.terms import Accountant
 
@@ -257,12 +257,20 @@ class Ledger(LedgerView):
         return hashlib.sha256(_GENESIS + self.device.encode()).digest()
 
 
-def epsilon_server_of(charges: Sequence[Charge], *, delta: float, accountant: Accountant = "exact") -> float:
+def epsilon_server_of(
+    charges: Sequence[Charge],
+    *,
+    delta: float,
+    accountant: Accountant = "exact",
+    adjacency: Adjacency = "add-or-remove",
+) -> float:
     """What `Ledger.epsilon_server` says of these charges, wherever they are noted."""
-    return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta, accountant)
+    return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta, accountant, adjacency)
 
 
-def _epsilon_of(charges: Sequence[Charge], delta: float, accountant: Accountant) -> float:
+def _epsilon_of(
+    charges: Sequence[Charge], delta: float, accountant: Accountant, adjacency: Adjacency = "add-or-remove"
+) -> float:
     """Of the noised values that these charges stand for."""
     to_records = any(charge.unit == "record" for charge in charges)
     steps = [
@@ -273,7 +281,7 @@ def _epsilon_of(charges: Sequence[Charge], delta: float, accountant: Accountant)
         )
         for charge in charges
     ]
-    return epsilon(steps, delta=delta, accountant=accountant)
+    return epsilon(steps, delta=delta, accountant=accountant, adjacency=adjacency)
 
 
 def _fields(task: str, round: int, charge: Charge, payload_digest: bytes) -> tuple[Any, ...]:

@@ -10,3 +10,8 @@ Accountant = Literal["exact", "rdp"]
 Trust = Literal["local", "secure-sum", "as-published"]
 TRUST: dict[Accounting, Trust] = {"strict": "local", "secure": "secure-sum", "as-published": "as-published"}
 """Whom a device must trust, in words for people: nobody; enough of the other devices; or as the paper has it."""
+AS_PUBLISHED = (
+    'accounting = "as-published" repeats a paper: against the server, which sees each update, epsilon may be many '
+    'times what the task asks for, or infinite; "strict" keeps it'
+)
+"""What a run of such a task says at its start."""

@@ -37,7 +37,7 @@ def make_task(**sections: dict[str, Any] | int) -> Task:
         "seed": 7,
         "model": {"name": "digits-cnn"},
         "method": {"name": "fedglp-adp", "learning_rate": 0.005, "local_epochs": 1},
-        "privacy": {"clip_norm": 2.0, "noise_multiplier": 0.3},
+        "privacy": {"accounting": "as-published", "clip_norm": 2.0, "noise_multiplier": 0.3},
         "data": {
             "name": "digits",
             "devices": DEVICES,

@@ -15,7 +15,9 @@ import typer
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app, main
+from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.aggregator.results.result import Result
+from hushfleet.privacy.terms import AS_PUBLISHED
 
 pytestmark = pytest.mark.slow
 
@@ -168,12 +170,27 @@ def test_a_lean_run_says_that_bytes_were_not_counted(
     code, out, err = typed(capsys, monkeypatch, *words, "--out", "lean")
     assert code == 0, err
     assert "sent up bytes not counted" in " ".join(out.split())
+    assert AS_PUBLISHED not in " ".join(out.split())
     assert "<h2>Bytes per round" not in Path("lean/report.html").read_text()
     models = sorted(path.name for path in Path("lean/models").iterdir())
     assert models == ["device-0.onnx", "device-1.onnx", "device-2.onnx", "global.onnx"]
     code, _, err = typed(capsys, monkeypatch, *words[:-1], "--out", "lean", "--resume")
     assert code == 2
     assert "was begun with --lean; go on with it with --lean" in " ".join(err.split())
+
+
+def test_a_run_that_repeats_a_paper_says_so_at_its_start(
+    task_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the terminal, in the log and in the report."""
+    words = ["simulate", str(task_file), "--workers", "1", "--no-local-only", "--lean", "--out", "paper"]
+    code, out, err = typed(capsys, monkeypatch, *words, "--set", "privacy.accounting=as-published")
+    assert code == 0, err
+    said = " ".join(out.split())
+    assert said.index(AS_PUBLISHED) < said.index("gradients by")
+    begun = next(iterate_events(Path("paper/aggregator/events.jsonl")))
+    assert (begun["accounting"], begun["note"]) == ("as-published", AS_PUBLISHED)
+    assert "Trust model as-published" in Path("paper/report.html").read_text()
 
 
 def test_an_interrupted_run_says_what_to_type(

@@ -49,13 +49,15 @@ def prepared_digits(run_id: str, *, method: str = "dp-fedavg") -> PreparedTask:
 class Board:
     """A device with its state directory; `stopped` is why it stopped for good."""
 
-    def __init__(self, bench: Whole, name: str, state_dir: Path) -> None:
+    def __init__(self, bench: Whole, name: str, state_dir: Path, epsilon_server: float) -> None:
         self.name, self.state_dir = name, state_dir
         self.config = DeviceConfig(
             device=DeviceSection(name, str(state_dir), federation=bench.federation),
             broker=BrokerSection("mqtt://localhost"),
             data=DataSection("arrays", str(bench.samples)),
-            limits=LimitsSection(epsilon_server=1000.0, memory_mib=500, accounting=bench.accounting, min_devices=2),
+            limits=LimitsSection(
+                epsilon_server=epsilon_server, memory_mib=500, accounting=bench.accounting, min_devices=2
+            ),
         )
         self.stopped: Exception | None = None
         self.store = DeviceStore(self.config.store_path, device=name, durable=False)
@@ -124,8 +126,9 @@ class Whole:
         while self._stores:
             self._stores.pop().close()
 
-    def board(self, name: str, state_dir: Path | None = None) -> Board:
-        board = Board(self, name, state_dir or self.folder / name)
+    def board(self, name: str, state_dir: Path | None = None, *, epsilon_server: float = 1000.0) -> Board:
+        """:param epsilon_server: its owner's limit."""
+        board = Board(self, name, state_dir or self.folder / name, epsilon_server)
         self.boards.append(board)
         return board
 

@@ -16,6 +16,7 @@ from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
     answer,
     judge,
+    lifetime_answer,
     own_head_answer,
     privacy_answer,
     trade_answer,
@@ -44,7 +45,13 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
     sentences = [
         answer(result, headline),
         own_head_answer(result),
-        f"{privacy_answer(headline, devices=result.devices)} {trust_answer(result)}",
+        " ".join(
+            [
+                lifetime_answer(result, headline),
+                privacy_answer(headline, devices=result.devices),
+                trust_answer(result),
+            ]
+        ).strip(),
         trade_answer(result, headline),
     ]
     parts = [

@@ -37,7 +37,7 @@ from hushfleet.aggregator.results.report.verdict import (
     Headline,
     seen_by_server,
 )
-from hushfleet.aggregator.results.report.words import codec, from_to, number, points, size
+from hushfleet.aggregator.results.report.words import LIFETIME, codec, from_to, number, points, size
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WirePoint
 from hushfleet.privacy.terms import TRUST
 
@@ -322,9 +322,10 @@ def labels(result: Result) -> Section | None:
 
 def fleet(result: Result) -> Section:
     detail, ledger = result.details, {row.device: row for row in result.privacy}
-    ids = detail.devices or list(ledger)
+    ids, known = detail.devices or list(ledger), any(row.lifetime for row in result.privacy)
     head = (
-        "device", "board", "accepted", "charged", "sent up", "epsilon_server", "epsilon_release", "refused", "declined"
+        "device", "board", "accepted", "charged", "sent up", *([LIFETIME] if known else []), "epsilon_server",
+        "epsilon_release", "refused", "declined",
     )  # fmt: skip
     lines = []
     for n, device in enumerate(ids):
@@ -336,6 +337,7 @@ def fleet(result: Result) -> Section:
                 str(detail.rounds_accepted[n]) if detail.rounds_accepted else DASH,
                 str(row.rounds_charged if row else 0) if ledger else DASH,
                 size(detail.uplink_bytes[n]) if any(detail.uplink_bytes) else DASH,
+                *([number(row.lifetime.epsilon_server if row and row.lifetime else None)] if known else []),
                 number(row.epsilon_server if row else 0) if ledger else DASH,
                 number(row.epsilon_release if row else 0) if ledger else DASH,
                 _codes(detail.refusals.get(device)) + (f"; own fault in {faults} rounds" if faults else ""),

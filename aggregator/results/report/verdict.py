@@ -26,8 +26,8 @@ from hushfleet.aggregator.results.gains import (
     shared_model,
     worse_than_alone,
 )
-from hushfleet.aggregator.results.report.words import gained, number, percent, percent_up, size
-from hushfleet.aggregator.results.result import Result, SumsInfo, SweepPoint, WirePoint
+from hushfleet.aggregator.results.report.words import gained, lifetime_words, number, percent, percent_up, size
+from hushfleet.aggregator.results.result import Lifetime, Result, SumsInfo, SweepPoint, WirePoint
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.terms import TRUST, Trust
 
@@ -64,6 +64,8 @@ class Headline:
     :param common: on the common test set; `local`: on each device's own data.
     :param epsilon_server: the worst device's; likewise `epsilon_release`, and `delta` is the largest.
     :param unit: `device` or `record`: what the epsilons protect.
+    :param exchange_server: the worst device's, for exchanging one for another.
+    :param lifetime: of the device that has spent most over all tasks; None where it is not known.
     :param raw_values: what leaves a device without noise, in words. Both epsilons are infinite then, and
         `noised_server` and `noised_release` are what the noised values alone cost.
     """
@@ -76,6 +78,8 @@ class Headline:
     raw_values: tuple[str, ...]
     noised_server: float | None
     noised_release: float | None
+    exchange_server: float | None = None
+    lifetime: Lifetime | None = None
 
     @property
     def common(self) -> Comparison:
@@ -86,10 +90,12 @@ class Headline:
         return self.rows[1][1]
 
     @property
-    def epsilons(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """The two numbers with their names, for people."""
+    def epsilons(self) -> tuple[tuple[str, str], ...]:
+        """The two numbers of this task with their names, for people; before them what was spent over all tasks."""
+        exchange = "" if self.exchange_server is None else f" (exchange {number(self.exchange_server)})"
         return (
-            ("epsilon_server", _with_noised(self.epsilon_server, self.noised_server)),
+            *([] if self.lifetime is None else [("spent in all", lifetime_words(self.lifetime))]),
+            ("epsilon_server", _with_noised(self.epsilon_server, self.noised_server) + exchange),
             ("epsilon_release", _with_noised(self.epsilon_release, self.noised_release)),
         )
 
@@ -112,6 +118,10 @@ def judge(result: Result) -> Headline:
         raw_values=tuple(dict.fromkeys(words for row in privacy for words in row.raw_values)),
         noised_server=_largest(row.noised_server for row in privacy),
         noised_release=_largest(row.noised_release for row in privacy),
+        exchange_server=_largest(row.exchange_server for row in privacy),
+        lifetime=max(
+            (row.lifetime for row in privacy if row.lifetime), key=lambda each: each.epsilon_server, default=None
+        ),
     )
 
 
@@ -185,8 +195,22 @@ def own_head_answer(result: Result) -> str:
     return text
 
 
+def lifetime_answer(result: Result, headline: Headline) -> str:
+    """What devices have spent in all, or where a person finds it; empty for simulations, of which each is one task."""
+    if headline.lifetime is not None:
+        return f"The board that has spent most stands at {lifetime_words(headline.lifetime)}."
+    if result.engine != "field" or not result.privacy:
+        return ""
+    return (
+        "These epsilons are of this task. What boards have spent in other tasks is not known to this aggregator: "
+        "`hushfleet-edge status DEVICE.toml` on a board says it."
+    )
+
+
 def trust_answer(result: Result) -> str:
-    """Who must be trusted for epsilon_server to hold."""
+    """Who must be trusted for epsilon_server to hold; empty without noise, which promises nothing."""
+    if not result.noise_multiplier:
+        return ""
     trust = result.trust or TRUST[result.accounting]
     words = f"Trust model {trust}: {_TRUSTS[trust]}."
     return f"{words} {seen_by_server(result.sums)}" if trust == "secure-sum" else words
@@ -279,6 +303,7 @@ def further_answers(result: Result, headline: Headline) -> list[str]:
     """What is said after `answer`: own heads, privacy, trust, and both at once."""
     told = (
         own_head_answer(result),
+        lifetime_answer(result, headline),
         privacy_answer(headline, devices=result.devices),
         trust_answer(result),
         trade_answer(result, headline),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from hushfleet.aggregator.results.gains import Gain
-from hushfleet.aggregator.results.result import WireInfo
+from hushfleet.aggregator.results.result import Lifetime, WireInfo
 
 NOT_MEASURED = "not measured"
 NARROW = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
+LIFETIME = "over all tasks known to this aggregator"
 
 
 def number(value: float | None) -> str:
@@ -21,6 +22,14 @@ def number(value: float | None) -> str:
     size = abs(float(f"{value:.3g}"))  # as it is shown: 99.96 is 100
     form = ",.0f" if size >= 100 else ".1f" if size >= 10 else ".3g" if size >= 0.01 or size == 0 else ".2g"
     return f"{value:{form}}".replace("-", MINUS, 1) if value < 0 else f"{value + 0.0:{form}}"
+
+
+def lifetime_words(lifetime: Lifetime) -> str:
+    """The same in the report, on the terminal and on a fleet's page."""
+    return (
+        f"epsilon_server {number(lifetime.epsilon_server)} (exchange {number(lifetime.exchange_server)}) {LIFETIME}, "
+        f"at delta {number(lifetime.delta)}"
+    )
 
 
 def percent(value: float | None) -> str:

@@ -179,7 +179,7 @@ def check_delta(delta: float, units: int, *, as_published: bool = False) -> list
     if delta > limit and not as_published:
         raise PrivacyError(
             f"delta {delta:g} is above 1/{units} = {limit:g}: it would allow one of the {units} units to be "
-            f"published outright; use at most {limit / 10:g}, or ask for the paper's setting as published"
+            f"published outright; use at most {limit / 10:g}"
         )
     if delta > limit / 10:
         return [

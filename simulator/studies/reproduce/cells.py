@@ -33,6 +33,8 @@ from hushfleet.simulator.studies.reproduce.recipe import (
 from hushfleet.user_files import user_data_dir
 
 ALL_COLUMNS = "all"
+AS_A_PAPER = {"accounting": "as-published"}
+"""Of cells whose recipe does not say it: what such a task meant when the committed results were run."""
 AnyAxis = TypeVar("AnyAxis", bound=Axis)
 
 
@@ -115,7 +117,7 @@ class Cell:
         # What the committed results were run with: a digest stands for the same run whatever the defaults become.
         plain["wire"] = {"step": 0.5, "downlink": "full", **plain.get("wire", {})}
         # The papers, too, found their noise and print their epsilons by Rényi accountants.
-        plain["privacy"] = {"accountant": "rdp", **plain.get("privacy", {})}
+        plain["privacy"] = {"accountant": "rdp", **AS_A_PAPER, **plain.get("privacy", {})}
         return parse_task(plain, where=self.key)
 
     @property

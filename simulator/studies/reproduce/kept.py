@@ -20,7 +20,7 @@ from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.models import get_model
 from hushfleet.plain_json import from_json, to_json
-from hushfleet.simulator.studies.reproduce.cells import Cell
+from hushfleet.simulator.studies.reproduce.cells import AS_A_PAPER, Cell
 from hushfleet.simulator.studies.reproduce.recipe import LAST_ROUNDS, Metric, Window
 
 SCHEMA = 1
@@ -66,7 +66,8 @@ class KeptCell:
         """What the cell's method sends without noise, in words; see `Cost.raw`."""
         if not self.uplink_bytes:  # each device was alone
             return ()
-        task = parse_task(copy.deepcopy(self.task), where=self.cell)
+        plain = copy.deepcopy(self.task)
+        task = parse_task(plain | {"privacy": {**AS_A_PAPER, **plain.get("privacy", {})}}, where=self.cell)
         section = task.privacy
         privacy = PrivacySpec(
             section.unit,

@@ -98,12 +98,14 @@ def test_masked_values_belong_to_secure_sums() -> None:
         task(wire={"codec": "masked"})
 
 
-def test_the_defaults_are_the_papers() -> None:
+def test_the_defaults_are_the_papers_but_for_the_accounting() -> None:
     short = task()
+    assert short.privacy.accounting == "strict"
     assert short.round.rounds == 20
     assert short.data.devices == 10
     assert short.privacy.clip_norm == 0.5
-    assert short.delta == 0.1
+    assert short.delta == pytest.approx(0.01)
+    assert task(privacy={"accounting": "as-published"}).delta == 0.1
     assert (short.method.config().batch_size, short.method.config().learning_rate) == (16, 1e-3)
     # No multiplier and no epsilon is no noise.
     assert short.privacy_spec().noise_multiplier == 0.0
@@ -204,7 +206,7 @@ def test_user_level_epsilon_gives_the_published_multiplier(target: float, publis
 
     Ours is the smallest that keeps to it, so it is below by what that tolerance allows: 0.0055 at most.
     """
-    privacy = {"epsilon": target, "delta": 0.1, "accountant": "rdp"}
+    privacy = {"accounting": "as-published", "epsilon": target, "delta": 0.1, "accountant": "rdp"}
     found = task(privacy=privacy, round={"rounds": 20}).privacy_spec().noise_multiplier
     assert target - 0.01 < epsilon([Step(published, 1.0, 20)], delta=0.1, accountant="rdp") <= target
     assert epsilon([Step(found, 1.0, 20)], delta=0.1, accountant="rdp") == pytest.approx(target, abs=1e-4)
@@ -223,13 +225,17 @@ def test_the_accountant_finds_the_noise_and_travels() -> None:
 
 def test_pooled_sampling_gives_feddpas_multiplier() -> None:
     pooled = {"epsilon": 2, "delta": 0.1, "reading": "pooled-sampling", "accountant": "rdp"}
-    published = task(privacy=pooled, round={"rounds": 20}, data={"name": "fashion-mnist", "devices": 10})
+    published = task(
+        privacy={**pooled, "accounting": "as-published"},
+        round={"rounds": 20},
+        data={"name": "fashion-mnist", "devices": 10},
+    )
     assert published.privacy_spec(train_samples=60_000).noise_multiplier == pytest.approx(0.433, abs=1e-3)
 
 
 def test_pooled_sampling_counts_every_batch_of_every_device() -> None:
     chosen = task(
-        privacy={"epsilon": 3.0, "delta": 0.05, "reading": "pooled-sampling"},
+        privacy={"accounting": "as-published", "epsilon": 3.0, "delta": 0.05, "reading": "pooled-sampling"},
         method={"batch_size": 10, "local_epochs": 2},
         round={"rounds": 3},
         data={"devices": 4},
@@ -240,15 +246,46 @@ def test_pooled_sampling_counts_every_batch_of_every_device() -> None:
 
 
 def test_pooled_sampling_needs_the_number_of_records() -> None:
+    chosen = task(privacy={"accounting": "as-published", "epsilon": 2, "reading": "pooled-sampling"})
     with pytest.raises(BadInput, match=r"pooled-sampling.*give privacy.noise_multiplier"):
-        task(privacy={"epsilon": 2, "reading": "pooled-sampling"}).privacy_spec()
+        chosen.privacy_spec()
 
 
 def test_a_given_multiplier_is_taken_as_it_is_and_delta_follows_the_fleet() -> None:
     spec = task(privacy={"noise_multiplier": 0.3}, data={"devices": 40}).privacy_spec()
-    assert (spec.noise_multiplier, spec.delta) == (0.3, 1 / 40)
-    assert task(data={"devices": 1}).delta == 0.5
+    assert (spec.noise_multiplier, spec.delta) == (0.3, pytest.approx(0.1 / 40))
+    published = {"accounting": "as-published"}
+    assert task(privacy=published, data={"devices": 40}).delta == 1 / 40
+    assert task(privacy=published, data={"devices": 1}).delta == 0.5
     assert task(privacy={"delta": 1e-5}).delta == 1e-5
+
+
+def test_who_says_nothing_gets_the_epsilon_that_was_asked_for() -> None:
+    """The task of docs/python.md: as 0.3.0 took it, the server's epsilon was 60."""
+    asked = {"privacy": {"epsilon": 8, "clip_norm": 1.0}, "method": {"name": "dp-fedavg"}, "data": {"devices": 10}}
+    as_it_was = task(**{**asked, "privacy": {**asked["privacy"], "accounting": "as-published"}}).privacy_spec()
+    strict = task(**asked).privacy_spec()
+    spent = [
+        epsilon([Step(spec.noise_multiplier / math.sqrt(spec.noise_split), 1.0, 20)], delta=spec.delta)
+        for spec in (as_it_was, strict)
+    ]
+    assert spent == pytest.approx([60.06, 8.0], abs=0.01)
+    assert (strict.accounting, strict.noise_split) == ("strict", 1)
+
+
+@pytest.mark.parametrize(
+    "privacy", [{"epsilon": 2, "delta": 0.2}, {"epsilon": 2, "reading": "client-sampling"}], ids=["delta", "reading"]
+)
+def test_what_only_a_paper_does_says_what_to_write(privacy: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=r'to repeat a paper .*write privacy.accounting = "as-published"'):
+        task(privacy=privacy)
+    assert task(privacy={**privacy, "accounting": "as-published"}).privacy.epsilon == 2
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_runs_strict(name: str) -> None:
+    spec = task(method={"name": name}, privacy={"noise_multiplier": 1.0}).privacy_spec()
+    assert (spec.accounting, spec.noise_split) == ("strict", 1)
 
 
 # what is refused, and how it is said

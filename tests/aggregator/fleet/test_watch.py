@@ -25,6 +25,7 @@ from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.report.words import lifetime_words, number
 from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -247,6 +248,32 @@ def test_what_was_spent_is_what_was_charged(desk: Desk) -> None:
     first, second, third = desk.view().boards
     assert (first.spent, first.limit) == (epsilon([Step(2.0, 1.0, 3)], delta=1e-4), 8.0)
     assert (second.spent, third.spent) == (math.inf, None)
+
+
+def test_terminal_and_json_say_first_what_was_spent_in_all(desk: Desk) -> None:
+    charge = pack(Charge("device", "add-or-remove", "gaussian", 2.0))
+    with DeviceRegister(desk.folder.aggregator) as register:
+        for round in (1, 2):
+            register.note_charges("t-0", round, {"board-1": charge, "board-2": charge}, certain=True)
+        register.note_charges("t-1", 2, {"board-2": charge}, certain=False)
+    with run_events(desk.folder) as log:
+        log.write("round_open", round=2, cohort=["board-1", "board-2"])
+        log.write("decline", round=2, device="board-1", code="budget", reason="it would spend 9 of 8")
+        view = desk.view()
+    most = epsilon([Step(2.0, 1.0, 3)], delta=1e-5)
+    assert [(board.spent, board.undecided) for board in view.boards[:2]] == [
+        (epsilon([Step(2.0, 1.0, 2)], delta=1e-5), False),
+        (most, True),
+    ]
+    assert words.spent(view.boards[1]).startswith(f"up to {number(most)}")
+    assert view.lifetime is not None
+    exchange = epsilon([Step(2.0, 1.0, 3)], delta=1e-5, adjacency="exchange")
+    assert (view.lifetime.epsilon_server, view.lifetime.exchange_server) == (most, exchange)
+    assert view.to_json()["lifetime"] == {"epsilon_server": most, "exchange_server": exchange, "delta": 1e-5}
+    shown = io.StringIO()
+    Console(file=shown, width=400).print(table(view))
+    said = lifetime_words(view.lifetime)
+    assert shown.getvalue().index(said) < shown.getvalue().index("in this task, per device")
 
 
 def test_what_was_spent_changes_with_the_charges_and_not_with_their_number_alone(desk: Desk) -> None:

@@ -30,7 +30,7 @@ def digits_task(**sections: Any) -> Task:
         "seed": 3,
         "model": {"name": "digits-cnn"},
         "method": {"name": "fedglp-adp", "gamma": 0.3},
-        "privacy": {"noise_multiplier": 1.5},
+        "privacy": {"accounting": "as-published", "noise_multiplier": 1.5},
         "data": {"name": "digits", "devices": 4},
         "round": {"rounds": 7},
     }

@@ -305,14 +305,6 @@ def test_a_damaged_file_is_reported_and_left_as_it_is(path: Path, damage: str) -
     assert path.read_bytes() == data
 
 
-def test_a_store_that_vanished_beside_its_log_is_not_recreated(path: Path) -> None:
-    path.parent.mkdir()
-    path.with_name(path.name + "-wal").write_bytes(b"log")
-    with pytest.raises(StoreError, match="write-ahead log is still there"):
-        DeviceStore(path, device="a")
-    assert not path.exists()
-
-
 def test_a_half_made_store_is_made_anew(path: Path) -> None:
     path.parent.mkdir()
     path.with_name(path.name + ".new").write_bytes(b"half")

@@ -1,0 +1,128 @@
+"""What boards have spent, as a report, `fleet status` and the page say it: by real rounds of real boards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hushfleet.aggregator.commands.field_run import write_results
+from hushfleet.aggregator.devices.charge_book import ChargeBook
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet import words
+from hushfleet.aggregator.fleet.advice import with_problems
+from hushfleet.aggregator.fleet.spending import Spending
+from hushfleet.aggregator.fleet.view import BoardView, RunView
+from hushfleet.aggregator.results.report.words import lifetime_words, number
+from hushfleet.aggregator.results.result import Result
+from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
+from support.local_link import LocalHub
+from support.whole import Whole, prepared_digits
+
+DELTA = 1e-5
+LIMITS = {"epsilon_server": 8.0, "delta": DELTA}
+
+
+def spent_in(rounds: int, adjacency: Adjacency = "add-or-remove") -> float:
+    """By the multiplier of `prepared_digits`."""
+    return epsilon([Step(2.0, 1.0, rounds)], delta=DELTA, adjacency=adjacency)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Iterator[Whole]:
+    bench = Whole(tmp_path, LocalHub().link)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def register(tmp_path: Path) -> Iterator[DeviceRegister]:
+    """Of the fleet, which outlives its runs."""
+    with DeviceRegister(tmp_path / "fleet", durable=False) as register:
+        yield register
+
+
+def begin(whole: Whole, register: DeviceRegister, run_id: str) -> None:
+    whole.begin(prepared_digits(run_id))
+    whole.coordinator._rounds._charges = ChargeBook(register, whole.coordinator.engine)
+
+
+def test_a_report_says_what_boards_have_spent_in_all(
+    whole: Whole, register: DeviceRegister, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two tasks of three rounds: a report of 0.3.0 had the second one's epsilon alone."""
+    begin(whole, register, "first")
+    boards = [whole.board(name) for name in ("board-1", "board-2")]
+    assert whole.drive(lambda: whole.coordinator.engine.finished)
+    whole.end()
+    begin(whole, register, "second")
+    assert whole.drive(lambda: whole.coordinator.engine.finished)
+    engine, lifetimes = whole.coordinator.engine, Spending(LIMITS).lifetimes(register)
+    write_results(engine.store, prepared_digits("second"), Console(width=400), lifetimes=lifetimes)
+    result = Result.load(engine.store.folder / "result.json")
+    for row, board in zip(result.privacy, boards, strict=True):
+        own = board.store.ledger.epsilon_server(delta=DELTA)
+        assert row.epsilon_server == pytest.approx(spent_in(3)), "what stood there alone"
+        assert row.lifetime is not None
+        assert row.lifetime.epsilon_server == pytest.approx(own) == pytest.approx(spent_in(6))
+        assert row.exchange_server == pytest.approx(spent_in(3, "exchange"))
+        assert row.lifetime.exchange_server == pytest.approx(spent_in(6, "exchange"))
+        assert row.lifetime.exchange_server > 2 * own
+        assert row.lifetime.delta == DELTA
+    said = lifetime_words(lifetimes["board-1"])
+    assert said.startswith(
+        f"epsilon_server {number(spent_in(6))} (exchange {number(spent_in(6, 'exchange'))}) over all"
+    )
+    page, terminal = (engine.store.folder / "report.html").read_text(), capsys.readouterr().out
+    status = words.privacy(RunView("t", "m", "device", 3, 3, epsilon=spent_in(3)), lifetimes["board-1"])
+    for text in (page, terminal, status):
+        assert said in text
+        assert 0 <= text.index(said) < text.rindex(number(spent_in(3))), "lifetime first"
+
+
+def test_without_a_fleet_the_report_says_where_the_whole_number_is(whole: Whole) -> None:
+    whole.begin(prepared_digits("alone"))
+    for name in ("board-1", "board-2"):
+        whole.board(name)
+    assert whole.drive(lambda: whole.coordinator.engine.finished)
+    engine = whole.coordinator.engine
+    write_results(engine.store, prepared_digits("alone"), Console(quiet=True))
+    assert [row.lifetime for row in Result.load(engine.store.folder / "result.json").privacy] == [None, None]
+    assert "in other tasks is not known to this aggregator" in (engine.store.folder / "report.html").read_text()
+
+
+def test_a_board_that_declined_is_not_charged_while_the_round_is_open(whole: Whole, register: DeviceRegister) -> None:
+    limit = spent_in(2) + 0.1
+    begin(whole, register, "open")
+    poor, silent = whole.board("board-1", epsilon_server=limit), whole.board("board-2")
+    engine = whole.coordinator.engine
+    assert whole.drive(lambda: engine.closed_rounds == 2 and engine.plan is not None)
+    whole.boards.remove(silent)  # it is there, and says nothing: the round stays open
+    assert whole.drive(lambda: bool(engine.store.declines(3)))
+    assert engine.plan is not None
+    as_it_was = spent_in(3)  # what was noted before the board was told that it may train
+    assert as_it_was > limit
+    found = Spending(LIMITS | {"epsilon_server": limit}).update(register)
+    assert (
+        found["board-1"] == pytest.approx(spent_in(2)) == pytest.approx(poor.store.ledger.epsilon_server(delta=DELTA))
+    )
+    assert found["board-2"] == pytest.approx(as_it_was), "it may be training"
+    view = BoardView("board-2", spent=found["board-2"], limit=limit, undecided=True)
+    assert words.spent(view) == f"up to {number(as_it_was)} of {number(limit)}"
+    silent.store.close()
+
+
+def test_a_number_above_the_cards_limit_is_explained(whole: Whole, register: DeviceRegister) -> None:
+    card = spent_in(1) + 0.1
+    begin(whole, register, "raised")
+    for name in ("board-1", "board-2"):
+        whole.board(name, epsilon_server=1000.0)  # its owner's word, after the card was written
+    assert whole.drive(lambda: whole.coordinator.engine.finished)
+    spent = Spending(LIMITS | {"epsilon_server": card}).update(register)["board-1"]
+    view = with_problems(BoardView("board-1", spent=spent, limit=card), now=0.0, newest_round=3, service_runs=True)
+    assert words.spent(view) == f"{number(spent)}, above its card's {number(card)}"
+    (problem,) = view.problems
+    assert problem.what == f"has spent epsilon_server {number(spent)}, above the limit of {number(card)} on its card"
+    assert "Its owner has raised limits.epsilon_server" in problem.advice
