@@ -6,6 +6,7 @@ from datetime import date
 
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, Stranger
 from hushfleet.aggregator.results.report.words import number, percent, size
+from hushfleet.privacy.protection import protection
 
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
@@ -48,8 +49,13 @@ def privacy(run: RunView) -> str:
     delta = "" if run.delta is None else f" at delta {number(run.delta)}"
     return (
         f"privacy spent, per {run.unit}{delta}: epsilon_server {number(run.epsilon)} (the most of any board, as "
-        f"charged), epsilon_release {number(run.epsilon_release)}"
+        f"charged{meaning(run)}), epsilon_release {number(run.epsilon_release)}"
     )
+
+
+def meaning(run: RunView) -> str:
+    """`: weak protection`; nothing where no epsilon is known yet."""
+    return "" if run.epsilon is None else f": {protection(run.epsilon)}"
 
 
 def traffic(run: RunView) -> str:
