@@ -23,6 +23,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
 from hushfleet.errors import BadInput
 from hushfleet.plain_json import to_json
+from hushfleet.privacy.protection import QUESTIONS, worth
 from hushfleet.privacy.terms import TRUST, Trust
 from hushfleet.secure.secure_round import assumption
 
@@ -85,6 +86,7 @@ def told(report: dict[str, Any]) -> list[str]:
         f"spent      epsilon_server {_figure(report['epsilon_server'])} of {_figure(report['epsilon_limit'])} at delta "
         f"{report['delta']:g}, per {report['unit']}, against whoever sees {against}"
     )
+    lines.append(f"means      {worth(report['epsilon_server'], report['delta'], QUESTIONS[report['unit']])}")
     lines.append(f"trust      {report['trust_words']}; this device allows {report['trust_allowed']}")
     if report["assumption"] is not None:
         lines.append(f"sums       {report['assumption']}")

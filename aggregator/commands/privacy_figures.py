@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.protection import QUESTIONS, worth
 from hushfleet.privacy.ring import least_bits, scale_for
 from hushfleet.privacy.terms import Accountant, Unit
 from hushfleet.secure.committee import least_honest
@@ -43,24 +44,14 @@ def view_of(
     accountant: Accountant,
 ) -> View:  # fmt: skip
     """Raises `PrivacyError` for values outside their range."""
-    one, two = "is this update the device's, or nothing?", "updates"
-    if unit == "record":
-        one, two = "is this record in, or nothing?", "records"
+    two = "records" if unit == "record" else "updates"
     steps = [Step(multiplier, rate, rounds)]
     spent = epsilon(steps, delta=delta, accountant=accountant)
     exchanged = meaning = None
     if accountant == "exact" or rate == 1:
         exchanged = epsilon(steps, delta=delta, accountant=accountant, adjacency="exchange")
-        meaning = _meaning(exchanged, delta, f"which of two {two} is it?")
-    return View(adversary, sees, multiplier, spent, exchanged, delta, _meaning(spent, delta, one), meaning)
-
-
-def _meaning(epsilon: float, delta: float, question: str) -> str:
-    """How often the best guess between two worlds is right: (e^epsilon + delta) / (e^epsilon + 1)."""
-    wrong = (1 - delta) / (math.exp(min(epsilon, 700)) + 1)
-    if wrong < 0.001:
-        return f'hardly a promise: a guess at "{question}" may be right more than 99.9 % of the time'
-    return f'a guess at "{question}" is right at most {math.ceil(1000 * (1 - wrong)) / 10} % of the time (a coin: 50 %)'
+        meaning = worth(exchanged, delta, f"which of two {two} is it?")
+    return View(adversary, sees, multiplier, spent, exchanged, delta, worth(spent, delta, QUESTIONS[unit]), meaning)
 
 
 def honest_of(least: int, devices: int, honest_fraction: float) -> int:

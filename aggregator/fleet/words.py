@@ -8,6 +8,7 @@ from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, Stranger, SumsView
 from hushfleet.aggregator.results.report.words import lifetime_words, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
+from hushfleet.privacy.protection import protection
 
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
@@ -51,8 +52,13 @@ def privacy(run: RunView, lifetime: Lifetime | None) -> str:
     in_all = "" if lifetime is None else f"{lifetime_words(lifetime)}; "
     return (
         f"privacy spent, the most of any board, as charged: {in_all}in this task, per {run.unit}{delta}: "
-        f"epsilon_server {number(run.epsilon)}, epsilon_release {number(run.epsilon_release)}"
+        f"epsilon_server {number(run.epsilon)}{meaning(run)}, epsilon_release {number(run.epsilon_release)}"
     )
+
+
+def meaning(run: RunView) -> str:
+    """` (weak protection)`; nothing where no epsilon is known yet."""
+    return "" if run.epsilon is None else f" ({protection(run.epsilon)})"
 
 
 def traffic(run: RunView) -> str:

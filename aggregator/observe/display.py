@@ -28,7 +28,6 @@ from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.sweeps import noise_table, wire_table
 from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
-    MEANINGLESS_EPSILON,
     VERDICTS,
     answer,
     further_answers,
@@ -37,6 +36,7 @@ from hushfleet.aggregator.results.report.verdict import (
 )
 from hushfleet.aggregator.results.report.words import NOT_MEASURED, codec, gained, number, percent, size
 from hushfleet.aggregator.results.result import Result
+from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, protection
 from hushfleet.privacy.terms import Accountant
 
 MOST_NAMES = 16
@@ -193,9 +193,9 @@ class FleetDisplay:
         state = self.state
         pairs = [("epsilon_server", number(state.epsilon_server)), ("epsilon_release", number(state.epsilon_release))]
         text = _pairs([*pairs, *([] if state.snr_db is None else [("SNR", f"{number(state.snr_db)} dB")])])
-        if state.epsilon_server is not None and state.epsilon_server > MEANINGLESS_EPSILON:
+        if state.epsilon_server is not None and state.epsilon_server > NEGLIGIBLE_ABOVE:
             why = f": {', '.join(state.raw_values)} leave without noise" if state.raw_values else ""
-            text.append(f"\nno meaningful protection against the server{why}", WARNING)
+            text.append(f"\n{protection(state.epsilon_server)} against the server{why}", WARNING)
         return text
 
     def _bytes(self) -> Text:

@@ -70,7 +70,7 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
         sections.layers(result),
         sections.labels(result),
         sections.run_facts(result),
-        sections.meaning(),
+        sections.meaning(result),
     ]
     return page.page(
         f"{result.method} on {result.dataset}",

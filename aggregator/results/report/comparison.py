@@ -21,6 +21,7 @@ from hushfleet.aggregator.results.report.verdict import (
 from hushfleet.aggregator.results.report.words import gained, number, percent, size
 from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.errors import BadInput
+from hushfleet.privacy.protection import protection
 from hushfleet.privacy.terms import TRUST
 
 MOST_DIFFERENCES = 8
@@ -55,6 +56,7 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
         ["devices, rounds", *(f"{result.devices}, {len(result.rounds)}" for result in results)],
         ["trust model", *(result.trust or TRUST[result.accounting] for result in results)],
         ["epsilon_server (delta)", *(f"{number(h.epsilon_server)} ({number(h.delta)})" for h in headlines)],
+        ["against the server", *(_protection(h.epsilon_server) for h in headlines)],
         *([f"task: {key}", *values] for key, values in differences.items() if len(differences) <= MOST_DIFFERENCES),
     ]
     for where, each in (
@@ -131,6 +133,10 @@ def _keys(result: Result) -> dict[str, str]:
 
 def _percent(mean: Gain | None) -> str:
     return percent(None if mean is None else mean.mean)
+
+
+def _protection(epsilon: float | None) -> str:
+    return "" if epsilon is None else protection(epsilon)
 
 
 def _plain(each: Comparison) -> dict[str, Any]:

@@ -30,15 +30,10 @@ from hushfleet.aggregator.results.report.page import (
     template,
 )
 from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, wire_table
-from hushfleet.aggregator.results.report.verdict import (
-    MEANINGLESS_EPSILON,
-    MODERATE_EPSILON,
-    STRONG_EPSILON,
-    Headline,
-    seen_by_server,
-)
+from hushfleet.aggregator.results.report.verdict import SERVER_MEANINGS, Headline, seen_by_server, trust_of
 from hushfleet.aggregator.results.report.words import LIFETIME, codec, from_to, number, points, size
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WirePoint
+from hushfleet.privacy.protection import LARGEST_EPSILON, NEGLIGIBLE_ABOVE
 from hushfleet.privacy.terms import TRUST
 
 MOST_DUMBBELLS = 24
@@ -188,9 +183,9 @@ def privacy_sweep(result: Result, headline: Headline) -> Section | None:
         _accuracies(xs, drawn, headline),
         "No point of the sweep has a finite epsilon and a measured accuracy.",
         x="epsilon_server",
-        note=f"Right of {MEANINGLESS_EPSILON:g} (dotted) there is no meaningful protection against the server. A point "
-        "without noise is in the table only.",
-        **_log_x(xs, MEANINGLESS_EPSILON),
+        note=f"Right of {NEGLIGIBLE_ABOVE:g} (dotted) protection against the server is negligible. A point without "
+        "noise is in the table only.",
+        **_log_x(xs, NEGLIGIBLE_ABOVE),
     )
     return Section("sweep", title, lead, [chart, noise_table(result)])
 
@@ -394,10 +389,10 @@ def run_facts(result: Result) -> Section:
     return Section("run", "The run", lead, parts, folded=True)
 
 
-def meaning() -> Section:
+def meaning(result: Result) -> Section:
     """What each number means, in plain sentences."""
-    limits = {"strong": STRONG_EPSILON, "moderate": MODERATE_EPSILON, "weak": MEANINGLESS_EPSILON}
-    words = {name: f"{value:g}" for name, value in limits.items()}
+    words = {name: f"{value:g}" for name, value in LARGEST_EPSILON.items()}
+    words["epsilon_server"] = SERVER_MEANINGS[trust_of(result)]
     rows = [line.format(**words).split(": ", 1) for line in template("meanings.txt").splitlines()]
     facts = Facts([(name, text) for name, text in rows])
     return Section("meaning", "What the numbers mean", "In short.", [facts], folded=True)

@@ -3,9 +3,7 @@
 The rules are written down, so that no report can be kinder than its numbers. A gain counts if the model has learned
 anything, and if it is at least two standard errors over devices; else it is too close to call (`Comparison.verdict`).
 
-An (epsilon, delta) guarantee bounds an observer who must tell, from even odds, whether a device took part: right at
-most `(e^epsilon + delta) / (e^epsilon + 1)` of the time. At epsilon 2 that is 88 %; at 8 it is 99.97 %, a certainty for
-any purpose, so above `MEANINGLESS_EPSILON` a report speaks of no meaningful protection.
+The word for an epsilon is that of `hushfleet.privacy.protection`, as everywhere.
 """
 
 from __future__ import annotations
@@ -29,11 +27,9 @@ from hushfleet.aggregator.results.gains import (
 from hushfleet.aggregator.results.report.words import gained, lifetime_words, number, percent, percent_up, size
 from hushfleet.aggregator.results.result import Lifetime, Result, SumsInfo, SweepPoint, WirePoint
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
+from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, guess_rate, protection
 from hushfleet.privacy.terms import TRUST, Trust
 
-STRONG_EPSILON = 1.0
-MODERATE_EPSILON = 4.0
-MEANINGLESS_EPSILON = 8.0
 _VERBS: dict[Verdict, str] = {
     "better": "beats training alone",
     "worse": "is worse than training alone",
@@ -54,6 +50,16 @@ _TRUSTS: dict[Trust, str] = {
     "as-published": "the mechanism and its accounting are the paper's; where its claim does not follow from the "
     "mechanism, these numbers are no proof",
 }
+SERVER_MEANINGS: dict[Trust, str] = {
+    "local": "Protection against whoever sees a device's own updates: the aggregator, the broker, a tap on the wire. "
+    "This is local differential privacy: the device trusts nobody.",
+    "secure-sum": "Protection against whoever sees the sums that a device is in, and what corrupt devices know: the "
+    "aggregator, the broker, a tap on the wire. This is not local differential privacy: it holds only if enough of the "
+    "other devices are honest and add their noise, and if whoever runs the server does not hold the operator's key.",
+    "as-published": "Protection against whoever sees a device's own updates: the aggregator, the broker, a tap on the "
+    "wire. The mechanism is the paper's, and this number may be much larger than the one that the paper prints.",
+}
+"""What epsilon_server is, by trust model."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +217,7 @@ def trust_answer(result: Result) -> str:
     """Who must be trusted for epsilon_server to hold; empty without noise, which promises nothing."""
     if not result.noise_multiplier:
         return ""
-    trust = result.trust or TRUST[result.accounting]
+    trust = trust_of(result)
     words = f"Trust model {trust}: {_TRUSTS[trust]}."
     return f"{words} {seen_by_server(result.sums)}" if trust == "secure-sum" else words
 
@@ -223,18 +229,8 @@ def seen_by_server(sums: SumsInfo | None) -> str:
     return server_sees(SumFacts(sums.roster_by, sums.keys_in_folder), min_devices=sums.min_devices)
 
 
-def protection(epsilon: float, adversary: str) -> str:
-    """What one epsilon means against one adversary, by the thresholds above."""
-    if epsilon == math.inf:
-        return f"no protection at all against {adversary} (nothing was noised)"
-    limits = ((STRONG_EPSILON, "strong"), (MODERATE_EPSILON, "moderate"), (MEANINGLESS_EPSILON, "weak"))
-    level = next((word for limit, word in limits if epsilon <= limit), "no meaningful")
-    return f"{level} protection against {adversary}"
-
-
-def guess_rate(epsilon: float, delta: float) -> float:
-    """The best an observer can do who guesses, from even odds, whether a device took part: [0.5, 1]."""
-    return 1.0 if epsilon > 700 else (math.exp(epsilon) + delta) / (math.exp(epsilon) + 1)
+def trust_of(result: Result) -> Trust:
+    return result.trust or TRUST[result.accounting]
 
 
 def privacy_answer(headline: Headline, *, devices: int) -> str:
@@ -250,11 +246,11 @@ def privacy_answer(headline: Headline, *, devices: int) -> str:
         )
     else:
         text = (
-            f"epsilon_server = {number(server)}: {protection(server, 'the server')}. "
-            f"epsilon_release = {number(release)}: "
-            f"{protection(release, 'someone who sees only the aggregate models')}."
+            f"epsilon_server = {number(server)}: {protection(server)} against the server. "
+            f"epsilon_release = {number(release)}: {protection(release)} against someone who sees only the aggregate "
+            "models."
         )
-    if server <= MEANINGLESS_EPSILON:
+    if server <= NEGLIGIBLE_ABOVE:
         who = "it" if headline.unit == "device" else f"a given {headline.unit}"
         text += (
             f" Whoever sees a device's updates and guesses, from even odds, whether {who} took part "
@@ -269,21 +265,21 @@ def privacy_answer(headline: Headline, *, devices: int) -> str:
 
 
 def trade_answer(result: Result, headline: Headline) -> str:
-    """Is there a gain on the common test set, and meaningful privacy against the server, at once?"""
-    server, verdict, limit = headline.epsilon_server, headline.common.verdict, MEANINGLESS_EPSILON
+    """Is there a gain on the common test set, and more than negligible protection against the server, at once?"""
+    server, verdict, limit = headline.epsilon_server, headline.common.verdict, NEGLIGIBLE_ABOVE
     if server is None or verdict is None:
         return ""
     if server <= limit and verdict == "better":
-        return "This run has both: a gain on the common test set, and meaningful privacy against the server."
+        return f"This run has both: a gain on the common test set, and {protection(server)} against the server."
     if server <= limit:
         which = {"close": "its gain is too close to call", "nothing": "the model has learned nothing"}.get(
             verdict, "this run has no gain"
         )
-        here = f"The privacy against the server means something, but {which} on the common test set."
+        here = f"This run has {protection(server)} against the server, but {which} on the common test set."
     elif verdict == "better":
-        here = "The gain is not bought with privacy against the server: there is none worth the name."
+        here = f"This run has a gain on the common test set, and {protection(server)} against the server."
     else:
-        here = "This run has neither a sure gain on the common test set nor meaningful privacy against the server."
+        here = f"This run has no sure gain on the common test set, and {protection(server)} against the server."
     private = [point for point in result.details.privacy_sweep if point.epsilon_server <= limit]
     if not result.details.privacy_sweep:
         return here
@@ -294,7 +290,7 @@ def trade_answer(result: Result, headline: Headline) -> str:
         return f"{here} No noise level of the sweep with epsilon_server of {limit:g} or less leaves a sure gain."
     best = max(sure, key=lambda point: gain_of(point).mean)
     return (
-        f"{here} In the noise sweep, the best gain with meaningful privacy is "
+        f"{here} In the noise sweep, the best gain with epsilon_server of {limit:g} or less is "
         f"{gained(gain_of(best))} at epsilon_server = {number(best.epsilon_server)}."
     )
 

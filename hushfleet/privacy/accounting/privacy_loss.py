@@ -24,6 +24,7 @@ from functools import cached_property
 
 import numpy as np
 
+from hushfleet.privacy.accounting.gaussian import epsilon_of_gaussian
 from hushfleet.privacy.accounting.loss_grid import ULP, Pair, loss_of, losses_on_grid, z_of
 
 _EXCESS = 1e-3  # of epsilon, by the grid
@@ -37,6 +38,7 @@ _LEAST_TILT = 0.7  # times the rate that Rényi's bound asks for
 _NOTHING = 30.0  # -log of a tilted mass that is nothing
 _MAX_POINTS = 1 << 18
 _NODES = 160
+_LEAST_DELTA = 1e-300  # a smaller one's tails are no normal floats
 
 
 def epsilon_bound(history: Sequence[tuple[Pair, int]], delta: float) -> float:
@@ -44,6 +46,8 @@ def epsilon_bound(history: Sequence[tuple[Pair, int]], delta: float) -> float:
 
     :param history: pairs with a noise multiplier and a sample rate above 0, and how many steps of each.
     """
+    if delta < _LEAST_DELTA:
+        return math.inf
     symmetric = all(pair.exchange or pair.sample_rate == 1 for pair, _ in history)
     orders = [_Composition(tuple(history), delta, reverse) for reverse in ((False,) if symmetric else (False, True))]
     highest = 0.0
@@ -67,13 +71,15 @@ class _Composition:
     @cached_property
     def rough(self) -> float:
         rate, expected = self._tilt
-        return self._on_grid(self._grid_step(expected, _ROUGH_EXCESS), rate)[0] if math.isfinite(expected) else math.inf
+        if not math.isfinite(expected):
+            return self._limit
+        return min(self._on_grid(self._grid_step(expected, _ROUGH_EXCESS), rate)[0], self._limit)
 
     def fine(self) -> float:
         """At most `rough`, and near the truth."""
         rate, expected = self._tilt
         if not math.isfinite(expected):
-            return math.inf
+            return self._limit
         best, h = self.rough, self._grid_step(min(self.rough, expected), _EXCESS)
         # With a heavy tail the tilted distribution is wide: less tilt makes a smaller window, and larger errors.
         for share, heavy in ((1, 0), (1, _HEAVY), (_LEAST_TILT**0.5, _HEAVY), (_LEAST_TILT, _HEAVY)):
@@ -82,6 +88,16 @@ class _Composition:
             if precise:
                 break
         return best
+
+    @cached_property
+    def _limit(self) -> float:
+        """No epsilon of this direction is above it. The absence of a sampled unit has a loss of at most -log(1 - q) a
+        step, whatever the noise; the other steps add what Gaussian steps cost."""
+        if not self.reverse:
+            return math.inf
+        bounded = [-count * math.log1p(-pair.sample_rate) for pair, count in self.history if pair.sample_rate < 1]
+        rest = [count / pair.noise_multiplier**2 for pair, count in self.history if pair.sample_rate == 1]
+        return (math.fsum(bounded) + epsilon_of_gaussian(math.sqrt(math.fsum(rest)), self.delta)) * (1 + 1e-12)
 
     @cached_property
     def _ends(self) -> list[tuple[float, float]]:
@@ -145,6 +161,9 @@ class _Composition:
 
         rates = np.geomspace(1e-4, 1e9, 53)
         best = int(np.argmin(bound(rates)))
+        if best == 0:  # epsilon is huge
+            rates = np.geomspace(1e-12, 1e-4, 33)
+            best = int(np.argmin(bound(rates)))
         rates = np.geomspace(rates[max(best - 1, 0)], rates[min(best + 1, len(rates) - 1)], 25)
         values = bound(rates)
         best = int(np.argmin(values))
@@ -153,7 +172,10 @@ class _Composition:
     def _grid_step(self, epsilon: float, excess: float) -> float:
         """A chord for e^(rate x) adds at most rate (rate + 1) h^2 / 8 to a step's log moment, two thirds on average."""
         steps = sum(count for _, count in self.history)
-        wanted = math.sqrt(12 * excess * max(epsilon, _SMALLEST) / (steps * (self._tilt[0] + 1)))
+        if epsilon < _SMALLEST:
+            low, top, _ = self._window(self._tilt[0])
+            epsilon = max(epsilon, min(_SMALLEST, abs(top - low)))  # a grid that is coarse beside the window says nothing
+        wanted = math.sqrt(12 * excess * epsilon / (steps * (self._tilt[0] + 1)))
         pairs = [pair for pair, _ in self.history]
         widest = max(float(np.ptp(loss_of(*each))) for each in zip(pairs, map(np.array, self._grid_ends), strict=True))
         return 2.0 ** math.floor(math.log2(max(wanted, 2 * widest / _MAX_POINTS)))
@@ -177,7 +199,7 @@ class _Composition:
         low, top, shift = self._window(rate)
         if not math.isfinite(top - low):
             return math.inf, False
-        wanted = 1 << max(4, math.ceil(math.log2((top - low) / h + 2)))
+        wanted = 1 << max(4, math.ceil(math.log2(max(top - low, 0.0) / h + 2)))
         points = min(wanted, _MAX_POINTS)
         h *= wanted // points  # coarser is looser, and still a bound
         start = math.floor(low / h)

@@ -12,6 +12,7 @@ from rich.table import Table
 from hushfleet.aggregator.planning.advice import Advice, Answer, Question
 from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.results.report.words import percent, size
+from hushfleet.privacy.protection import protection
 from hushfleet.simulator.studies.plan.needs import BoardTimes, Needs
 from hushfleet.simulator.units import shown_time
 
@@ -77,8 +78,8 @@ def _turning(advice: Advice) -> dict[str, str]:
 def _promise(asked: Question, needed: Needs) -> dict[str, str]:
     honest = math.ceil(asked.honest_fraction * asked.devices)
     return {
-        "given away": f"epsilon_server {asked.epsilon:g} at delta {asked.delta:g}, for a whole device "
-        f"({needed.epsilon_exchange:.3g} for exchanging its data)",
+        "given away": f"epsilon_server {asked.epsilon:g} at delta {asked.delta:g}, for a whole device: "
+        f"{protection(asked.epsilon)} ({needed.epsilon_exchange:.3g} for exchanging its data)",
         "trust": "local: nobody" if asked.local else f"secure-sum: {honest:,} of {asked.devices:,} devices are honest",
     }
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.privacy import register
 from hushfleet.aggregator.commands.privacy_figures import view_of
-from hushfleet.aggregator.results.report.verdict import guess_rate
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.protection import guess_rate
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_json_has_the_same_numbers(app):
     assert got["release"]["epsilon"] == pytest.approx(2.0, abs=0.01)
     assert got["server"]["noise_multiplier"] == pytest.approx(3.975 / math.sqrt(10))
     assert got["unit"] == "device"
-    assert "hardly a promise" in got["server"]["meaning"]
+    assert "negligible protection: a guess" in got["server"]["meaning"]
     half = facts(app, "--noise-multiplier", 3.975 / 2, *AS_PRINTED[2:])
     assert got["release"]["epsilon_exchange"] == half["release"]["epsilon"]
     # (e^1.9956 + 0.1) / (e^1.9956 + 1) = 7.4565 / 8.3565 = 89.23 %, never rounded down

@@ -191,13 +191,13 @@ def test_the_time_left_follows_the_rounds() -> None:
     assert "0:00:10" in raw.getvalue().decode()
 
 
-def test_meaningless_privacy_is_said_while_the_run_goes_on() -> None:
+def test_negligible_protection_is_said_while_the_run_goes_on() -> None:
     for value, told in ((7.9, False), (8.1, True)):
         screen, raw = console(80)
         display = FleetDisplay(console=screen)
         display.apply_metrics("a", {"epsilon_server": value})
         screen.print(display)
-        assert ("no meaningful protection" in raw.getvalue().decode()) == told
+        assert ("negligible protection" in raw.getvalue().decode()) == told
 
 
 def test_without_a_terminal_there_is_one_line_a_round() -> None:

@@ -20,7 +20,6 @@ from hushfleet.aggregator.results.report.charts import line, log_axis
 from hushfleet.aggregator.results.report.page import Cell, Section, Table, label, page, plotly_script
 from hushfleet.aggregator.results.report.verdict import (
     answer,
-    guess_rate,
     judge,
     privacy_answer,
     received,
@@ -28,6 +27,7 @@ from hushfleet.aggregator.results.report.verdict import (
 )
 from hushfleet.aggregator.results.report.words import number, percent_up, points, size
 from hushfleet.aggregator.results.result import Example, Rerun, Result, WireInfo
+from hushfleet.privacy.protection import guess_rate
 from support import report_samples
 
 samples = vars(report_samples)
@@ -249,7 +249,7 @@ def test_the_plots_have_the_numbers_of_the_result() -> None:
     assert page.plots["bytes"][0]["data"][0]["y"] == [3000] * 4
     assert page.plots["bytes"][0]["data"][2]["y"] == [12000.0] * 4
     assert page.plots["sweep"][0]["data"][0]["x"] == [3.0, 50.0]
-    assert page.plots["sweep"][0]["layout"]["shapes"][0]["x0"] == 8, "where protection ends to be meaningful"
+    assert page.plots["sweep"][0]["layout"]["shapes"][0]["x0"] == 8, "where protection becomes negligible"
     (images,) = page.plots["labels"][0]["data"]
     assert sum(map(sum, images["z"])) == 3 * 30 + 0 + 1 + 2
     (ratio,) = page.plots["privacy"][1]["data"]
@@ -298,10 +298,11 @@ def test_the_answer_follows_the_gains(own: float, own_local: float, told: str) -
     [
         (0.5, "strong protection against the server"),
         (2.0, "moderate protection against the server"),
-        (4.1, "weak protection against the server"),
+        (3.0, "moderate protection against the server"),
+        (3.1, "weak protection against the server"),
         (8.0, "weak protection against the server"),
-        (8.1, "no meaningful protection against the server"),
-        (math.inf, "no protection at all against the server"),
+        (8.1, "negligible protection against the server"),
+        (math.inf, "no protection against the server"),
     ],
 )
 def test_the_privacy_sentence_follows_epsilon(epsilon: float, told: str) -> None:
@@ -327,10 +328,10 @@ def test_a_large_delta_is_named() -> None:
     ("changes", "told"),
     [
         ({"epsilon_server": 5.0}, "This run has both"),
-        ({"epsilon_server": 500.0}, "none worth the name"),
+        ({"epsilon_server": 500.0}, "a gain on the common test set, and negligible protection against the server"),
         ({"epsilon_server": 5.0, "own": 0.6}, "has no gain on the common test set"),
         ({"epsilon_server": 5.0, "own": 0.7002}, "its gain is too close to call"),
-        ({"epsilon_server": 500.0, "own": 0.6}, "neither a sure gain on the common test set nor"),
+        ({"epsilon_server": 500.0, "own": 0.6}, "no sure gain on the common test set, and negligible protection"),
         ({"epsilon_server": 500.0, "sweep": ((6.0, 0.02), (60.0, 0.3))}, "+2.0 ± 0.1 points at epsilon_server = 6"),
         ({"epsilon_server": 500.0, "sweep": ((6.0, -0.02), (60.0, 0.3))}, "No noise level of the sweep"),
         ({"epsilon_server": 500.0, "sweep": ((60.0, 0.3),)}, "No point of the noise sweep"),

@@ -19,10 +19,10 @@ from opacus.accountants import PRVAccountant
 from scipy import optimize, stats  # comes with Opacus
 
 from hushfleet.errors import PrivacyError
-from hushfleet.privacy.accounting.epsilon import Step, epsilon, noise_multiplier_for
+from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon, noise_multiplier_for
 from hushfleet.privacy.accounting.gaussian import epsilon_of_gaussian
 from hushfleet.privacy.accounting.loss_grid import Pair, loss_of, losses_on_grid, z_of
-from hushfleet.privacy.accounting.privacy_loss import epsilon_bound
+from hushfleet.privacy.accounting.privacy_loss import _Composition, epsilon_bound
 
 # sample rate, noise multiplier, steps, delta, grid, pessimistic and optimistic epsilon: make_dp_accounting_reference.py
 REFERENCE = json.loads(Path(__file__).with_name("dp_accounting_reference.json").read_text())
@@ -171,6 +171,91 @@ def test_more_steps_less_noise_and_more_guesses_never_cost_less(history: list[St
     assert epsilon([*history, Step(1.0, 0.01, 10)], delta=delta) >= base
     assert epsilon(history, delta=delta / 2) >= base
     assert epsilon(history, delta=delta, adjacency="exchange") >= base
+
+
+def two_point_test(step: Step, delta: float) -> float:
+    """A certain lower bound: an adversary who says "in" where one step's output is above a threshold."""
+    s, q = step.noise_multiplier, step.sample_rate
+    z = np.concatenate([np.arange(-100, 400) * s / 20, 1 + np.arange(-100, 200) * s / 20])
+    absent = stats.norm.sf(z / s)
+    seen = (1 - q) * absent + q * stats.norm.sf((z - 1) / s)
+    counts = (seen > delta) & (absent > 1e-300)
+    return max(0.0, float(np.log((seen[counts] - delta) / absent[counts]).max(initial=0.0)))
+
+
+@pytest.mark.parametrize("multiplier", [0.01, 0.1, 1.0, 30.0])
+@pytest.mark.parametrize("rate", [1e-6, 1e-3, 0.9])
+def test_a_larger_delta_never_costs_more(multiplier: float, rate: float) -> None:
+    """Between what a simple attack can tell, and the Gaussian in which every unit takes part."""
+    for steps in (1, 1000):
+        step = Step(multiplier, rate, steps)
+        spent = {delta: epsilon([step], delta=delta) for delta in (1e-12, 1e-5, 0.5)}
+        for smaller, larger in itertools.pairwise(spent.values()):
+            assert larger <= smaller * 1.001, (step, spent)
+        for delta, found in spent.items():
+            assert two_point_test(step, delta) * (1 - 1e-9) <= found, (step, delta)
+            assert found <= epsilon([step._replace(sample_rate=1.0)], delta=delta), (step, delta)
+
+
+def test_the_absence_of_a_sampled_unit_has_a_bounded_loss() -> None:
+    """The grid of the reverse direction holds nothing here. Without the bound, Rényi's 1,259 was what counted."""
+    history, delta = [Step(0.1, 1e-3, 1000)], 1e-5
+    reverse = _Composition(((Pair(0.1, 1e-3), 1000),), delta, reverse=True)
+    rate, expected = reverse._tilt
+    assert reverse._on_grid(reverse._grid_step(expected, 0.03), rate)[0] == math.inf
+    assert reverse.rough == pytest.approx(-1000 * math.log1p(-1e-3))
+    assert epsilon(history, delta=delta, accountant="rdp") == pytest.approx(1258.8, abs=0.1)
+    # 3 of the 1,000 steps draw the unit at least once in 10,000 runs, and 5 of them once in 10 million
+    assert epsilon_of_gaussian(math.sqrt(3) / 0.1, 0.5) < epsilon(history, delta=delta) < 400
+    with_whole_steps = _Composition(((Pair(0.1, 1e-3), 1000), (Pair(1.0, 1.0), 1)), delta, reverse=True)
+    assert with_whole_steps._limit == pytest.approx(reverse._limit + epsilon_of_gaussian(1.0, delta))
+
+
+def test_an_epsilon_that_is_tiny_is_found_too() -> None:
+    """The grid was coarse beside all losses together, held nothing, and the Gaussian's 0.27 was what counted."""
+    few, more = (
+        epsilon([Step(371.7, rate, 202)], delta=4.57e-6, adjacency="exchange") for rate in (3.263e-5, 9.79e-5)
+    )
+    assert few <= more < 1e-4
+    assert epsilon([Step(371.7, 1.0, 202)], delta=4.57e-6, adjacency="exchange") > 0.2
+
+
+wide = st.builds(
+    Step,
+    st.floats(math.log(1e-3), math.log(1e3)).map(math.exp),
+    st.one_of(st.just(1.0), st.floats(math.log(1e-6), 0).map(lambda log: min(1.0, math.exp(log)))),
+    st.floats(0, math.log(1e5)).map(lambda log: round(math.exp(log))),
+)
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    history=st.lists(wide, min_size=1, max_size=2),
+    delta=st.floats(math.log(1e-12), math.log(0.5)).map(math.exp),
+    more=st.sampled_from([1.02, 3.0, 1000.0]),
+    adjacency=st.sampled_from(["add-or-remove", "exchange"]),
+)
+@example(history=[Step(0.1, 1e-3, 1000)], delta=1e-5, more=1e7, adjacency="add-or-remove")
+@example(history=[Step(0.1, 0.9, 1000)], delta=0.5, more=5e4, adjacency="add-or-remove")
+@example(history=[Step(0.00252, 9.66e-6, 18258)], delta=8e-11, more=1000.0, adjacency="exchange")
+def test_nothing_that_tells_more_costs_less(
+    history: list[Step], delta: float, more: float, adjacency: Adjacency
+) -> None:
+    """In the whole range of what a task file may say; to the grid's 0.1 %, and 0.001 where epsilon is small."""
+    base = epsilon(history, delta=delta, adjacency=adjacency) * 0.999 - 1e-3
+    first, *rest = history
+    for telling in (
+        first._replace(steps=math.ceil(first.steps * more)),
+        first._replace(noise_multiplier=first.noise_multiplier / more),
+        first._replace(sample_rate=min(1.0, first.sample_rate * more)),
+    ):
+        assert epsilon([telling, *rest], delta=delta, adjacency=adjacency) >= base, telling
+    assert epsilon(history, delta=delta / more, adjacency=adjacency) >= base
+
+
+def test_no_delta_is_too_small() -> None:
+    spent = [epsilon([Step(1.0, 0.01, 10)], delta=delta) for delta in (1e-290, 1e-310, 5e-324)]
+    assert 0 < spent[0] <= spent[1] <= spent[2] < math.inf
 
 
 def test_the_order_of_a_history_is_nothing() -> None:

@@ -1,0 +1,52 @@
+"""What an epsilon is worth: one word for each, the same in every command, page and report.
+
+An (epsilon, delta) guarantee bounds an observer who must tell, from even odds, whether a unit took part: right at most
+`(e^epsilon + delta) / (e^epsilon + 1)` of the time. The words follow this bound: at epsilon 1 it is 73 %, at 3 it is
+95 %, at 8 it is 99.97 %. It is an upper bound; a real attack may do much worse.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from hushfleet.privacy.terms import Unit
+
+NEGLIGIBLE_ABOVE = 8.0
+LARGEST_EPSILON = {
+    "strong": 1.0,
+    "moderate": 3.0,
+    "weak": NEGLIGIBLE_ABOVE,
+    "negligible": sys.float_info.max,
+    "no": math.inf,
+}
+"""The largest epsilon of each word, in rising order."""
+QUESTIONS: dict[Unit, str] = {
+    "device": "is this device in, or nothing?",
+    "record": "is this record in, or nothing?",
+}
+"""What an observer must not be able to answer where a unit is added or removed."""
+
+
+def protection(epsilon: float) -> str:
+    """`weak protection`, for any epsilon of 0 or more.
+
+    Example:
+
+        >>> protection(2.0), protection(8.0), protection(math.inf)
+        ('moderate protection', 'weak protection', 'no protection')
+    """
+    return next(f"{word} protection" for word, largest in LARGEST_EPSILON.items() if epsilon <= largest)
+
+
+def guess_rate(epsilon: float, delta: float) -> float:
+    """The best that an observer can do who guesses, from even odds, whether a unit took part: [0.5, 1]."""
+    return 1.0 if epsilon > 700 else (math.exp(epsilon) + delta) / (math.exp(epsilon) + 1)
+
+
+def worth(epsilon: float, delta: float, question: str) -> str:
+    """The word, and how often a guess at `question` may be right; never rounded down."""
+    right = math.ceil(1000 * guess_rate(epsilon, delta)) / 10
+    if right > 99.9:
+        return f'{protection(epsilon)}: a guess at "{question}" may be right more than 99.9 % of the time'
+    return f'{protection(epsilon)}: a guess at "{question}" is right at most {right} % of the time (a coin: 50 %)'
