@@ -1,8 +1,7 @@
 """A broker wants to know when a training ends within its slot: it sends messages, and times each acknowledgement.
 
-The board's network thread shares the interpreter with training, and answers later while that works: measured on 0.3.0,
-3.6 ms against 0.7 ms, and the end of a training of 16 seconds to 1.1 seconds. So what a board must not do within a slot is
-answer at all. Here the broker is the attacker, the board's agent and its link are the real ones, and the clock is a
+The board's network thread shares the interpreter with training, and answers later while that works (docs/privacy.md, "How
+many records a device has", gives the figures). So a board must not answer within a slot at all. Here the broker is the attacker, the board's agent and its link are the real ones, and the clock is a
 number, so that nothing depends on how busy the machine is.
 """
 
