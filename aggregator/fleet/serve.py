@@ -17,6 +17,7 @@ from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.read_again import ReadAgain
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.retained import ClearRetained
 from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.fleet.updating import Updating
@@ -47,6 +48,7 @@ def serve(path: Path, stop: threading.Event) -> None:
             Updating(folder, registry, known),
             ReadAgain(folder),
             LockOut(folder, registry),
+            ClearRetained(registry),
         ]
         enroller = Enroller(
             folder.config,

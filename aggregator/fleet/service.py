@@ -42,6 +42,9 @@ class Service(Protocol):
     def send(self, topic: str, payload: bytes) -> None:
         """Bytes as they are, such as chunks. Raises `LinkLost`."""
 
+    def clear(self, topic: str) -> None:
+        """The fleet's broker forgets what it retains of a topic. Raises `LinkLost`."""
+
 
 class Part:
     """Something that the service does besides enrolment."""
@@ -145,6 +148,9 @@ class FleetService:
     def send(self, topic: str, payload: bytes) -> None:
         self._fleet.publish(topic, payload)
 
+    def clear(self, topic: str) -> None:
+        self._fleet.publish(topic, b"", retain=True)
+
     def _on_event(self, event: LinkEvent, name: str, take: Callable[[Delivery], None]) -> None:
         if isinstance(event, LinkUp):
             log.info("connected to %s", name)
@@ -172,6 +178,8 @@ class FleetService:
 
     def _on_delivery(self, delivery: Delivery) -> None:
         topic = self.topics.parse(delivery.topic)
+        if not delivery.payload:
+            return  # what was retained is cleared, by this service or by a board
         if topic.kind == "renew" and topic.device is not None:
             _check_rate(self._renewals.take(topic.device))
             self.publish(self.topics.fleet(topic.device), self._answered(topic.device, delivery.payload))

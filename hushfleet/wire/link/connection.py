@@ -23,8 +23,8 @@ from hushfleet.wire.link.mailbox import Mailbox, Publish, Subscribe, Unsubscribe
 FILTERS_A_PACKET = 8  # AWS IoT takes no more in one SUBSCRIBE
 PACKETS_A_TURN = 64
 PING_SPREAD = 1 / 4
-"""In a pause each PINGREQ goes out at a moment that is drawn from this part of a keepalive: a busy machine sends it some
-milliseconds late, and among 15 seconds that tells next to nothing."""
+"""In a pause each PINGREQ goes out at a moment that is drawn from this part of a keepalive: a busy machine sends it
+some milliseconds late, and among 15 seconds that tells next to nothing."""
 _PINGREQ = b"\xc0\x00"
 _drawn = random.SystemRandom()
 
