@@ -1,16 +1,15 @@
 """A board with a good certificate makes the fleet's broker keep as much as it can for it, for ever. Real Mosquitto.
 
 A session that is not clean keeps all that is published for its board while that is away, and the broker keeps each
-message that is to be retained. With the configuration of 0.3.0 that was up to 256 MiB for each board, until the broker was
-started anew, also after the board was locked out. That a session ends by itself after an hour is shown for the other
-broker, which has the same line (`test_fill_the_brokers_memory.py`).
+message that is to be retained. With the configuration of 0.3.0 that was up to 256 MiB for each board, until the
+broker was started anew, also after the board was locked out. That a session ends by itself after an hour is shown for
+the other broker, which has the same line (`test_fill_the_brokers_memory.py`).
 """
 
 from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import paho.mqtt.client as paho
@@ -79,8 +78,8 @@ class Thief:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[FleetFolder]:
-    yield make_folder(tmp_path / "greenhouse", boards=1)
+def fleet(tmp_path: Path) -> FleetFolder:
+    return make_folder(tmp_path / "greenhouse", boards=1)
 
 
 def with_certificate(fleet: FleetFolder, home: Path) -> Board:

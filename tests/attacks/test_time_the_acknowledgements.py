@@ -1,9 +1,9 @@
 """A broker wants to know when a training ends within its slot: it sends messages, and times each acknowledgement.
 
-The board's network thread shares the interpreter with training, and answers later while that works. The figures are in
-docs/privacy.md, "How many records a device has". So a board must not answer within a slot at all. Here the broker is the
-attacker, the board's agent and its link are the real ones, and the clock is a number, so that nothing depends on how busy
-the machine is.
+The board's network thread shares the interpreter with training, and answers later while that works. The figures are
+in docs/privacy.md, "How many records a device has". So a board must not answer within a slot at all. Here the broker
+is the attacker, the board's agent and its link are the real ones, and the clock is a number, so that nothing depends
+on how busy the machine is.
 """
 
 from __future__ import annotations
