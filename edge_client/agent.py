@@ -102,6 +102,7 @@ class Agent:
         self._backlog: deque[LinkEvent] = deque()
         self._stop = threading.Event()
         self._up = False
+        self._is_mute = False  # between the announced beginning and end of a training whose length is a secret
         self._down_because = "no connection yet"
         self._status: DeviceStatus = "ready"
         self.health = None if config.fleet is None else BoardHealth(config, now=clock())
@@ -126,6 +127,7 @@ class Agent:
             self.tasks,
             self.store_check,
             announce=self._announce,
+            mute=self._mute,
             between_batches=self._between_batches,
             clock=clock,
             pacer=self._pacer,
@@ -158,7 +160,7 @@ class Agent:
     def step(self, longest_s: float) -> None:
         """Waits for one event, at most `longest_s` seconds, and does what can be done then."""
         self._supervisor.alive()
-        event = self._backlog.popleft() if self._backlog else self.link.receive(self._sleep_s(longest_s))
+        event = self._next_event(longest_s)
         self._pacer.begin()
         if event is not None:
             self._on_event(event)
@@ -167,7 +169,7 @@ class Agent:
         if self.blobs.fetch is None:
             self.rounds.advance()
         self._pacer.catch_up()
-        if self._up:
+        if self._up and not self._is_mute:
             try:
                 self._send_due()
             except LinkLost as error:
@@ -190,10 +192,16 @@ class Agent:
         ):
             self.link.subscribe(topic_filter)
 
+    def _next_event(self, longest_s: float) -> LinkEvent | None:
+        if self._is_mute:  # an answer would tell that the training has ended
+            self._stop.wait(self._sleep_s(longest_s))
+            return None
+        return self._backlog.popleft() if self._backlog else self.link.receive(self._sleep_s(longest_s))
+
     def _sleep_s(self, longest_s: float) -> float:
         now, quiet_until = self._clock(), self.rounds.quiet_until
         if quiet_until is not None:  # to the moment: steps of a second would follow the end of the training
-            longest_s = max(0.0, min(longest_s, quiet_until - now))
+            return max(0.0, min(longest_s, quiet_until - now))
         if not self._up:
             return longest_s
         upload = self._confirmed_upload
@@ -301,6 +309,8 @@ class Agent:
             raise Stopped
         if self._clock() > self.rounds.deadline:
             raise Superseded("its deadline has passed")
+        if self._is_mute:
+            return
         while len(self._backlog) < MAX_BACKLOG and (event := self.link.receive(0.0)) is not None:
             if isinstance(event, Delivery) and (
                 len(event.payload) > MAX_MESSAGE_BYTES or event.topic.startswith(f"{self.topics.prefix}/release/")
@@ -376,8 +386,16 @@ class Agent:
         if self.health is not None and isinstance(message, Decline | Offer):
             self.health.last_decline = message.code if isinstance(message, Decline) else None
 
+    def _mute(self) -> None:
+        """From now on the broker hears nothing, and nothing of it is read, until another status is announced."""
+        self._is_mute = True
+        self.link.pause()
+
     def _announce(self, status: DeviceStatus) -> None:
         self._status = status
+        if self._is_mute:
+            self._is_mute = False
+            self.link.resume()
         if status == "training" and self.rounds.plan is not None:
             self._waiting.is_("nothing", f"round {self.rounds.plan.round}: training")
         if self._up:

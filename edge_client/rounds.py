@@ -53,7 +53,8 @@ class RoundHandler:
     """The plan that the aggregator announced last, and what became of it here.
 
     :param store_check: whether the store is the newest one of its device.
-    :param announce: publishes the device's status.
+    :param announce: publishes the device's status, which ends what `mute` began.
+    :param mute: called where the end of the announced training is a secret: nothing is sent or read until its time.
     :param between_batches: called with the plan before each batch; may raise `Superseded` or `Stopped`.
     :param clock: monotonic seconds.
     :param pacer: makes training as slow as a simulated board's.
@@ -68,6 +69,7 @@ class RoundHandler:
         store_check: StoreCheck,
         *,
         announce: Callable[[DeviceStatus], None],
+        mute: Callable[[], None],
         between_batches: Callable[[RoundPlan], None],
         clock: Callable[[], float],
         pacer: Pacer,
@@ -82,6 +84,7 @@ class RoundHandler:
         self._tasks = tasks
         self._store_check = store_check
         self._announce = announce
+        self._mute = mute
         self._between_batches = between_batches
         self._clock = clock
         self._pacer = pacer
@@ -111,7 +114,6 @@ class RoundHandler:
 
     def on_new_task(self) -> None:
         """Another task was announced: the plan may belong to it."""
-        self._end_quiet()
         self.upload = None
         self._reconsider()
 
@@ -136,8 +138,6 @@ class RoundHandler:
         if same is None:
             self._resent_chunks = 0
             self._store_check.round_begins(self._clock())
-        if same is None or plan.phase != "open":
-            self._end_quiet()  # the round is over for everybody, whatever they have
         self.deadline = self._clock() + plan.deadline_s
         self._tasks.retry_after_full_disk()
         goes_on = same is not None and (plan.phase, plan.secure) == (same.phase, same.secure)
@@ -206,8 +206,8 @@ class RoundHandler:
         if self.quiet_until is not None:
             if self._clock() < self.quiet_until:
                 return
-            failed = self._held
-            self._end_quiet()
+            failed, self._held, self.quiet_until = self._held, None, None
+            self._announce("ready")
             if failed is not None:
                 self.decline_round(decline_reason(failed))
         if plan is None or plan.task != tasks.name:
@@ -365,6 +365,8 @@ class RoundHandler:
             task.use_processor("training ended the client abruptly")  # a power cut, or a fault of the GPU's driver
         nominal_s = task.nominal_seconds(params) if task.constant_time else None
         self._announce("training")
+        if nominal_s is not None:
+            self._mute()
         began = self._clock()
         try:
             with self._pacer.checked_by(lambda: self._between_batches(plan)):
@@ -404,11 +406,6 @@ class RoundHandler:
                 deadline=self.deadline,
                 deadline_s=plan.deadline_s,
             )
-
-    def _end_quiet(self) -> None:
-        if self.quiet_until is not None:
-            self.quiet_until, self._held = None, None
-            self._announce("ready")
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
         """Must not spoil a round that is committed: a full disk shows up at the next one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ class SqliteFile:
     :param schema: the statements that make the file, in one text.
     :param version: of `schema`.
     :param upgrades: older version -> the statements that make the next one of it.
+    :param functions: of one value each, which these statements may call by name.
     :param durable: False leaves syncing to the operating system: for simulations only.
     :param exclusive: locks the file for all others, until it is closed.
     :param timeout_s: how long another opener's lock is waited for.
@@ -36,6 +37,7 @@ class SqliteFile:
         schema: str,
         version: int,
         upgrades: Mapping[int, Sequence[str]] | None = None,
+        functions: Mapping[str, Callable[[Any], Any]] | None = None,
         durable: bool = True,
         exclusive: bool = False,
         timeout_s: float = 5.0,
@@ -48,6 +50,8 @@ class SqliteFile:
             raise StoreError(f"the folder {path.parent} cannot be made: {error.strerror}") from error
         with self._errors():
             self._db = sqlite3.connect(path, isolation_level=None, timeout=timeout_s)
+            for name, function in (functions or {}).items():
+                self._db.create_function(name, 1, function)
         try:
             self._open(schema, version, upgrades or {}, exclusive)
         except BaseException:

@@ -19,7 +19,8 @@ MAX_PACKET_BYTES = DEFAULT_MESSAGE_CAP_BYTES + 4096
 MAX_ENROLMENT_PACKET_BYTES = 72 * 1024  # an answer holds at most a message's 64 KiB
 MAX_ENROLMENT_CONNECTIONS = 1000
 MAX_QUEUED_MESSAGES = 5_000
-MAX_QUEUED_BYTES = 256 << 20
+MAX_WAITING_BYTES = 8 << 20  # for one client: queued, and once more in flight
+MEMORY_LIMIT_BYTES = 512 << 20  # of the heap; whoever publishes beyond it is disconnected
 _HASH_ITERATIONS = 101
 
 
@@ -47,8 +48,11 @@ _COMMON = """\
 persistence false
 max_packet_size {packet}
 max_inflight_messages 100
+max_inflight_bytes {bytes}
 max_queued_messages {messages}
 max_queued_bytes {bytes}
+memory_limit {memory}
+persistent_client_expiration 1h
 set_tcp_nodelay true
 sys_interval 0
 connection_messages false
@@ -74,10 +78,16 @@ def mosquitto_config(
 ) -> str:
     """The configuration of Mosquitto 2.0 and 2.1. Nothing persists; queues are bounded.
 
+    No client of Hushfleet asks the broker to keep its session. One that does so all the same makes the broker keep what
+    its queue holds: up to `MAX_WAITING_BYTES`, until it has been away for an hour, which is the least that Mosquitto
+    takes.
+
     :param host: where it listens; empty: everywhere.
     """
     text = _head(host=host, port=port, pid_file=pid_file)
-    text += _COMMON.format(packet=MAX_PACKET_BYTES, messages=MAX_QUEUED_MESSAGES, bytes=MAX_QUEUED_BYTES)
+    text += _COMMON.format(
+        packet=MAX_PACKET_BYTES, messages=MAX_QUEUED_MESSAGES, bytes=MAX_WAITING_BYTES, memory=MEMORY_LIMIT_BYTES
+    )
     if tls is None:
         return text + "allow_anonymous true\n"
     text += _TLS.format(tls=tls, acl_path=acl_path)
@@ -119,7 +129,6 @@ tls_version tlsv1.2
 max_connections {connections}
 max_keepalive 120
 retain_available false
-persistent_client_expiration 1h
 """
 
 
@@ -134,7 +143,7 @@ def enrolment_config(*, port: int, tls: BrokerTls, acl_path: Path, password_file
     2.0.11; clean ones: nothing), so those are forgotten after an hour, the least that Mosquitto takes.
     """
     text = _head(host="", port=port, pid_file=pid_file)
-    text += _COMMON.format(packet=MAX_ENROLMENT_PACKET_BYTES, messages=200, bytes=4 << 20)
+    text += _COMMON.format(packet=MAX_ENROLMENT_PACKET_BYTES, messages=200, bytes=4 << 20, memory=MEMORY_LIMIT_BYTES)
     return text + _ENROLMENT.format(
         tls=tls, acl_path=acl_path, password_file=password_file, connections=MAX_ENROLMENT_CONNECTIONS
     )

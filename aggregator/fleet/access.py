@@ -145,8 +145,8 @@ def _apply_devices(registry: FleetRegistry, register: DeviceRegister) -> None:
 
 
 def _write_revoked(folder: FleetFolder, registry: FleetRegistry) -> bool:
-    file, serials = folder.broker / "revoked.pem", registry.revoked_serials()
     now = datetime.datetime.now(datetime.UTC)
+    file, serials = folder.broker / "revoked.pem", registry.revoked_serials(now=now.timestamp())
     with contextlib.suppress(OSError, ValueError):
         before = read_revocations(file.read_bytes())
         # with a date to come, as a clock that was ahead has written it, brokers would refuse everybody

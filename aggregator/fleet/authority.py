@@ -8,6 +8,7 @@ signing request: name, purpose and dates are its own words. Extensions are those
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
+    PublicFormat,
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -168,6 +170,25 @@ def read_request(der: bytes, *, device: str) -> ec.EllipticCurvePublicKey:
     if names != [device]:
         raise Malformed(f"the signing request names {names}, and came from {device}")
     return key
+
+
+def key_digest(key: ec.EllipticCurvePublicKey) -> bytes:
+    """SHA-256 of a public key, as SubjectPublicKeyInfo in DER."""
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
+
+
+def tls_key_of(pem: bytes) -> bytes:
+    """`key_digest` of the key that a certificate of this authority is for."""
+    key = x509.load_pem_x509_certificate(pem).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key_digest(key)
+
+
+def is_fresh(pem: bytes, *, now: float) -> bool:
+    """Whether a certificate is in the first half of its life at `now`, unix seconds."""
+    certificate = x509.load_pem_x509_certificate(pem)
+    begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    return begin <= now < (begin + end) / 2
 
 
 class Revocations(NamedTuple):

@@ -1,16 +1,19 @@
 """Decides who gets a certificate: `Enroller.answer` is the whole rule, without a network.
 
 A board shows that it has its card's token by a proof that covers its id, its identity and its signing request
-(`enrolment_proof`), so nobody who sees a request can use it for a key of their own, and a request that is sent again
-gets the certificate that was given before, which is of use to the owner of the TLS key only. A board whose identity is
-known needs no token: it has signed the request by it. That is how certificates are renewed, also those that have ended.
+(`proven_by_token`), so nobody who sees a request can use it for a key of their own. A board whose identity is known
+needs no token: it has signed the request by it. That is how certificates are renewed, also those that have ended.
+
+A board keeps its TLS key. So a request for a key whose certificate is in the first half of its life gets that
+certificate again: whoever lost power before it was stored has it then, and a request that is sent again is of use to
+the owner of the TLS key only. A board has certificates for a few keys at most. So whoever asks once a second for
+another key makes nothing grow, and takes nothing from the board whose key has a certificate.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import hashlib
-import hmac
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,11 +21,11 @@ from dataclasses import astuple
 
 from hushfleet.aggregator.devices.enrolment import TokenBucket
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet.authority import Authority, read_request
+from hushfleet.aggregator.fleet.authority import Authority, is_fresh, key_digest, read_request
 from hushfleet.aggregator.fleet.folder import FleetConfig
 from hushfleet.aggregator.fleet.registry import FleetRegistry, Grant, Knock, RegisteredBoard
 from hushfleet.config.schema import unpack
-from hushfleet.errors import Malformed
+from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.chunks import MAX_RANGES
 from hushfleet.wire.format.fleet_messages import (
@@ -32,13 +35,15 @@ from hushfleet.wire.format.fleet_messages import (
     EnrolRequest,
     SpentRound,
     Verdict,
-    enrolment_proof,
+    proven_by_token,
 )
+from hushfleet.wire.format.identity import verify
 
 PENDING_RETRY_S = 30
 REFUSED_RETRY_S = 600
 KNOCKS_A_SECOND = 1.0  # of those without a token; each is a synced write
 MAX_KNOCKS_BURST = 50
+MAX_TLS_KEYS = 8  # of one board, with certificates that hold
 CHARGES_AT_ONCE = 4096  # what a request costs is bounded, whatever a board has spent
 _RANGE_BYTES, _CARRIED_BYTES = 11, 40  # at most, as msgpack: a range; `CarriedRounds` beside its task and charge
 
@@ -65,6 +70,7 @@ class Enroller:
         self._config, self._registry, self._register, self._authority = config, registry, register, authority
         self._on_granted, self._clock = on_granted, clock
         self._strangers = TokenBucket(KNOCKS_A_SECOND, MAX_KNOCKS_BURST, now=clock())
+        self._warned = set[str]()
 
     def answer(self, request: EnrolRequest) -> EnrolAnswer:
         """:param request: whose frame was signed by the key that it names. Raises `StoreError`."""
@@ -82,10 +88,13 @@ class Enroller:
             key = read_request(request.csr, device=request.device)
         except Malformed as error:
             return _no(request, str(error))
-        now = self._clock()
-        digest = hashlib.sha256(request.csr).digest()
-        pem = self._registry.certificate(request.device, request.public_key, digest, now=now)
+        now, tls_key = self._clock(), key_digest(key)
+        held = self._registry.certificates(request.device, request.public_key, tls_key, now=now)
+        pem = next((each for each in held if is_fresh(each, now=now)), None)
         if pem is None:
+            others = self._registry.tls_keys(request.device, request.public_key, now=now) - {tls_key}
+            if len(others) >= MAX_TLS_KEYS:
+                return self._has_enough(request)
             issued = self._authority.sign_client(
                 request.device,
                 key,
@@ -93,7 +102,7 @@ class Enroller:
                 now=datetime.datetime.fromtimestamp(now, datetime.UTC),
             )
             pem = issued.pem
-            grant = Grant(issued.serial, digest, pem, issued.not_after)
+            grant = Grant(issued.serial, tls_key, pem, issued.not_after)
             self._registry.grant(board, request.public_key, grant, token=token, now=now)
             log.info("%s has a certificate, for the key %s", request.device, request.public_key.hex())
             self._on_granted()
@@ -115,17 +124,17 @@ class Enroller:
         )
 
     def _token_of(self, request: EnrolRequest) -> bytes | None:
-        """SHA-256 of the token that the request proves, if it does."""
-        for digest in self._registry.tokens(request.device, now=self._clock()):
-            proof = enrolment_proof(
-                digest,
-                federation=self._config.federation,
-                device=request.device,
-                csr=request.csr,
-                public_key=request.public_key,
-            )
-            if hmac.compare_digest(proof, request.proof):
-                return digest
+        """The public key of the token that the request proves, if it does."""
+        signed = proven_by_token(
+            federation=self._config.federation,
+            device=request.device,
+            csr=request.csr,
+            public_key=request.public_key,
+        )
+        for key in self._registry.tokens(request.device, now=self._clock()):
+            with contextlib.suppress(BadSignature):
+                verify(key, signed, request.proof)
+                return key
         return None
 
     def _why_not(self, board: RegisteredBoard, *, has_token: bool) -> tuple[Verdict, str] | None:
@@ -146,6 +155,17 @@ class Enroller:
                 f"hushfleet fleet approve DIR {device}"
             )
         return None
+
+    def _has_enough(self, request: EnrolRequest) -> EnrolAnswer:
+        reason = (
+            f"{request.device} has certificates for {MAX_TLS_KEYS} other TLS keys, and gets one for this key when the "
+            "first of them has ended. A board needs one: if it has not made them itself, somebody has its key: "
+            f"hushfleet fleet renew DIR {request.device} --new-card"
+        )
+        if request.device not in self._warned:  # at most one name for each board of the fleet
+            self._warned.add(request.device)
+            log.warning("%s", reason)
+        return EnrolAnswer(request.device, request.nonce, "pending", b"", reason, REFUSED_RETRY_S)
 
     def _kept_out(self, request: EnrolRequest, verdict: Verdict, reason: str, *, has_token: bool) -> EnrolAnswer:
         if has_token or self._strangers.take(self._clock()):

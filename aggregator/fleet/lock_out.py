@@ -5,6 +5,9 @@ stay so, deaf and mute, and not know why. But of two connections with one client
 fleet's broker takes the client id from the certificate. So the authority signs one in the board's name, and whoever has
 its key connects with it once: that is this service alone, since the key is made here and forgotten. The board's own
 certificate is revoked by then; it asks for another one, and is told why it gets none.
+
+A session that the broker was asked to keep ends by that as well, with all that waits in it. What the board has had
+retained is cleared.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pathlib import Path
 from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.retained import ever_retained
 from hushfleet.aggregator.fleet.service import Part, Service
 from hushfleet.errors import BadInput
 from hushfleet.wire.link.address import BrokerAddress
@@ -53,6 +57,8 @@ class LockOut(Part):
         ripe = [device for device, since in self._since.items() if now >= since + _LISTS_READ_S]
         # the latest first: a service that has just started has all that were ever locked out before it
         for device in sorted(set(ripe) - self._done, key=lambda each: (-self._since[each], each))[:1]:
+            for topic in ever_retained(service.topics, device):
+                service.clear(topic)
             self._done.add(device)
             try:
                 self._taking = _Session(self._folder, device, give_up=now + PATIENCE_S)

@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
+from hushfleet.aggregator.fleet.authority import tls_key_of
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.sqlite_file import Row, SqliteFile
+from hushfleet.wire.format.fleet_messages import token_seed
+from hushfleet.wire.format.identity import Identity
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "fleet.sqlite"
 MAX_KNOCKS = 8
+LISTED_AFTER_END_S = 86400.0
+KEPT_AFTER_END_S = 366 * 86400.0  # a clock that is ahead for less than that, and then set, harms nothing
 _WHILE_BLOCKED, _FOR_GOOD = 1, 2  # how a certificate is revoked
 
 _SCHEMA = """
@@ -26,7 +31,7 @@ CREATE TABLE boards (
     certificate_end REAL, enrolled REAL
 ) WITHOUT ROWID;
 CREATE TABLE tokens (
-    digest BLOB PRIMARY KEY, id TEXT NOT NULL REFERENCES boards ON DELETE CASCADE, expires REAL NOT NULL,
+    public_key BLOB PRIMARY KEY, id TEXT NOT NULL REFERENCES boards ON DELETE CASCADE, expires REAL NOT NULL,
     uses_left INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE sightings (
@@ -35,7 +40,7 @@ CREATE TABLE sightings (
 ) WITHOUT ROWID;
 CREATE TABLE processes (name TEXT PRIMARY KEY, state TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE certificates (
-    serial TEXT PRIMARY KEY, id TEXT NOT NULL, public_key BLOB NOT NULL, request BLOB NOT NULL, pem BLOB NOT NULL,
+    serial TEXT PRIMARY KEY, id TEXT NOT NULL, public_key BLOB NOT NULL, tls_key BLOB NOT NULL, pem BLOB NOT NULL,
     not_after REAL NOT NULL, revoked INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE knocks (
@@ -54,6 +59,17 @@ CREATE TABLE offered (
     number INTEGER NOT NULL, id TEXT NOT NULL, at REAL NOT NULL, good_at REAL, PRIMARY KEY (number, id)
 ) WITHOUT ROWID;
 """
+
+# Version 1 had SHA-256 of tokens, with which whoever could read them could enrol, and of signing requests.
+_UPGRADES = {
+    1: (
+        "PRAGMA secure_delete = ON",
+        "ALTER TABLE tokens RENAME COLUMN digest TO public_key",
+        "UPDATE tokens SET public_key = key_of_token_digest(public_key)",
+        "ALTER TABLE certificates RENAME COLUMN request TO tls_key",
+        "UPDATE certificates SET tls_key = tls_key_of(pem)",
+    )
+}
 
 _COLUMNS = "id, board, place, wifi, labels, public_key, state, reason, certificate_end, enrolled"
 
@@ -86,12 +102,12 @@ class RegisteredBoard:
 class Grant:
     """A certificate that was signed for a board.
 
-    :param request: SHA-256 of the signing request.
+    :param tls_key: SHA-256 of the TLS key that it is for (`authority.key_digest`).
     :param not_after: unix seconds.
     """
 
     serial: int
-    request: bytes
+    tls_key: bytes
     pem: bytes
     not_after: float
 
@@ -115,7 +131,10 @@ class FleetRegistry(SqliteFile):
     """The registry of the fleet in `folder`. Raises `StoreError` for a file that is damaged or of another version."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(Path(folder) / FILE_NAME, schema=_SCHEMA, version=SCHEMA_VERSION)
+        functions = {"key_of_token_digest": _key_of_token_digest, "tls_key_of": tls_key_of}
+        super().__init__(
+            Path(folder) / FILE_NAME, schema=_SCHEMA, version=SCHEMA_VERSION, upgrades=_UPGRADES, functions=functions
+        )
         self._seen_version = self.row("PRAGMA data_version")
 
     def was_changed(self) -> bool:
@@ -160,33 +179,40 @@ class FleetRegistry(SqliteFile):
                 along()
 
     def add_token(self, device: str, token: bytes, *, expires: float) -> None:
-        """Keeps the SHA-256 of a new token for `device`, whose earlier ones hold no longer.
+        """Keeps what a new token for `device` is checked by and cannot be made of; earlier ones hold no longer.
 
         :param expires: unix seconds.
         """
         with self.transaction():
             self.write("DELETE FROM tokens WHERE id = ?", (device,))
-            digest = hashlib.sha256(token).digest()
-            self.write("INSERT INTO tokens VALUES (?, ?, ?, 1)", (digest, device, expires))
+            key = _key_of_token_digest(hashlib.sha256(token).digest())
+            self.write("INSERT INTO tokens VALUES (?, ?, ?, 1)", (key, device, expires))
 
     def tokens(self, device: str, *, now: float) -> list[bytes]:
-        """SHA-256 of those that hold."""
-        query = "SELECT digest FROM tokens WHERE id = ? AND expires > ? AND uses_left > 0"
-        return [digest for (digest,) in self.rows(query, (device, now))]
+        """Public keys of those that hold: a proof of one is a signature by it."""
+        query = "SELECT public_key FROM tokens WHERE id = ? AND expires > ? AND uses_left > 0"
+        return [key for (key,) in self.rows(query, (device, now))]
 
     # certificates
 
-    def certificate(self, device: str, public_key: bytes, request: bytes, *, now: float) -> bytes | None:
-        """That was given for this very signing request before, if it still holds.
+    def certificates(self, device: str, public_key: bytes, tls_key: bytes, *, now: float) -> list[bytes]:
+        """Those for a TLS key of the board that hold, PEM.
 
-        :param request: SHA-256 of the signing request.
+        :param tls_key: SHA-256 of it.
         """
-        row = self.row(
-            "SELECT pem FROM certificates WHERE id = ? AND public_key = ? AND request = ? AND not_after > ? "
-            "AND revoked = 0",
-            (device, public_key, request, now),
+        query = (
+            "SELECT pem FROM certificates WHERE id = ? AND public_key = ? AND tls_key = ? AND not_after > ? "
+            "AND revoked = 0 ORDER BY not_after DESC"
         )
-        return None if row is None else row[0]
+        return [pem for (pem,) in self.rows(query, (device, public_key, tls_key, now))]
+
+    def tls_keys(self, device: str, public_key: bytes, *, now: float) -> set[bytes]:
+        """SHA-256 of those TLS keys for which the board has certificates that hold."""
+        query = (
+            "SELECT DISTINCT tls_key FROM certificates WHERE id = ? AND public_key = ? AND not_after > ? "
+            "AND revoked = 0"
+        )
+        return {key for (key,) in self.rows(query, (device, public_key, now))}
 
     def grant(
         self, board: RegisteredBoard, public_key: bytes, issued: Grant, *, token: bytes | None, now: float
@@ -194,7 +220,7 @@ class FleetRegistry(SqliteFile):
         """The board is in the fleet with this key and certificate; one use of the token is gone.
 
         :param board: as it was when that was decided. Raises `StoreError` where its operator has changed it since.
-        :param token: SHA-256 of it; None where none was needed.
+        :param token: its public key; None where none was needed.
         """
         device = board.device
         with self.transaction():
@@ -202,7 +228,7 @@ class FleetRegistry(SqliteFile):
                 raise StoreError(f"{device} was changed while its certificate was made; it asks again")
             self.write(
                 "INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?, 0)",
-                (f"{issued.serial:x}", device, public_key, issued.request, issued.pem, issued.not_after),
+                (f"{issued.serial:x}", device, public_key, issued.tls_key, issued.pem, issued.not_after),
             )
             self.write(
                 "UPDATE boards SET public_key = ?2, state = 'enrolled', reason = NULL, certificate_end = ?3, "
@@ -210,12 +236,15 @@ class FleetRegistry(SqliteFile):
                 (device, public_key, issued.not_after, now),
             )
             if token is not None:
-                self.write("UPDATE tokens SET uses_left = uses_left - 1 WHERE digest = ?", (token,))
+                self.write("UPDATE tokens SET uses_left = uses_left - 1 WHERE public_key = ?", (token,))
+            self.write("DELETE FROM certificates WHERE not_after <= ?", (now - KEPT_AFTER_END_S,))
             self.write("DELETE FROM tokens WHERE uses_left < 1 OR expires <= ?", (now,))
             self.write("DELETE FROM knocks WHERE id = ?", (device,))
 
-    def revoked_serials(self) -> set[int]:
-        return {int(serial, 16) for (serial,) in self.rows("SELECT serial FROM certificates WHERE revoked")}
+    def revoked_serials(self, *, now: float) -> set[int]:
+        """Of those that have not ended a day ago, since a broker refuses the others by their date."""
+        query = "SELECT serial FROM certificates WHERE revoked AND not_after > ?"
+        return {int(serial, 16) for (serial,) in self.rows(query, (now - LISTED_AFTER_END_S,))}
 
     def locked_out(self) -> list[str]:
         """Ids that must not be connected: blocked, forgotten, or of a card that the next one has not replaced yet."""
@@ -286,6 +315,11 @@ class FleetRegistry(SqliteFile):
             self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
             for table in ("tokens", "knocks", "boards"):
                 self.write(f"DELETE FROM {table} WHERE id = ?", (device,))
+
+
+def _key_of_token_digest(digest: bytes) -> bytes:
+    """The public key of the token with this SHA-256."""
+    return Identity.from_bytes(token_seed(digest)).public_key
 
 
 def _board(row: Row) -> RegisteredBoard:

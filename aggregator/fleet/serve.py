@@ -18,6 +18,7 @@ from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.read_again import ReadAgain
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.retained import ClearRetained
 from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.fleet.telling_newest import TellingNewest
@@ -68,6 +69,7 @@ def serve(path: Path, stop: threading.Event) -> None:
             TellingNewest(folder, registry),
             ReadAgain(folder),
             LockOut(folder, registry),
+            ClearRetained(registry),
         ]
         enroller = Enroller(
             folder.config,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from hushfleet.aggregator.devices.enrolment import TokenBucket
 from hushfleet.aggregator.fleet.enrolment import Enroller
-from hushfleet.errors import BadSignature, LinkLost, Malformed, StoreError, TooLarge, WireError
+from hushfleet.errors import BadSignature, LinkLost, Malformed, OtherVersion, StoreError, TooLarge, WireError
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Message, decode_message, encode_message
@@ -25,6 +25,7 @@ REQUESTS_A_SECOND = 50.0
 MAX_REQUESTS_BURST = 500
 RENEWALS_A_SECOND = 1.0  # of one board
 MAX_RENEWALS_BURST = 20
+MAX_WARNED = 1000
 WAIT_S = 0.1
 APPLY_AGAIN_S = 5.0
 
@@ -41,6 +42,9 @@ class Service(Protocol):
 
     def send(self, topic: str, payload: bytes) -> None:
         """Bytes as they are, such as chunks. Raises `LinkLost`."""
+
+    def clear(self, topic: str) -> None:
+        """The fleet's broker forgets what it retains of a topic. Raises `LinkLost`."""
 
 
 class Part:
@@ -92,6 +96,7 @@ class FleetService:
         # can spend these, since no signature is checked before: so they are none of the above.
         self._returns = _BucketOfEach(clock)
         self._up = False
+        self._other_versions = set[str]()
         self._stale, self._apply_at = False, 0.0  # whether the registry is ahead of what `apply` writes
 
     def run(self, stop: threading.Event) -> None:
@@ -145,6 +150,9 @@ class FleetService:
     def send(self, topic: str, payload: bytes) -> None:
         self._fleet.publish(topic, payload)
 
+    def clear(self, topic: str) -> None:
+        self._fleet.publish(topic, b"", retain=True)
+
     def _on_event(self, event: LinkEvent, name: str, take: Callable[[Delivery], None]) -> None:
         if isinstance(event, LinkUp):
             log.info("connected to %s", name)
@@ -156,10 +164,18 @@ class FleetService:
             except (LinkLost, StoreError) as error:  # the board asks again
                 self._stale |= isinstance(error, StoreError)  # what was granted may not be applied
                 log.warning("%s", error)
+            except OtherVersion as error:
+                self._warn_of_version(event.topic, error)
             except WireError as error:
                 log.debug("a message on %.120r was ignored: %s", event.topic, error)
             except Exception:  # whatever strangers send must not end the service
                 log.exception("a message on %.120r could not be handled", event.topic)
+
+    def _warn_of_version(self, topic: str, error: OtherVersion) -> None:
+        """Once for each topic, and for so many of them as strangers may invent."""
+        if topic not in self._other_versions and len(self._other_versions) < MAX_WARNED:
+            self._other_versions.add(topic)
+            log.warning("%.120s: %s. A board that has no certificate yet needs its card written anew", topic, error)
 
     def _on_request(self, delivery: Delivery) -> None:
         topic = self.topics.parse(delivery.topic)
@@ -172,6 +188,8 @@ class FleetService:
 
     def _on_delivery(self, delivery: Delivery) -> None:
         topic = self.topics.parse(delivery.topic)
+        if not delivery.payload:
+            return  # what was retained is cleared, by this service or by a board
         if topic.kind == "renew" and topic.device is not None:
             _check_rate(self._renewals.take(topic.device))
             self.publish(self.topics.fleet(topic.device), self._answered(topic.device, delivery.payload))

@@ -25,7 +25,15 @@ from hushfleet.edge_client.net.rate_limits import Backoff, RejectedMessages
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LinkLost, Malformed, StoreError, WireError
 from hushfleet.wire.format.fields import NONCE_BYTES
-from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, EnrolRequest, SpentRound, enrolment_proof
+from hushfleet.wire.format.fleet_messages import (
+    CarriedRounds,
+    EnrolAnswer,
+    EnrolRequest,
+    SpentRound,
+    proven_by_token,
+    token_seed,
+)
+from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message, encode_message
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkUp
@@ -127,9 +135,9 @@ class Enrolment:
         token = read_token(self._fleet.token_file)
         if token is None:
             return b""
-        digest = hashlib.sha256(token).digest()
-        return enrolment_proof(
-            digest, federation=self._federation, device=self._tls.device, csr=request, public_key=public_key
+        key = Identity.from_bytes(token_seed(hashlib.sha256(token).digest()))
+        return key.sign(
+            proven_by_token(federation=self._federation, device=self._tls.device, csr=request, public_key=public_key)
         )
 
     def _erase_token(self) -> None:

@@ -280,21 +280,31 @@ def test_a_round_that_fails_on_a_full_disk_is_declined_at_the_end_of_the_slot(
     assert bench.store.ledger.rounds_charged() == 1
 
 
-def test_a_round_that_closes_ends_the_slot(
+def test_nothing_that_is_said_ends_the_slot(
     make_bench: Make,  # noqa: F811
     records: Package,
     config: DeviceConfig,  # noqa: F811
 ) -> None:
-    """Nothing is said before it: no offer, and no decline either, whatever fails meanwhile."""
+    """Whoever could end it would learn from later updates whether the round was charged by then."""
     bench = make_bench(records, replace(config, limits=replace(config.limits, constant_time=True)))
     bench.until(lambda: bool(bench.server.births))
     bench.server.open_round(1)
     bench.until(lambda: bench.agent.rounds.quiet_until is not None)
+    asked = len(bench.server.asks)
     bench.agent.rounds.decline_round(DeclineReason("disk", "there is no room"))
-    bench.steps(5)
-    assert bench.server.births[-1].state == "training"
-    assert bench.server.offers == bench.server.declines == []
+    bench.server.epoch += 1  # an aggregator that comes back is asked, and told of the device
+    bench.server.announce()
     bench.server.open_round(1, phase="closed")
+    bench.hub.cut(DEVICE)
+    bench.hub.restore(DEVICE)
+    bench.steps(5)
+    assert bench.server.births[-1].state == "lost", "which the broker says"
+    assert bench.server.offers == bench.server.declines == []
+    assert len(bench.server.asks) == asked
+    assert bench.agent.rounds.quiet_until is not None
+    bench.clock.now = bench.agent.rounds.quiet_until
     bench.until(lambda: bench.server.births[-1].state == "ready")
-    assert bench.server.offers == []
     assert bench.store.ledger.rounds_charged() == 1
+    bench.server.open_round(2)
+    bench.until(lambda: bench.agent.rounds.quiet_until is not None)
+    assert bench.store.ledger.rounds_charged() == 2

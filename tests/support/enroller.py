@@ -18,7 +18,7 @@ from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, enrolment_proof
+from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, proven_by_token, token_seed
 from hushfleet.wire.format.identity import Identity
 from support.desk import FEDERATION, issue_token, make_folder
 
@@ -29,6 +29,10 @@ class Desk:
     def __init__(self, path: Path, *, boards: int = 3, **policy: Any) -> None:
         self.now = 1_800_000_000.0
         self.folder = make_folder(path / "fleet", boards=boards, **policy)
+        self.open()
+
+    def open(self) -> None:
+        """Also again, after `close`."""
         self.registry, self.register = FleetRegistry(self.folder.path), DeviceRegister(self.folder.aggregator)
         self.authority = Authority.load(self.folder.ca / "ca.pem", self.folder.ca / "ca.key")
         self.applied = 0
@@ -71,14 +75,11 @@ class Asker:
     def proof(self, csr: bytes, *, federation: str = FEDERATION, device: str | None = None) -> bytes:
         if self.token is None:
             return b""
-        digest = hashlib.sha256(self.token.encode()).digest()
-        return enrolment_proof(
-            digest,
-            federation=federation,
-            device=device or self.device,
-            csr=csr,
-            public_key=self.identity.public_key,
+        key = Identity.from_bytes(token_seed(hashlib.sha256(self.token.encode()).digest()))
+        signed = proven_by_token(
+            federation=federation, device=device or self.device, csr=csr, public_key=self.identity.public_key
         )
+        return key.sign(signed)
 
     def request(self, **changes: Any) -> EnrolRequest:
         csr = changes.get("csr", self.csr)

@@ -178,6 +178,7 @@ class LocalLink:
         self._hub = hub
         self._events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
         self._filters: dict[str, None] = {}
+        self.is_paused = False
 
     def open(self) -> None:
         with self._hub._lock:
@@ -199,13 +200,21 @@ class LocalLink:
         cap = self._hub.message_cap_bytes
         if len(payload) > cap:
             raise TooLarge(f"a message of {len(payload)} bytes is above the cap of {cap}; send it in chunks")
+        assert not self.is_paused, "the owner of a paused link sends nothing"
         with self._hub._lock:
             if not self._is_connected():
                 raise LinkLost(f"the link of {self.client_id!r} is not connected; nothing was sent")
             if self.client_id not in self._hub.denied:
                 self._hub._publish(topic, bytes(payload), retain=retain)
 
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+
     def receive(self, timeout_s: float) -> LinkEvent | None:
+        assert not self.is_paused, "the owner of a paused link hears nothing"
         try:
             return self._events.get_nowait()
         except queue.Empty:

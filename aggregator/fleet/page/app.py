@@ -79,9 +79,24 @@ class Source:
         return Seen(view, render_parts(view))
 
 
+class EventStream(StreamingResponse):
+    """Server-sent events, counted among `open_streams` from the request on: its first lines come later."""
+
+    def __init__(self, lines: AsyncIterator[str], open_streams: set[EventStream]) -> None:
+        super().__init__(lines, media_type="text/event-stream")
+        self._open_streams = open_streams
+        open_streams.add(self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._open_streams.discard(self)
+
+
 def page_app(make_view: Callable[[], FleetView], token: str) -> Starlette:
     """:param token: who has it may look."""
-    source, streams = Source(make_view), set[int]()
+    source, streams = Source(make_view), set[EventStream]()
 
     async def show(request: Request) -> Response:
         seen = await source.newest()
@@ -93,27 +108,23 @@ def page_app(make_view: Callable[[], FleetView], token: str) -> Starlette:
     async def events(request: Request) -> Response:
         if len(streams) >= MAX_STREAMS:
             return PlainTextResponse("too many look at this page at once\n", 503)
-        return StreamingResponse(changes(id(request)), media_type="text/event-stream")
+        return EventStream(changes(), streams)
 
-    async def changes(who: int) -> AsyncIterator[str]:
+    async def changes() -> AsyncIterator[str]:
         """Server-sent events (WHATWG HTML, 9.2): the parts that have changed, as JSON; a comment now and then."""
         sent: dict[str, str] = {}
         said_at = 0.0
-        streams.add(who)
-        try:
-            while True:
-                seen, now = await source.newest(), time.monotonic()
-                changed = {name: html for name, html in seen.parts.items() if sent.get(name) != html}
-                if changed:
-                    yield f"data: {json.dumps({'at': seen.view.at, 'parts': changed})}\n\n"
-                elif now - said_at >= ALIVE_S:
-                    yield ": still there\n\n"
-                else:
-                    await asyncio.sleep(EVERY_S)
-                    continue
-                sent, said_at = seen.parts, now
-        finally:
-            streams.discard(who)
+        while True:
+            seen, now = await source.newest(), time.monotonic()
+            changed = {name: html for name, html in seen.parts.items() if sent.get(name) != html}
+            if changed:
+                yield f"data: {json.dumps({'at': seen.view.at, 'parts': changed})}\n\n"
+            elif now - said_at >= ALIVE_S:
+                yield ": still there\n\n"
+            else:
+                await asyncio.sleep(EVERY_S)
+                continue
+            sent, said_at = seen.parts, now
 
     files = {
         "/look.css": (LOOK.read_text("utf-8"), "text/css"),

@@ -15,7 +15,7 @@ from hushfleet.wire.format.chunks import DEFAULT_CHUNK_BYTES, Ranges, check_rang
 from hushfleet.wire.format.fields import DeclineCode, Nonce, PublicKey, Reason, Text, WithReason
 from hushfleet.wire.format.topics import Name
 
-PROOF_BYTES = 32
+PROOF_BYTES = 64
 MAX_CSR_BYTES = 2048
 MAX_CERTIFICATE_BYTES = 16 * 1024
 MAX_CARRIED = 1000
@@ -39,7 +39,7 @@ class EnrolRequest(Checked):
 
     :param csr: a certificate signing request (PKCS #10, DER) for the board's TLS key; its common name is the device id.
     :param public_key: of the board's identity, which signs this frame.
-    :param proof: that the board has the token (`enrolment_proof`). Empty: it has none, as for a renewal.
+    :param proof: a signature of `proven_by_token` by the token's key. Empty: it has no token, as for a renewal.
     :param nonce: the answer names it.
     :param after: only what was spent after this task and round is still to be told (`EnrolAnswer.up_to`).
     """
@@ -54,13 +54,23 @@ class EnrolRequest(Checked):
     after: SpentRound | None = later(None)
 
 
-def enrolment_proof(token_digest: bytes, *, federation: str, device: str, csr: bytes, public_key: bytes) -> bytes:
-    """What shows that somebody has the token without sending it: HMAC-SHA256 over the request, 32 bytes.
+def token_seed(token_digest: bytes) -> bytes:
+    """Seed of the Ed25519 key that a token stands for, 32 secret bytes.
 
-    :param token_digest: SHA-256 of the token, which is all that the fleet service keeps of it.
+    The fleet service keeps the public key alone, which checks a proof and cannot make one.
+
+    :param token_digest: SHA-256 of the token.
+    """
+    return hmac.digest(token_digest, b"hushfleet enrolment key", "sha256")
+
+
+def proven_by_token(*, federation: str, device: str, csr: bytes, public_key: bytes) -> bytes:
+    """The bytes that a board signs by its token's key, to show that it has the token without sending it.
+
+    :param public_key: of the board's identity.
     """
     fields = (b"hushfleet enrolment", federation.encode(), device.encode(), public_key, csr)
-    return hmac.digest(token_digest, b"\0".join(hashlib.sha256(field).digest() for field in fields), "sha256")
+    return b"\0".join(hashlib.sha256(field).digest() for field in fields)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ paho is used by its external-loop interface, and by one thread only: callbacks n
 
 from __future__ import annotations
 
+import contextlib
+import random
 import selectors
 import socket
 import time
@@ -20,6 +22,11 @@ from hushfleet.wire.link.mailbox import Mailbox, Publish, Subscribe, Unsubscribe
 
 FILTERS_A_PACKET = 8  # AWS IoT takes no more in one SUBSCRIBE
 PACKETS_A_TURN = 64
+PING_SPREAD = 1 / 4
+"""In a pause each PINGREQ goes out at a moment that is drawn from this part of a keepalive: a busy machine sends it
+some milliseconds late, and among 15 seconds that tells next to nothing."""
+_PINGREQ = b"\xc0\x00"
+_drawn = random.SystemRandom()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +124,18 @@ class Connection:
         # else every small message behind a PUBACK waits 40 ms for the broker's delayed TCP acknowledgement
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
+            number = mailbox.pause_wanted  # before the orders, of which those that came before the pause must be sent
             self._execute_orders()
             if mailbox.closing and self._said_goodbye():
                 return "closed"
             problem = self._problem()
             if problem:
                 return problem
+            if number:
+                if not (self._up and self._sent_all(selector, sock)):
+                    return self._problem() or "the link was paused, and the connection was not ready for that"
+                self._keep_pause(selector, sock, number)
+                continue
             wanted = 0 if mailbox.is_full else selectors.EVENT_READ
             if client.want_write():
                 wanted |= selectors.EVENT_WRITE
@@ -132,6 +145,37 @@ class Connection:
             if client.want_write():
                 client.loop_write()
             client.loop_misc()
+
+    def _sent_all(self, selector: selectors.BaseSelector, sock: Any) -> bool:
+        """Whether the network takes what is queued, within `answer_s`; nothing is read meanwhile."""
+        client, limit = self._client, time.monotonic() + self._options.timing.answer_s
+        while client.want_write() and client.socket() is not None and time.monotonic() < limit:
+            self._wait(selector, sock, selectors.EVENT_WRITE)
+            client.loop_write()
+        return client.socket() is not None and not client.want_write()
+
+    def _keep_pause(self, selector: selectors.BaseSelector, sock: Any, number: int) -> None:
+        """Until the end of pause `number`; then reads what has come.
+
+        The broker drops who has sent nothing for one and a half times the keepalive. So a PINGREQ goes out in each,
+        past paho, which would wait for the answer. That the connection is lost is found when it is read again.
+        """
+        mailbox, keepalive_s = self._mailbox, float(self._options.keepalive_s)
+        if sock in selector.get_map():
+            selector.unregister(sock)
+        mailbox.paused(number)
+        turn_at = time.monotonic() + keepalive_s
+        ping_at = turn_at + _drawn.uniform(0.0, PING_SPREAD * keepalive_s)
+        while mailbox.pause_wanted == number:
+            if selector.select(max(0.0, ping_at - time.monotonic())):
+                mailbox.drain_wake()
+            elif time.monotonic() >= ping_at:
+                with contextlib.suppress(OSError):
+                    sock.send(_PINGREQ)
+                turn_at += keepalive_s
+                ping_at = turn_at + _drawn.uniform(0.0, PING_SPREAD * keepalive_s)
+        self._deadline = time.monotonic() + self._options.timing.answer_s
+        self._read()  # the answers to these, before paho looks at the time
 
     def _wait(self, selector: selectors.BaseSelector, sock: Any, wanted: int) -> None:
         registered = sock in selector.get_map()

@@ -80,5 +80,15 @@ class Link(Protocol):
     def receive(self, timeout_s: float) -> LinkEvent | None:
         """The next event, or None after `timeout_s` seconds."""
 
+    def pause(self) -> None:
+        """Send what is queued; from then on nothing is read from the network, and nothing but keepalives is sent.
+
+        Returns once that is so. A broker then sees nothing that follows how busy this machine is. A connection that is
+        being made is given up, and none is made, until `resume`; the owner sends nothing meanwhile.
+        """
+
+    def resume(self) -> None:
+        """End of a `pause`: what has come meanwhile is read now. No effect where nothing is paused."""
+
     def close(self) -> None:
         """Say goodbye to the broker (the will is not published) and release everything."""

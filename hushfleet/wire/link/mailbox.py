@@ -61,6 +61,8 @@ class Mailbox:
         self._up = False
         self._generation = 0
         self._give_up_reason = ""
+        self._pauses = 0  # so far
+        self._pause = self._paused = 0  # number of the one that the owner wants, 0: none; and that the thread keeps
 
     # the owner's side
 
@@ -109,9 +111,28 @@ class Mailbox:
                     self.wake()
             return event
 
+    def pause(self) -> None:
+        with self._changed:
+            self._pauses += 1
+            self._pause = self._pauses
+            self._changed.notify_all()
+        self.wake()
+
+    def is_paused(self, *, within_s: float) -> bool:
+        """Whether the thread says nothing any more; waits for that."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._paused == self._pause, within_s)
+
+    def resume(self) -> None:
+        with self._changed:
+            self._pause = 0
+            self._changed.notify_all()
+        self.wake()
+
     def close(self, *, within_s: float) -> None:
         """Ask the thread to send what is queued, say goodbye and end."""
         with self._changed:
+            self._pause = 0
             self.closing = True
             self.close_by = time.monotonic() + within_s
             self._changed.notify_all()
@@ -186,10 +207,30 @@ class Mailbox:
         with self._changed:
             return self._received_bytes >= RECEIVED_CAP_BYTES
 
-    def wait_closing(self, timeout_s: float) -> None:
-        """Sleep, but not longer than until `close`."""
+    @property
+    def pause_wanted(self) -> int:
+        """The number of the pause that the owner wants; 0: none."""
         with self._changed:
-            self._changed.wait_for(lambda: self.closing, timeout_s)
+            return self._pause
+
+    def paused(self, number: int) -> None:
+        """Pause `number` has begun: all that was queued before it is sent, or there is no connection."""
+        with self._changed:
+            self._paused = number
+            self._changed.notify_all()
+
+    def wait_resumed(self) -> None:
+        """Sleep through pauses."""
+        with self._changed:
+            while self._pause:
+                self._paused = self._pause
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._pause != self._paused)
+
+    def wait_closing(self, timeout_s: float) -> None:
+        """Sleep, but not longer than until `close` or `pause`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.closing or self._pause > 0, timeout_s)
 
     def drain_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -90,6 +90,15 @@ class MqttLink:
     def receive(self, timeout_s: float) -> LinkEvent | None:
         return self._mailbox.receive(timeout_s)
 
+    def pause(self) -> None:
+        self._mailbox.pause()
+        # a connection attempt, or a broker that does not take what is queued, holds it up for less than a minute
+        while self._thread is not None and self._thread.is_alive() and not self._mailbox.is_paused(within_s=1.0):
+            pass
+
+    def resume(self) -> None:
+        self._mailbox.resume()
+
     def close(self) -> None:
         self._mailbox.close(within_s=self._timing.close_s)
         if self._thread is not None:
@@ -105,6 +114,9 @@ class MqttLink:
         mailbox, timing = self._mailbox, self._timing
         try:
             while not mailbox.closing:
+                mailbox.wait_resumed()
+                if mailbox.closing:
+                    break
                 reason, lived_s = self._one_connection()
                 mailbox.down(reason)
                 attempt = 0 if lived_s >= timing.stable_s else attempt

@@ -179,7 +179,10 @@ def test_the_configuration_bounds_memory_and_lets_only_loopback_in_unnamed(tmp_p
     assert "allow_anonymous true" in plain
     assert "persistence false" in plain
     assert "max_packet_size 1052672" in plain
-    assert "max_queued_bytes 268435456" in plain
+    assert "max_queued_bytes 8388608" in plain
+    assert "max_inflight_bytes 8388608" in plain
+    assert "memory_limit 536870912" in plain
+    assert "persistent_client_expiration 1h" in plain
     tls = BrokerTls(ca_file=Path("ca"), cert_file=Path("cert"), key_file=Path("key"), crl_file=Path("revoked"))
     lines = mosquitto_config(host="10.0.0.1", port=8883, tls=tls, acl_path=Path("acl")).splitlines()
     for line in ("allow_anonymous false", "require_certificate true", "use_identity_as_username true",

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import StreamingResponse
 
 from hushfleet.aggregator.fleet.create import create_fleet
 from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
 from hushfleet.aggregator.fleet.own_certificates import lost_names
+from hushfleet.aggregator.fleet.page import app as app_module
 from hushfleet.aggregator.fleet.page import server as server_module
-from hushfleet.aggregator.fleet.page.app import COOKIE
+from hushfleet.aggregator.fleet.page.app import COOKIE, MAX_STREAMS, EventStream, page_app
 from hushfleet.aggregator.fleet.page.metrics import METRICS, metrics
 from hushfleet.aggregator.fleet.page.render import PARTS, page, render_parts
 from hushfleet.aggregator.fleet.page.server import PageServer, page_token, page_url
@@ -180,6 +183,56 @@ def test_changes_are_sent_as_they_happen(server: PageServer, shown: Shown) -> No
     assert set(changed) == {"boards"}
     assert '<td data-name="rounds">12</td>' in changed["boards"]
     connection.close()
+
+
+class CountedWithItsFirstLine(StreamingResponse):
+    """An event stream as 0.3.0 counted it."""
+
+    def __init__(self, lines: AsyncIterator[str], open_streams: set[Any]) -> None:
+        async def counted() -> AsyncIterator[str]:
+            open_streams.add(self)
+            try:
+                async for line in lines:
+                    yield line
+            finally:
+                open_streams.discard(self)
+
+        super().__init__(counted(), media_type="text/event-stream")
+
+
+@pytest.mark.parametrize(("stream", "let_in"), [(CountedWithItsFirstLine, 70), (EventStream, MAX_STREAMS)])
+def test_those_who_look_at_once_are_counted_at_once(
+    monkeypatch: pytest.MonkeyPatch, shown: Shown, stream: type[StreamingResponse], let_in: int
+) -> None:
+    """70 requests in one turn of the loop: before a stream's first line is made, all of them have been answered."""
+    monkeypatch.setattr(app_module, "EventStream", stream)
+
+    async def look() -> tuple[int, int]:
+        app, gone, statuses = page_app(shown, TOKEN), asyncio.Event(), list[int]()
+
+        async def receive() -> dict[str, Any]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        def request() -> asyncio.Task[None]:
+            headers = [(name.lower().encode(), value.encode()) for name, value in BEARER.items()]
+            scope = {"type": "http", "method": "GET", "path": "/events", "query_string": b"", "headers": headers}
+            return asyncio.create_task(app(scope, receive, send))
+
+        many = [request() for _ in range(70)]
+        while len(statuses) < 70:
+            await asyncio.sleep(0.01)
+        gone.set()
+        await asyncio.gather(*many)
+        before = statuses.count(200)
+        await request()  # who has gone makes room
+        return before, statuses[-1]
+
+    assert asyncio.run(look()) == (let_in, 200)
 
 
 def test_metrics_are_those_that_are_described(server: PageServer) -> None:

@@ -57,6 +57,22 @@ def test_what_a_full_disk_held_up_is_written_when_there_is_room(tmp_path: Path, 
     desk.close()
 
 
+def test_a_board_of_another_version_is_named_once_with_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk(tmp_path)
+    service = make_service(desk, LocalHub(), lambda: None, lambda: 0.0, lambda: False)
+    board = Asker(BOARD, desk.token(BOARD))
+    frame = bytearray(encode_message(board.request(), board.identity, federation=FEDERATION))
+    frame[2] -= 1  # the version
+    for _ in range(3):
+        service._on_event(Delivery(service.topics.request(BOARD), bytes(frame), False), "", service._on_request)
+    (said,) = caplog.messages
+    assert BOARD in said
+    assert "needs its card written anew" in said
+    desk.close()
+
+
 def make_service(
     desk: Desk, hub: LocalHub, apply: Callable[[], None], clock: Callable[[], float], was_changed: Callable[[], bool]
 ) -> FleetService:

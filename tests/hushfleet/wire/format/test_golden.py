@@ -7,6 +7,7 @@ knows docs/wire.md alone, reads the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from functools import partial
 
@@ -29,6 +30,8 @@ from hushfleet.wire.format.fleet_messages import (
     Health,
     ReleaseNews,
     ReleaseOffer,
+    proven_by_token,
+    token_seed,
 )
 from hushfleet.wire.format.identity import Identity, verify
 from hushfleet.wire.format.messages import (
@@ -458,3 +461,15 @@ def test_quantized_update() -> None:
     encoded = encode_update(header("quantized"), VALUES, counts=COUNTS, identity=DEVICE)
     assert encoded.sent.tobytes() == decoded.values.tobytes()
     assert (np.abs(decoded.values - VALUES) <= np.repeat([0.25, 0.125], COUNTS)).all()
+
+
+def test_the_proof_of_a_token() -> None:
+    """A card that was written earlier must enrol with every later version that speaks the same wire version."""
+    seed = token_seed(hashlib.sha256(b"a token of a card").digest())
+    signed = proven_by_token(federation="demo", device="pi-1", csr=b"csr", public_key=DEVICE.public_key)
+    key = Identity.from_bytes(seed)
+    assert key.public_key.hex() == "737e7c16020a9fadcf68260cc57124a2d55bd544549fe679f22d3469107b1242"
+    assert key.sign(signed).hex() == (
+        "f7a9b6550c2870bfb2dc8a50650302e467ea25a2d782310ad1b87525351b701c"
+        "70a058b6359ea542c3eb6f7c4577703d679b4c43df31aaa347288bfedf9f5a01"
+    )

@@ -18,6 +18,7 @@ QUICK = Timing(backoff_base_s=0.02, backoff_cap_s=0.05, answer_s=1.0, publish_s=
 CONNACK = b"\x20\x02\x00\x00"
 PINGRESP = b"\xd0\x00"
 CONNECT, PUBLISH, PUBACK, SUBSCRIBE, UNSUBSCRIBE, DISCONNECT = 1, 3, 4, 8, 10, 14
+PINGREQ = 12
 
 
 class Peer:
@@ -301,3 +302,102 @@ def test_orders_while_up_are_sent_in_their_order(script: Script) -> None:
     link.publish("want", b"")
     link.unsubscribe("blob")
     assert [peer.packet()[0] for _ in range(3)] == [SUBSCRIBE, PUBLISH, UNSUBSCRIBE]
+
+
+def test_a_paused_link_sends_what_is_queued_and_then_answers_nothing_until_it_goes_on(script: Script) -> None:
+    link = script.link()
+    peer = script.peer()
+    peer.accept()
+    assert next_event(link) == LinkUp()
+    link.publish("t", b"0")
+    link.pause()
+    assert peer.expect(PUBLISH)[-1:] == b"0"
+    for number in range(200):
+        peer.publish(b"a", b"x", number + 1)
+    assert peer.is_silent(0.5)
+    assert link.receive(0.0) is None
+    link.resume()
+    link.publish("t", b"1")
+    packets = [peer.packet() for _ in range(201)]
+    assert sorted(body for kind, _, body in packets if kind == PUBACK) == [n.to_bytes(2, "big") for n in range(1, 201)]
+    assert [body[-1:] for kind, _, body in packets if kind == PUBLISH] == [b"1"]
+    assert [next_event(link) for _ in range(200)] == [Delivery("a", b"x", False)] * 200
+
+
+def test_a_paused_link_says_in_each_keepalive_that_it_lives_and_needs_no_answer(script: Script) -> None:
+    """The broker drops who is silent for one and a half of them; who reads nothing sees no answer."""
+    link = script.link("a", keepalive_s=1)
+    peer = script.peer()
+    peer.accept()
+    peer.suback(peer.expect(SUBSCRIBE), 1)
+    assert next_event(link) == LinkUp()
+    link.pause()
+    for _ in range(3):
+        peer.expect(PINGREQ)
+        peer.send(PINGRESP)
+    link.resume()
+    peer.publish(b"a", b"x", 1)
+    assert next_event(link) == Delivery("a", b"x", False)
+
+
+def test_two_pauses_in_a_row_send_what_was_queued_between(script: Script) -> None:
+    link = script.link()
+    peer = script.peer()
+    peer.accept()
+    assert next_event(link) == LinkUp()
+    for number in range(20):
+        link.pause()
+        link.resume()
+        link.publish("t", b"%d" % number)
+    link.pause()
+    assert [int(peer.expect(PUBLISH)[5:]) for _ in range(20)] == [*range(20)]
+    assert peer.is_silent(0.2)
+
+
+def test_a_paused_link_makes_no_connection_and_says_later_that_it_was_lost(script: Script) -> None:
+    """How long a handshake takes would tell how busy the machine is."""
+    link = script.link()
+    peer = script.peer()
+    peer.accept()
+    assert next_event(link) == LinkUp()
+    link.pause()
+    peer.cut()
+    script.listener.settimeout(0.5)
+    with pytest.raises(TimeoutError):
+        script.listener.accept()
+    assert link.receive(0.0) is None
+    link.resume()
+    assert "was lost" in down_reason(link)
+    script.listener.settimeout(20.0)
+    peer = script.peer()
+    link.pause()  # given up: the login was not answered yet
+    script.listener.settimeout(0.5)
+    with pytest.raises(TimeoutError):
+        script.listener.accept()
+    link.resume()
+    assert "paused" in down_reason(link)
+    script.listener.settimeout(20.0)
+    script.peer().accept()
+    assert next_event(link) == LinkUp()
+
+
+def test_a_broker_that_takes_nothing_holds_a_pause_up_no_longer_than_an_answer(script: Script) -> None:
+    link = script.link(max_in_flight=20)
+    peer = script.peer()
+    peer.accept()
+    assert next_event(link) == LinkUp()
+    for _ in range(16):
+        link.publish("t", bytes(1 << 20))
+    link.pause()
+    link.resume()
+    assert "paused" in down_reason(link)
+
+
+def test_a_link_that_is_closed_in_a_pause_says_goodbye(script: Script) -> None:
+    link = script.link()
+    peer = script.peer()
+    peer.accept()
+    assert next_event(link) == LinkUp()
+    link.pause()
+    link.close()
+    peer.expect(DISCONNECT)
