@@ -1,5 +1,6 @@
 # The two commands of the README do everything: `make demo` and `make test`.
-# They make .venv with the pinned versions of constraints.txt; nothing is installed outside of it.
+# They make .venv with the pinned versions of constraints.txt. Outside of it `make test` alone installs anything: programs
+# that tests run, by apt-get.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,11 +15,10 @@ FUZZ ?=
 # Hundreds of processes are started by the tests: each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-NESTED := aggregator edge_client firmware_profiles models simulator
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help demo test test-fast test-arm test-card coverage chaos fuzz lint format types links docs clean
+.PHONY: help demo tools test test-fast test-arm test-card coverage chaos fuzz lint format types links docs clean
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
@@ -36,16 +36,20 @@ help:
 demo: $(STAMP)
 	$(BIN)/hushfleet demo $(DEMO)
 
-test: $(STAMP)
+# What tests run beside Python: installed where that is allowed, else named.
+tools:
+	@tests/install_tools.sh
+
+test: $(STAMP) tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST)
 
-test-fast: $(STAMP)
+test-fast: $(STAMP) tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" $(PYTEST)
 
-coverage: $(STAMP)
+coverage: $(STAMP) tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" --cov --cov-report=html --cov-report=term $(PYTEST)
 
-chaos: $(STAMP)
+chaos: $(STAMP) tools
 	PYTHONPATH=tests $(BIN)/python -m chaos tasks/digits-chaos.toml --seeds 200 --out runs/chaos $(CHAOS)
 	PYTHONPATH=tests $(BIN)/python -m chaos.lives --seeds 80 --out runs/lives
 
@@ -67,19 +71,19 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(STAMP) links
+types: links
 	$(BIN)/mypy
 
 # The folders beside hushfleet/ as the packages below it that they are once installed, for tools that read source text.
-links:
-	rm -rf build/links && mkdir -p build/links/hushfleet
-	for path in hushfleet/* $(NESTED); do ln -s "../../../$$path" build/links/hushfleet/; done
+# An installation makes them too (setup.py).
+links: $(STAMP)
+	$(BIN)/python setup.py --quiet links
 
-docs: $(STAMP) links
+docs: links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Of most packages a small part is imported, which Python then compiles by itself.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[docs,test]'

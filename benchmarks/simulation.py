@@ -22,7 +22,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -103,8 +103,18 @@ def _counted(count: int) -> str:
     return f"{count} process{'es' * (count > 1)}"
 
 
-def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: bool) -> list[Figures]:
-    """Each one's warm-up round, then `turns` turns in another order each time. What fails is left out from there on."""
+def measure(
+    job: Job,
+    frameworks: Sequence[Framework],
+    *,
+    turns: int,
+    check: bool,
+    keep: Callable[[list[Figures]], None] = lambda rows: None,
+) -> list[Figures]:
+    """Each one's warm-up round, then `turns` turns in another order each time. What fails is left out from there on.
+
+    :param keep: is given all rows whenever one of them has changed.
+    """
     workload = job.workload
     variables = KEEP_FREED_MEMORY | {
         "PFL_PYTORCH_DEVICE": workload.device,
@@ -149,6 +159,7 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
                 warm_up = round_of(row, future.result())
                 alive.append((row, future.result()))
                 print(f"{row['label']}: warm after {warm_up['seconds']:.0f} s", file=sys.stderr, flush=True)
+            keep(rows)
         for turn in range(turns):
             first = turn % max(len(alive), 1)
             for row, child in alive[first:] + alive[:first]:
@@ -160,6 +171,8 @@ def measure(job: Job, frameworks: Sequence[Framework], *, turns: int, check: boo
                         if usage is not None:
                             busy.setdefault(row["label"], []).extend(usage.between(began, time.monotonic()))
                             row["gpu_busy"] = mean_or_none(busy[row["label"]])
+                        print(f"{row['label']}: {row['rates'][-1]:,.0f} samples/s", file=sys.stderr, flush=True)
+                    keep(rows)
         for row, child in alive:
             if check and row["failure"] is None:
                 with noted(row):
@@ -194,9 +207,9 @@ def compared(rows: list[Figures]) -> Figures:
 
 def times(row: Figures, base: Figures | None) -> float | None:
     """How many times as fast: the median over the turns, since what slows a turn down slows both of its sides."""
-    if base is None:
-        return None
-    return statistics.median(own / other for own, other in zip(row["rates"], base["rates"], strict=True))
+    pairs = zip(row["rates"], base["rates"], strict=False) if base is not None else ()  # one may be a turn ahead
+    ratios = [own / other for own, other in pairs]
+    return statistics.median(ratios) if ratios else None
 
 
 def write_job(workload: Workload, data_dir: Path | None, folder: Path) -> tuple[Job, Path]:
@@ -286,14 +299,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.workloads:
         workload = replace(WORKLOADS[name].shrunk(options.shrink), device=options.device)
         workload = replace(workload, noise_multiplier=0.0) if options.check else workload
+        comparison: Figures = {"workload": asdict(workload), "text": workload.text}
+        figures["workloads"].append(comparison)
+
+        def keep(rows: list[Figures], comparison: Figures = comparison) -> None:
+            """An interrupted run leaves what it has."""
+            comparison.update(compared(rows))
+            write(options, figures)
+
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
             job, data_dir = write_job(workload, options.data_dir, Path(folder))
-            rows = measure(job, frameworks_of(options, job, data_dir), turns=options.turns, check=options.check)
-            first = accuracy(job, job.array("initial"))
-        comparison = {"workload": asdict(workload), "text": workload.text, "first_accuracy": first, **compared(rows)}
-        figures["workloads"].append(comparison)
+            comparison["first_accuracy"] = accuracy(job, job.array("initial"))
+            frameworks = frameworks_of(options, job, data_dir)
+            keep(measure(job, frameworks, turns=options.turns, check=options.check, keep=keep))
         show(comparison)
-        write(options, figures)  # after each workload, so that an interrupted run leaves what it has
 
 
 if __name__ == "__main__":

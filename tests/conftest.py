@@ -16,6 +16,7 @@ from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, Wir
 from hushfleet.model.params import ParamLayout
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `support`
+from support.tools import closing_line, need
 
 # How long an example takes says how busy the machine is, and no test is about that.
 hypothesis.settings.register_profile(
@@ -28,6 +29,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: a long one at the end would leave the other workers without work."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures are set up, which start what may be missing
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    need(*(name for mark in item.iter_markers("needs") for name in mark.args))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reasons = [
+        report.longrepr[2] for report in terminalreporter.getreports("skipped") if isinstance(report.longrepr, tuple)
+    ]
+    if (line := closing_line(reasons)) is not None:
+        terminalreporter.write_line(line, yellow=True)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -13,6 +13,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -127,18 +128,28 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     From a copy of the checkout, so that nothing is written into that.
     """
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    for name in BUILT_OF:
-        shutil.copy(ROOT / name, source)
+    source = copy_of_the_checkout(folder / "source")
     (source / "tests").mkdir()
     shutil.copy(__file__, source / "tests")
-    for name in ("hushfleet", *NESTED):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     archive = folder / _build("sdist", source, folder)
     with tarfile.open(archive) as packed:
         packed.extractall(folder / "unpacked", filter="data")
     return folder / _build("wheel", next((folder / "unpacked").iterdir()), folder)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy, since an installation writes into it."""
+    return copy_of_the_checkout(tmp_path_factory.mktemp("checkout") / "source")
+
+
+def copy_of_the_checkout(source: Path) -> Path:
+    source.mkdir()
+    for name in BUILT_OF:
+        shutil.copy(ROOT / name, source)
+    for name in ("hushfleet", *NESTED):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return source
 
 
 def _build(kind: str, source: Path, out: Path) -> str:
@@ -216,31 +227,94 @@ def test_a_users_own_packages_with_the_names_of_our_folders(wheel: Path, tmp_pat
 @pytest.fixture(scope="module")
 def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel, away from the checkout; other packages are this environment's."""
-    home = tmp_path_factory.mktemp("installed") / "environment"
+    return environment_with(str(wheel), home=tmp_path_factory.mktemp("installed") / "environment")
+
+
+def environment_with(*what: str, home: Path) -> Path:
+    """:param what: the last words of `pip install`; other packages, setuptools among them, are this environment's."""
     venv.create(home, with_pip=False)
     (_site(home) / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
-    python = str(home / "bin" / "python")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", *what], check=True, capture_output=True)
     return home
+
+
+@pytest.fixture(scope="module")
+def editable(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment after `pip install -e .`."""
+    return environment_with("-e", str(checkout), home=tmp_path_factory.mktemp("editable") / "environment")
 
 
 def _site(home: Path) -> Path:
     return next(home.glob("lib/python*/site-packages"))
 
 
+@pytest.fixture(scope="module")
+def strict_errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], list[str]]:
+    """What `mypy --strict` finds in a user's script, and in the same script with wrong types, in an environment."""
+    folder = tmp_path_factory.mktemp("scripts")  # and mypy's cache of other packages
+    (folder / "mine.py").write_text(TYPED)
+    (folder / "wrong.py").write_text(TYPED.replace(".upper()", ".uper()"))
+
+    def errors(home: Path) -> list[str]:
+        python = str(home / "bin" / "python")
+        mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "mine.py", "wrong.py"]
+        done = subprocess.run(mypy, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stdout + done.stderr
+        return [line for line in done.stdout.splitlines() if ": error: " in line]
+
+    return errors
+
+
 @pytest.mark.slow
-def test_a_users_script_is_checked_by_strict_mypy(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("installed", ["home", "editable"])
+def test_a_users_script_is_checked_by_strict_mypy(
+    installed: str, strict_errors: Callable[[Path], list[str]], request: pytest.FixtureRequest
+) -> None:
     """Against the installed package; what is not typed there, or not shipped as typed, is an error of the script."""
-    python = home / "bin" / "python"
-    (tmp_path / "mine.py").write_text(TYPED)
-    (tmp_path / "wrong.py").write_text(TYPED.replace(".upper()", ".uper()"))
-    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "mine.py", "wrong.py"]
-    done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
+    errors = strict_errors(request.getfixturevalue(installed))
     # a run's summary, and names of methods and networks, on one line; an event's fields may be anything
-    errors = [line for line in done.stdout.splitlines() if ": error: " in line]
-    assert len(errors) == 2, done.stdout + done.stderr
-    assert all(line.startswith("wrong.py:") and '"str" has no attribute "uper"' in line for line in errors), done.stdout
+    assert len(errors) == 2, errors
+    assert all(line.startswith("wrong.py:") and '"str" has no attribute "uper"' in line for line in errors), errors
+
+
+@pytest.mark.slow
+def test_without_our_links_an_editable_installation_has_no_types(
+    editable: Path, strict_errors: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    """As it was: no package was found, and all of it was `Any`."""
+    links = _site(editable) / "hushfleet_types.pth"
+    links.rename(tmp_path / links.name)
+    try:
+        before = " ".join(strict_errors(editable))
+    finally:
+        (tmp_path / links.name).rename(links)
+    assert 'Cannot find implementation or library stub for module named "hushfleet"' in before
+    assert "uper" not in before
+
+
+def test_an_editable_installation_runs_the_checkout_and_sees_its_new_files(
+    editable: Path, checkout: Path, tmp_path: Path
+) -> None:
+    """Not the links: they have other paths, and a new module of `hushfleet/` itself is missing there."""
+    new = {checkout / "models" / "new.py": "hushfleet.models.new", checkout / "hushfleet" / "new.py": "hushfleet.new"}
+    for path in new:
+        path.write_text("")
+    program = f"import importlib; print(*(importlib.import_module(name).__file__ for name in {list(new.values())}))"
+    for folder in (tmp_path, checkout):
+        python = [str(editable / "bin" / "python"), "-c", program]
+        done = subprocess.run(python, cwd=folder, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [str(path) for path in new]
+    links = checkout / "build" / "links" / "hushfleet"
+    assert (links / "models" / "new.py").exists(), "type checkers see a new file of a folder at once"
+    assert not (links / "new.py").exists()
+    setup = [sys.executable, "setup.py", "--quiet", "links"]
+    subprocess.run(setup, cwd=checkout, check=True, capture_output=True)
+    assert (links / "new.py").exists()
+    for path in new:
+        path.unlink()
+    subprocess.run(setup, cwd=checkout, check=True, capture_output=True)
+    assert not (links / "new.py").is_symlink()
 
 
 def test_a_fleet_runs_from_the_wheel_in_an_environment_of_its_own(home: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 import time
@@ -19,6 +18,7 @@ from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
 from support.desk import FEDERATION, QUICK, Board, event_of, make_folder, served, until
+from support.tools import find
 
 TOPICS = Topics(FEDERATION)
 DEVICE = "greenhouse-01"
@@ -92,13 +92,14 @@ def test_a_stranger_leaves_nothing_behind(tmp_path: Path) -> None:
         reader.close()
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="a clock that jumps is made by a C compiler")
+@pytest.mark.needs("compiler", "mosquitto")
 def test_a_session_that_a_stranger_asks_to_keep_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that keeps sessions for ever takes 1 KiB for each that comes once."""
     later, source, library = (tmp_path / name for name in ("later", "later.c", "later.so"))
     source.write_text(LATER)
+    compiler = str(find("compiler"))
     subprocess.run(
-        ["cc", "-shared", "-fPIC", f'-DFILE_NAME="{later}"', "-o", str(library), str(source), "-ldl"], check=True
+        [compiler, "-shared", "-fPIC", f'-DFILE_NAME="{later}"', "-o", str(library), str(source), "-ldl"], check=True
     )
     fleet = make_folder(tmp_path / "greenhouse", boards=0)
     monkeypatch.setenv("LD_PRELOAD", str(library))

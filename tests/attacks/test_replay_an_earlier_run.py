@@ -30,12 +30,13 @@ from hushfleet.wire.format.messages import (
 from hushfleet.wire.link.interface import Delivery, Link, LinkUp, Will
 from hushfleet.wire.link.mqtt import MqttLink
 from support.local_link import LocalHub
+from support.tools import BROKERS
 from support.whole import Board, Connect, Whole
 
 Runs = tuple[PreparedTask, PreparedTask]
 
 
-@pytest.fixture(params=["hub", "mosquitto", "amqtt"])
+@pytest.fixture(params=["hub", *BROKERS])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
     if request.param == "hub":
         yield LocalHub().link

@@ -92,6 +92,7 @@ def test_a_certificate_cannot_take_the_client_id_of_another(connect: Connect, tm
         assert attack(connect, broker, client_id=client_id, guesses=guesses, authority=authority) == calm(2)
 
 
+@pytest.mark.needs("mosquitto")
 def test_where_no_certificate_binds_it_the_client_id_cannot_be_guessed(connect: Connect, tmp_path: Path) -> None:
     client_id = AGGREGATOR.client_id("aggregator-plant")
     with start_broker("mosquitto", data_dir=tmp_path) as broker:

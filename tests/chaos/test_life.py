@@ -63,6 +63,7 @@ FAULTS = (
 
 
 @pytest.mark.slow
+@pytest.mark.needs("mosquitto")
 @pytest.mark.parametrize("seed", [1])
 def test_a_fleet_lives_through_a_storm(seed: int, library: Path | None, tmp_path: Path) -> None:
     plan = draw_life(seed, kinds=KINDS if library else ("kill",))

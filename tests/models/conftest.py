@@ -13,6 +13,7 @@ import torch
 from hushfleet.models import get_model, native
 from hushfleet.models.export import Graphs, export_graphs
 from hushfleet.models.native.build import COMPILERS
+from support import tools
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,9 +48,8 @@ def need_compiler(why_not_compiled) -> Callable[[], None]:
     """Skips on a machine without any compiler."""
 
     def need() -> None:
-        reason = why_not_compiled()
-        if reason is not None:
-            pytest.skip(f"nothing can be compiled here: {reason}")
+        if why_not_compiled() is not None:
+            tools.need("compiler")
 
     return need
 

@@ -14,6 +14,7 @@ from hushfleet.errors import HushfleetError
 from hushfleet.models import get_model, native
 from hushfleet.models.native.build import COMPILERS, find_compiler, load_library
 from hushfleet.models.native.gradient import NativeGradient
+from support.tools import need
 
 SEVEN = "int seven(void) { return 7; }\n"
 
@@ -39,7 +40,7 @@ def real_compiler() -> str:
     found = [path for path in map(shutil.which, COMPILERS) if path]
     if not found:
         assert "none of cc, gcc, clang" in str(native.unavailable())
-        pytest.skip("no C compiler is on the path")
+        need("compiler")
     return found[0]
 
 

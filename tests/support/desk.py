@@ -34,6 +34,7 @@ from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import LinkEvent
 from hushfleet.wire.link.mqtt import MqttLink
+from support.tools import need
 
 QUICK = Timing(backoff_base_s=0.05, backoff_cap_s=0.2)
 PATIENCE_S = 240.0
@@ -191,6 +192,7 @@ def adopt(folder: FleetFolder, *keys: Identity, threshold: int = 1) -> None:
 @contextlib.contextmanager
 def served(folder: FleetFolder) -> Iterator[threading.Thread]:
     """Both brokers as child processes, and the service in a thread."""
+    need("mosquitto")
     with started(folder, brokers_of(folder)), serving(folder) as thread:
         yield thread
 

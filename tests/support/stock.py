@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 import subprocess
 import uuid
@@ -12,6 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
+from support.tools import find
 
 SECTOR = 512
 START = 2048 * SECTOR  # bytes
@@ -28,17 +29,14 @@ BOOKWORM = {
     "issue.txt": "Raspberry Pi reference 2025-05-13\n",
 }
 
-needs_mtools = pytest.mark.skipif(
-    shutil.which("mcopy") is None or (shutil.which("mkfs.vfat", path="/usr/sbin:/sbin:/usr/bin") is None),
-    reason="mtools and dosfstools are not installed",
-)
+needs_mtools = pytest.mark.needs("mtools", "mkfs.vfat")
 
 
 def make_image(path: Path, files: Mapping[str, str] = TRIXIE, *, mib: int = 40, gpt: bool = False) -> Path:
     """One FAT partition from `START` on and an empty Linux partition of 1 MiB behind it."""
     fat, root = mib << 20, 1 << 20
     plain = path.with_suffix(".fat")
-    mkfs = shutil.which("mkfs.vfat", path="/usr/sbin:/sbin:/usr/bin")
+    mkfs = find("mkfs.vfat")
     assert mkfs is not None
     run = partial(subprocess.run, check=True, capture_output=True)
     run([mkfs, "-n", "bootfs", "-i", "12345678", "-C", plain, str(fat >> 10)])

@@ -24,9 +24,9 @@ from hushfleet.aggregator.commands.broker import register
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.wire.link.interface import Delivery, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
+from support.tools import BROKERS, find
 
 ROOT = str(Path(__file__).resolve().parents[3])
-KINDS = ["mosquitto", "amqtt"]
 COMMAND = "from hushfleet.aggregator.commands.main import main; main()"
 
 
@@ -57,7 +57,7 @@ def wait_until_gone(pid: int) -> None:
     pytest.fail(f"process {pid} is still there")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BROKERS)
 def test_a_broker_serves_restarts_on_its_port_and_stops(kind: str, tmp_path: Path) -> None:
     with start_broker(kind, data_dir=tmp_path) as broker:
         assert broker.kind == kind
@@ -95,7 +95,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BROKERS)
 def test_a_broker_dies_with_its_parent_but_not_with_the_thread_that_started_it(kind: str, tmp_path: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, kind, str(tmp_path)],
@@ -112,6 +112,7 @@ def test_a_broker_dies_with_its_parent_but_not_with_the_thread_that_started_it(k
     wait_until_gone(int(pid))
 
 
+@pytest.mark.needs("mosquitto")
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes are Linux's")
 def test_the_broker_may_open_a_file_for_each_of_many_clients(tmp_path: Path) -> None:
     """It inherits the soft limit, and with it the number of clients that it takes."""
@@ -126,7 +127,7 @@ def test_the_broker_may_open_a_file_for_each_of_many_clients(tmp_path: Path) -> 
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BROKERS)
 def test_a_port_in_use_is_an_error_that_says_what_to_do(kind: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -134,12 +135,14 @@ def test_a_port_in_use_is_an_error_that_says_what_to_do(kind: str, tmp_path: Pat
             start_broker(kind, port=port, data_dir=tmp_path)
 
 
+@pytest.mark.needs("mosquitto")
 def test_a_broker_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
     tls = BrokerTls(ca_file=tmp_path / "no-ca", cert_file=tmp_path / "no-cert", key_file=tmp_path / "no-key")
     with pytest.raises(HushfleetError, match=r"ended at its start: .*no-ca"):
         start_broker("mosquitto", data_dir=tmp_path, tls=tls)
 
 
+@pytest.mark.needs("mosquitto")
 def test_auto_takes_mosquitto_and_without_it_amqtt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with start_broker(data_dir=tmp_path) as broker:
         assert broker.kind == "mosquitto"
@@ -167,7 +170,7 @@ def test_a_network_is_let_in_only_on_request(host: str, tmp_path: Path) -> None:
         start_broker(host=host, data_dir=tmp_path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BROKERS)
 def test_open_to_the_network(kind: str, tmp_path: Path) -> None:
     with start_broker(kind, host="0.0.0.0", data_dir=tmp_path, open_to_network=True) as broker:
         round_trip(f"mqtt://127.0.0.1:{broker.port}")
@@ -213,7 +216,7 @@ def foreground(kind: str, port: int, tmp_path: Path) -> Iterator[subprocess.Pope
         process.kill()
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "auto"])
+@pytest.mark.parametrize("kind", [*BROKERS, "auto"])
 def test_in_the_foreground_until_sigterm(kind: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -225,7 +228,7 @@ def test_in_the_foreground_until_sigterm(kind: str, tmp_path: Path) -> None:
         output, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
-    name = "amqtt" if kind == "amqtt" else "mosquitto"
+    name = "mosquitto" if kind != "amqtt" and find("mosquitto") else "amqtt"
     assert output == f"{name} listens at mqtt://127.0.0.1:{port}; its log is {tmp_path}/broker.log\n"
 
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -21,12 +20,11 @@ from websockets.sync.client import ClientConnection, connect
 from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.view import FleetView
 from support.fleet_views import a_view
+from support.tools import find
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome"))), None
-)
+CHROMIUM = find("chromium")
 TIMEOUT_S = 240.0
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt install chromium")
+pytestmark = pytest.mark.needs("chromium")
 
 
 class Tab:

@@ -9,7 +9,6 @@ import contextlib
 import getpass
 import os
 import pty
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,9 +26,10 @@ from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
 from support.desk import free_ports, make_folder, served, until
 from support.releases import build_release
+from support.tools import find
 
-SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
-pytestmark = pytest.mark.skipif(not Path(SSHD).exists(), reason="sshd is not here (Debian: openssh-server)")
+SSHD = find("sshd") or "sshd"
+pytestmark = pytest.mark.needs("ssh", "sshd")
 BOARD, OTHER = "greenhouse-01", "greenhouse-02"
 ME = getpass.getuser()
 NOTHING = "exit 0"

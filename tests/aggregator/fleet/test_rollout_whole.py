@@ -32,6 +32,7 @@ from support.releases import (
 )
 from support.systemd import EmulatedBoard
 
+pytestmark = pytest.mark.needs("mosquitto")
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
 

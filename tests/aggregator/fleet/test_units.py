@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def test_a_folder_with_a_space_in_its_name_stays_one_word(tmp_path: Path) -> Non
         assert all(str(folder.path) in word for word in named)
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze judges units; it is not here")
+@pytest.mark.needs("systemd")
 def test_systemd_finds_no_fault_in_the_units_and_little_exposure(tmp_path: Path) -> None:
     for file in write_units(make_folder(tmp_path / "fleet")):
         judged = subprocess.run(

@@ -77,6 +77,7 @@ def logs(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("mosquitto")
 @pytest.mark.usefixtures("logs")
 def test_a_fleet_trains_through_kills_and_a_new_card_counts_what_the_old_one_spent(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "greenhouse", task=TASK.replace("rounds = 2", "rounds = 6"))

@@ -8,7 +8,6 @@ import io
 import lzma
 import os
 import resource
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -210,7 +209,7 @@ def test_damaged_xz_is_named_and_leaves_nothing(content: bytes, tmp_path: Path) 
 
 
 @needs_mtools
-@pytest.mark.skipif(shutil.which("mke2fs", path="/usr/sbin:/sbin") is None, reason="e2fsprogs is not installed")
+@pytest.mark.needs("e2fsprogs")
 def test_system_is_read_from_the_root_partition(tmp_path: Path) -> None:
     image, root, ext4 = make_image(tmp_path / "a.img"), tmp_path / "root", tmp_path / "root.ext4"
     assert read_system(image) == System()

@@ -13,7 +13,7 @@ import pytest
 UNITS = Path(str(resources.files("hushfleet.firmware_profiles.cards") / "kit" / "units"))
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.needs("systemd")
 @pytest.mark.parametrize(("unit", "most"), [("hushfleet-client.service", 1.5), ("hushfleet-update.service", 2.0)])
 def test_exposure(unit: str, most: float) -> None:
     """Out of 10; a service without any limits has 9.6."""

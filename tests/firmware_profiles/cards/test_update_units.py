@@ -31,6 +31,7 @@ def unit(name: str, opt: Path, state: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("systemd")
 def test_after_installations_that_failed_at_once_releases_are_installed_again(tmp_path: Path) -> None:
     """Five starts within ten seconds, and systemd lets the path unit fail: nothing would look for releases any more."""
     opt, state, key = tmp_path / "opt", tmp_path / "state", Identity.generate()

@@ -24,13 +24,14 @@ from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Connection, Timing
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
+from support.tools import BROKERS, need
 
 QUICK = Timing(backoff_base_s=0.05, backoff_cap_s=0.2, answer_s=5.0, publish_s=10.0)
 WAIT_S = 240.0
 TOPICS = Topics("test")
 
 
-@pytest.fixture(params=["mosquitto", "amqtt"])
+@pytest.fixture(params=BROKERS)
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     with start_broker(request.param, data_dir=tmp_path) as running:
         yield running
@@ -38,6 +39,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def mosquitto(tmp_path: Path) -> Iterator[Broker]:
+    need("mosquitto")
     with start_broker("mosquitto", data_dir=tmp_path) as running:
         yield running
 
@@ -122,6 +124,7 @@ def test_after_unsubscribing_nothing_more_comes(broker: Broker, links: Links) ->
 CLIENT = """
 import sys, time
 from hushfleet.wire.link.mqtt import MqttLink
+from support.tools import BROKERS, need
 from hushfleet.wire.link.interface import Will
 link = MqttLink(sys.argv[1], client_id="victim", will=Will("victim/state", b"lost"))
 link.open()
@@ -193,6 +196,7 @@ def test_subscribing_while_down_counts_from_the_next_connection(broker: Broker, 
     assert next_event(link) == Delivery("new", b"", False)
 
 
+@pytest.mark.needs("mosquitto")
 def test_without_a_broker_every_attempt_says_why_until_one_is_there(tmp_path: Path, links: Links) -> None:
     broker = start_broker("mosquitto", data_dir=tmp_path)
     broker.stop()

@@ -20,6 +20,7 @@ from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
+from support.tools import need
 
 QUICK = Timing(backoff_base_s=0.05, backoff_cap_s=0.1)
 NOW = datetime.datetime.now(datetime.UTC)
@@ -88,6 +89,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def tls_broker(authority: Authority, server: Pair) -> Broker:
+    need("mosquitto")
     tls = BrokerTls(ca_file=authority.ca_file, cert_file=server.cert_file, key_file=server.key_file)
     return start_broker("mosquitto", data_dir=authority.folder, tls=tls)
 

@@ -21,10 +21,10 @@ from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.run import run
 from hushfleet.simulator.run_folder import Simulation, begin
+from support.tools import BROKERS
 
 pytestmark = pytest.mark.slow
 
-BROKERS = ["mosquitto", "amqtt"]
 COMMAND = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"]
 
 

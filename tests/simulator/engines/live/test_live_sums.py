@@ -9,6 +9,7 @@ import pytest
 
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation, begin
+from support.tools import BROKERS
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ def live(summed: Simulation, tmp_path: Path) -> Simulation:
     return begin(summed.task, tmp_path / "run", data_dir=None)
 
 
-@pytest.mark.parametrize("broker", ["mosquitto", "amqtt"])
+@pytest.mark.parametrize("broker", BROKERS)
 def test_live_ends_in_the_model_of_fast(
     broker: str, live: Simulation, summed: Simulation, audit: Any, tap: Any, finish: Any
 ) -> None:
