@@ -3,7 +3,7 @@
     python -m benchmarks.other_methods --kept FILE [--data-dir DIR] [--part K/N]
 
 Runs of the product's fast engine; each is a line of --kept, which `benchmarks.private_gain --others` draws. Unit
-device, delta 1e-5, 20 rounds with every device in each. `sum`: the server sees nothing but sums, and all devices are
+device, delta 1e-5, 20 rounds with every device in each. `sum`: updates are opened as sums alone, and all devices are
 honest. FedGLP-ADP cannot be summed unseen, since each device sends entries of its own; its `sum` is what it would reach
 if it could: noise for the sum's epsilon alone, and clip norms that follow raw updates, as published. `local`: each
 device adds all of the noise. The networks are the kit's own for these images; `dp-fedavg-head` trains the linear head

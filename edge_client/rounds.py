@@ -78,7 +78,7 @@ class RoundHandler:
         self._blobs = blobs
         self._model = GlobalModel(store, blobs)
         self._own_heads = None if config.simulation else OwnHeads(store, self._model)
-        self._rosters = RosterSource(store, blobs, operator=config.roster_key)
+        self._rosters = RosterSource(store, blobs, federation=config.device.federation, operator=config.roster_key)
         self._tasks = tasks
         self._store_check = store_check
         self._announce = announce

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.config.schema import to_plain
-from hushfleet.config.spec import TaskSpec
+from hushfleet.config.spec import SecureSpec, TaskSpec
 from hushfleet.edge_client.board.certificate import certificate_words
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.notes import read_notes
@@ -18,18 +18,20 @@ from hushfleet.edge_client.board.waiting import read_waiting
 from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
 from hushfleet.edge_client.predict import own_accuracy
+from hushfleet.edge_client.storage.roster_mark import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
 from hushfleet.errors import BadInput
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.terms import TRUST, Trust
+from hushfleet.secure.secure_round import assumption
 
 
 def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
     """As `--json` prints it: standard JSON."""
     delta, ledger = config.limits.delta, store.ledger
     rounds = {entry.task: ledger.rounds_charged(entry.task) for entry in ledger.entries()}
-    trust, of_task = _trust(store)
+    trust, of_task, assumption = _trust(config, store)
     head = store.own_head()
     model = own_accuracy(store, config.data)
     waiting, chosen = read_waiting(store.path.parent), store.accelerator()
@@ -51,6 +53,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "trust": trust,
         "trust_words": of_task,
         "trust_allowed": TRUST[config.limits.accounting],
+        "assumption": assumption,
         "raw_values": list(ledger.raw_values()),
         "epsilon_noised": ledger.epsilon_noised(delta=delta),
         "tasks": [
@@ -83,6 +86,8 @@ def told(report: dict[str, Any]) -> list[str]:
         f"{report['delta']:g}, per {report['unit']}, against whoever sees {against}"
     )
     lines.append(f"trust      {report['trust_words']}; this device allows {report['trust_allowed']}")
+    if report["assumption"] is not None:
+        lines.append(f"sums       {report['assumption']}")
     if report["raw_values"]:
         raw, noised = ", ".join(report["raw_values"]), _figure(report["epsilon_noised"])
         lines.append(f"infinite   without noise have left: {raw}; the noised values alone: {noised}")
@@ -130,19 +135,33 @@ def _releases(config: DeviceConfig) -> dict[str, str] | None:
     return {"newest": freshness.version, "freeze": freshness.freeze, "words": freshness.words()}
 
 
-def _trust(store: DeviceStore) -> tuple[Trust | None, str]:
-    """The trust model of the task that the device has trained in last, and the same in words."""
+def _trust(config: DeviceConfig, store: DeviceStore) -> tuple[Trust | None, str, str | None]:
+    """The trust model of the task that the device has trained in last, the same in words, and what sums rest on."""
     package = store.blob(store.task_digest) if store.task_digest else None
     if package is None:
-        return None, "no task yet"
+        return None, "no task yet", None
     spec = TaskSpec.from_bytes(package)
     trust, secure = TRUST[spec.privacy.accounting], spec.privacy.secure
     if secure is None:
-        return trust, f"{trust}, in {spec.task}"
-    return trust, (
+        return trust, f"{trust}, in {spec.task}", None
+    words = (
         f"{trust}, in {spec.task}: sums of {secure.min_devices} devices or more, with the noise of "
         f"{secure.honest_devices} honest ones"
     )
+    return trust, words, _assumption(config, store, secure)
+
+
+def _assumption(config: DeviceConfig, store: DeviceStore, secure: SecureSpec) -> str:
+    operator = config.roster_key
+    if operator is None:
+        return (
+            "protected only as long as the aggregator follows the protocol: this device asks for no operator's "
+            "signature under the list of boards (device.roster_key)"
+        )
+    newest = store.newest_roster(RosterMark.scope(config.device.federation, operator))
+    if newest is None:
+        return "no roster of the operator has come yet"
+    return assumption(secure, devices=newest.devices, roster=newest.name)
 
 
 def _figure(value: float | str) -> str:

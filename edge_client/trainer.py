@@ -16,7 +16,7 @@ import numpy as np
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.board.consent import check_allowed
+from hushfleet.edge_client.board.consent import check_allowed, check_trust
 from hushfleet.edge_client.board.local_data import blank_samples
 from hushfleet.edge_client.declines import Declined
 from hushfleet.edge_client.storage.answers import AnswerEntry
@@ -198,12 +198,14 @@ class Trainer:
     def secure_round(self, plan: RoundPlan, roster: Roster | None) -> SecureRound:
         """Cohort and committee of a round with a secure sum; kept until the next plan.
 
-        Raises `BadInput` for a task, plan or roster that give none, or too few honest devices.
+        Raises `Declined` where the owner trusts less, and `BadInput` for a task, plan or roster that give none, or too
+        few honest devices.
         """
         if self._secure is None or self._secure[0] is not plan:
             spec = self.spec.privacy.secure
             if spec is None or roster is None:
                 raise BadInput(f"round {plan.round} of {plan.task} has no secure sum: task and plan must both have one")
+            check_trust(spec, self.limits)
             shared = int(np.count_nonzero(~self.method.init_state().public.mask))
             self._secure = plan, self.make_secure_round(spec, plan, roster, size=shared)
         return self._secure[1]

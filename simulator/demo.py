@@ -1,7 +1,7 @@
 """`hushfleet demo`: two fleets on this machine with broker, clients and real images, and a report.
 
 Two halves. The paper's: eight boards train FedGLP-ADP, a compact CNN each, and whoever sees their updates learns a lot.
-The kit's own: a hundred boards with a dozen images each train a small shared head, the server sees nothing but sums, and
+The kit's own: a hundred boards with a dozen images each train a small shared head, updates are opened as sums alone, and
 at epsilon_server 2 each board gains.
 """
 
@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
 
         First eight client processes with the profiles of three boards train FedGLP-ADP on scanned digits over MQTT, as
         the paper has it. Then a hundred devices with a dozen images each, eight of them in processes of their own, learn a
-        shared head, and the aggregator sees nothing but sums. The table says what a board gained by either, and what it
+        shared head, and what they send is opened as sums alone. The table says what a board gained by either, and what it
         gave away; a picture shows what the server could have seen of a training image.
 
         Examples:

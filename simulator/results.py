@@ -12,6 +12,7 @@ import numpy as np
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.results.result import LocalOnly, OwnHead, Result
+from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.run_folder import Simulation
@@ -40,6 +41,7 @@ def assemble(
             fleet=[device.name for device in simulation.fleet.devices],
             scenario=simulation.folder.scenario,
             runtime=runtime,
+            sums=SumFacts("simulation"),
         )
     fleet = simulation.fleet.devices
     by_name = {device.name: device for device in fleet}

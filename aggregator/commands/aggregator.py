@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
         fleet: Annotated[Path | None, typer.Option(metavar="DIR", help="A fleet's folder, which has task, broker, certificates, key and devices; goes on with its run, if there is one.")] = None,
         federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
         devices: Annotated[Path | None, typer.Option(metavar="FILE|RUN", help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None,
-        roster: Annotated[Path | None, typer.Option(help="Of secure sums: who may be in them, as `hushfleet devices roster --sign` wrote it. Default: all accepted devices.", **_FILE)] = None,
+        roster: Annotated[Path | None, typer.Option(help="Of secure sums: who may be in them, as `hushfleet fleet roster sign` wrote it. Default: all accepted devices.", **_FILE)] = None,
         enrolment: Annotated[EnrolmentMode, typer.Option(help="`open`: whoever reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed,
         device: Annotated[DeviceName, typer.Option(help="Where sums are held; auto is cuda where torch sees one. The result has the same bits on either.")] = DeviceName.auto,
         out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/TASK-TIME.")] = None,
@@ -66,6 +66,7 @@ def register(app: typer.Typer) -> None:
             prepared_under_its_id,
             resume_command,
             run_rounds,
+            sum_facts_of,
             torch_device,
             write_results,
         )
@@ -77,6 +78,7 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.fleet.folder import FleetFolder
         from hushfleet.aggregator.observe.progress import shown
         from hushfleet.aggregator.planning.advice import worth_it
+        from hushfleet.aggregator.results.server_sees import server_sees
         from hushfleet.aggregator.rounds.engine import RoundEngine
         from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
         from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
@@ -135,20 +137,24 @@ def register(app: typer.Typer) -> None:
             def connect(will: Will) -> Link:
                 return MqttLink(address, client_id=key.client_id(f"aggregator-{federation}"), will=will)
 
-            roster_file = of_fleet.roster if of_fleet else roster
+            roster_file = RosterFile(of_fleet.roster if of_fleet else roster) if of_fleet or roster else None
+            facts, secure = sum_facts_of(store, of_fleet, roster_file), engine.spec.privacy.secure
+            if secure is not None:
+                said = server_sees(facts, min_devices=secure.min_devices)
+                console.print(escape(said), highlight=False, soft_wrap=True)
             finished = run_rounds(
                 engine,
                 connect,
                 key,
                 policy,
-                roster=None if roster_file is None else RosterFile(roster_file),
+                roster=roster_file,
                 charges=ChargeBook(known, engine) if of_fleet else None,
                 epoch=epoch,
                 federation=federation,
                 console=console,
             )
             if finished:
-                write_results(store, prepared, console)
+                write_results(store, prepared, facts, console)
         if not finished:
             again = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
             console.print(f"\n{again}", highlight=False, soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hushfleet.errors import BadInput
+from hushfleet.secure.roster import HONEST_FRACTION, MAX_DEVICES, MIN_DEVICES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.devices.register import DeviceRegister
@@ -124,31 +125,40 @@ def _block(
 
 def _roster(
     run: _Run,
-    out: Annotated[Path, typer.Option(help="The file to write, for `hushfleet aggregator --roster`.")],
-    sign: Annotated[
-        Path | None, typer.Option(metavar="KEYFILE", help="The operator's key, of `hushfleet devices roster-key`.")
-    ] = None,
-) -> None:
-    """Write the list of devices for secure sums: all that are accepted by a key that is known.
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Take it to the machine that has the operator's key.")],
+    federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
+    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the devices, at least: boards decline a task that counts on more.")] = HONEST_FRACTION,
+    min_devices: Annotated[int, typer.Option(min=2, max=MAX_DEVICES, help="The fewest in a sum: boards decline a task that opens smaller ones.")] = MIN_DEVICES,
+) -> None:  # fmt: skip
+    """Write the list of devices for secure sums, to be signed: all that are accepted by a key that is known.
 
     Signed by a key that the aggregator does not have, it is what boards can check (`device.roster_key` in DEVICE.toml):
-    nobody who runs the aggregator, or makes certificates, can then fill a sum with devices of their own.
+    nobody who runs the aggregator, or makes certificates, can then fill a sum with devices of their own, or count on
+    more honest ones than the operator does. Sign it where that key is, and give the result to the aggregator:
+
+    `hushfleet devices roster runs/field --out roster.unsigned`
+
+    `hushfleet fleet roster sign roster.unsigned --key operator.key --out roster.signed`
+
+    `hushfleet aggregator task.toml --broker mqtts://broker:8883 --roster roster.signed`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.storage.identity_file import load_or_create
-    from hushfleet.secure.roster import Roster
+    from hushfleet.aggregator.fleet.folder import FILE_NAME
+    from hushfleet.secure.roster import Roster, RosterContent
+    from hushfleet.wire.format.topics import check_name
 
+    if (run / FILE_NAME).exists():
+        raise BadInput(f"{run} is a fleet's folder, whose list is written by: hushfleet fleet roster export {run}")
+    check_name(federation, "the federation's name")
     with _opened(run) as register:
         keys = {row.device: row.public_key for row in register.devices() if row.public_key and row.blocked is None}
     if not keys:
         raise BadInput(f"{run} knows no device by its key, so there is no list to write")
-    roster = Roster.of(keys)
-    if sign is not None:
-        if not sign.exists():
-            raise BadInput(f"there is no key in {sign}; make one: hushfleet devices roster-key {sign}")
-        roster = roster.signed(load_or_create(sign))
-    atomic_file.write_whole(out, roster.to_bytes(), durable=True)
-    print(f"{len(keys)} devices are in {out}{'' if sign is None else ', signed'}")
+    content = RosterContent.of(keys, federation=federation, honest_fraction=honest_fraction, min_devices=min_devices)
+    atomic_file.write_whole(out, Roster.to_sign(content, number=int(time.time())).to_bytes(), durable=True)
+    print(
+        f"{len(keys)} devices are in {out}; next: hushfleet fleet roster sign {out} --key operator.key --out roster.signed"
+    )
 
 
 def _roster_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the key is kept.")]) -> None:

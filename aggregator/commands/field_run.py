@@ -19,13 +19,17 @@ from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.sums import sum_facts
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.results.record import record
+from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadInput
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.wire.format.identity import Identity
@@ -164,8 +168,20 @@ def _stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def write_results(store: AggregatorStore, prepared: PreparedTask, console: Console) -> None:
-    result = record(store, prepared, engine="field", seed=None)
+def sum_facts_of(store: AggregatorStore, fleet: FleetFolder | None, roster: RosterFile | None) -> SumFacts:
+    """Who could unmask devices in this run, now and at its earlier starts, which are noted in its store."""
+    listed = None if roster is None else roster.current()
+    now = SumFacts("operator" if listed is not None and listed.signature else "aggregator")
+    if fleet is not None:
+        now = sum_facts(fleet)
+    before = store.get("sum_facts")
+    facts = now.or_worse(None if before is None else unpack(SumFacts, before, what="the run's facts on secure sums"))
+    store.put("sum_facts", pack(facts))
+    return facts
+
+
+def write_results(store: AggregatorStore, prepared: PreparedTask, sums: SumFacts, console: Console) -> None:
+    result = record(store, prepared, engine="field", seed=None, sums=sums)
     result.save(store.folder / "result.json")
     from hushfleet.aggregator.results.report import write_report  # draws, which takes long to import
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hushfleet.aggregator.fleet.commands import bundle, desk, doors, release_keys, run, status, updates
+from hushfleet.aggregator.fleet.commands import bundle, desk, doors, release_keys, roster, run, status, updates
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +23,6 @@ def register(app: typer.Typer) -> None:
         `hushfleet fleet up greenhouse`
         """,
     )
-    for part in (bundle, desk, doors, release_keys, run, status, updates):
+    for part in (bundle, desk, doors, release_keys, roster, run, status, updates):
         part.register(fleet)
     app.add_typer(fleet, name="fleet")

@@ -162,9 +162,10 @@ class PrivacySection(Checked):
     against whoever sees the aggregate only (epsilon_release); with `strict` it is against the server as well.
     `delta` is one over the number of devices as in the papers, and a tenth of that with `strict`.
 
-    With `secure` the server sees nothing but sums (`hushfleet.secure`), and `epsilon` is against it. At least
-    `honest_fraction` of the devices are taken to be honest: the noise is divided among those that are left of the
-    fewest devices of a sum (`round.min_updates`) when all others are there. `delta` is 1e-5 by default.
+    With `secure` a server that does not hold the operator's key sees nothing but sums (`hushfleet.secure`), and
+    `epsilon` is against it. At least `honest_fraction` of the devices are taken to be honest: the noise is divided
+    among those that are left of the fewest devices of a sum (`round.min_updates`) when all others are there. `delta` is
+    1e-5 by default.
 
     `accountant` turns noise into epsilon and back: `exact`, or `rdp` (Rényi), the looser one that the papers used.
 

@@ -24,7 +24,7 @@ from hushfleet.aggregator.config.sections import (
     is_path,
 )
 from hushfleet.config.schema import Checked, Count, from_plain, read_file, to_plain, unknown
-from hushfleet.config.spec import PrivacySpec, SecureSpec
+from hushfleet.config.spec import MAX_SECURE_ROUNDS, PrivacySpec, SecureSpec
 from hushfleet.config.written import faults, with_lines
 from hushfleet.errors import BadInput, Malformed, PrivacyError
 from hushfleet.methods import find_method
@@ -129,6 +129,11 @@ class Task(Checked):
         """
         if self.privacy.accounting != "secure":
             return None
+        if self.round.rounds > MAX_SECURE_ROUNDS:
+            raise PrivacyError(
+                f"round.rounds = {self.round.rounds}: with secure sums {MAX_SECURE_ROUNDS} at most, since a round's "
+                "number draws its committee, and whoever runs the rounds could choose among them"
+            )
         least, fraction = self.round.min_updates, self.privacy.honest_fraction
         most = math.ceil(self.cohort_size + 6 * math.sqrt(self.cohort_size * (1 - self.sampling_rate)))
         honest = least_honest(least, devices=self.data.devices, honest_fraction=fraction, drawn=most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 
@@ -15,20 +16,27 @@ class RosterFile:
     """Read again before each round where the file is another one; a file that is damaged is passed over in words."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        self.path = file
         self._seen: tuple[int, int, int] | None = None
         self._roster: Roster | None = None
 
     def current(self) -> Roster | None:
         """The newest that could be read; None where there is no file, or was none yet."""
         try:
-            status = self._file.stat()
+            status = self.path.stat()
             seen = status.st_mtime_ns, status.st_size, status.st_ino
             if seen != self._seen:
                 self._seen = seen
-                self._roster = Roster.from_bytes(self._file.read_bytes())
+                self._roster = Roster.from_bytes(self.path.read_bytes())
         except FileNotFoundError:
             self._seen = self._roster = None
         except (OSError, WireError) as error:
-            log.warning("the roster %s cannot be read, so the one before it stays: %s", self._file, error)
+            log.warning("the roster %s cannot be read, so the one before it stays: %s", self.path, error)
         return self._roster
+
+
+def last_signed(file: Path, operator: bytes) -> Roster | None:
+    """The roster in `file`; None where there is none that this key has signed."""
+    with contextlib.suppress(OSError, WireError):
+        return Roster.from_bytes(file.read_bytes(), operator=operator)
+    return None

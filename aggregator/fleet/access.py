@@ -26,24 +26,31 @@ from hushfleet.aggregator.broker.config import (
     mosquitto_config,
 )
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.roster_signing import RosterChanges
+from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.authority import Authority, read_revocations
 from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, SERVICE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.storage.identity_file import load_or_create
-from hushfleet.secure.roster import Roster
+from hushfleet.aggregator.fleet.roster import sign_here, waiting
 
 PID_FILE, ENROLMENT_PID_FILE = "mosquitto.pid", "enrolment.pid"
 BY_FLEET = "by the fleet's operator: "
 """How the register's reason of a lock-out begins, beside those of the aggregator's own."""
 
 
-def apply(folder: FleetFolder, registry: FleetRegistry) -> None:
-    """Devices, roster and access list as the registry has them. Raises `StoreError`."""
+def apply(folder: FleetFolder, registry: FleetRegistry) -> RosterChanges:
+    """Devices, access list and roster as the registry has them; what the operator has still to sign, elsewhere.
+
+    Raises `StoreError`, and, when all but the roster is written, `BadInput` where the fleet's keys do not fit.
+    """
     with locked(folder), DeviceRegister(folder.aggregator) as register:
         _apply_devices(registry, register)
-        _apply_roster(folder, register)
         if _write_broker_files(folder, registry):
             reload_brokers(folder)
+        operator = keys.operator(folder)
+        if operator is not None:
+            sign_here(folder, register, operator)
+        return waiting(folder, register)
 
 
 @contextlib.contextmanager
@@ -135,15 +142,6 @@ def _apply_devices(registry: FleetRegistry, register: DeviceRegister) -> None:
             row = None
         if row is None and board.public_key is not None and board.state == "enrolled":
             register.add([KnownDevice(device, board.public_key)])
-
-
-def _apply_roster(folder: FleetFolder, register: DeviceRegister) -> None:
-    keys = {row.device: row.public_key for row in register.devices() if row.blocked is None and row.public_key}
-    if keys:
-        roster = Roster.of(keys).signed(load_or_create(folder.operator_key))  # signatures are deterministic
-        _write_changed(folder.roster, roster.to_bytes())
-    else:
-        folder.roster.unlink(missing_ok=True)
 
 
 def _write_revoked(folder: FleetFolder, registry: FleetRegistry) -> bool:

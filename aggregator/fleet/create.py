@@ -25,6 +25,7 @@ from hushfleet.aggregator.fleet.folder import (
     FleetConfig,
     FleetFolder,
     PagePart,
+    SecureSumsPart,
 )
 from hushfleet.aggregator.fleet.next_task import task_text
 from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
@@ -49,10 +50,13 @@ def create_fleet(
     enrolment: EnrolmentPart | None = None,
     page: PagePart | None = None,
     classes: Sequence[str] = (),
+    operator: bytes | None = None,
+    secure_sums: SecureSumsPart | None = None,
     root: str | None = None,
 ) -> FleetFolder:
     """:param task: copied to `task.toml`, with the files that it names beside itself; checked by the caller.
     :param classes: take the place of the task's `class_names`.
+    :param operator: public key of the operator, whose private key lies elsewhere; None: a key is made in the folder.
     :param root: public key of root, or a file with its private key, which stays there; None: it is made in `path`.
 
     Raises `BadInput`, and leaves nothing behind, where `path` is not empty or a name cannot be used.
@@ -75,11 +79,18 @@ def create_fleet(
             )
     text = _task_text(task, classes)
     defaults = _device_defaults(text)
-    config = FleetConfig(federation, broker, enrolment or EnrolmentPart(), page or PagePart(), defaults)
+    config = FleetConfig(
+        federation,
+        broker,
+        enrolment or EnrolmentPart(),
+        page or PagePart(),
+        defaults,
+        secure_sums=secure_sums or SecureSumsPart(),
+    )
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        _fill(part, config, text, root=root)
+        _fill(part, config, text, operator, root)
         for file in beside:
             if beside.keys().isdisjoint(file.parents):  # else it comes with its folder
                 _copy(task.parent / file, part / file)
@@ -91,7 +102,7 @@ def create_fleet(
     return FleetFolder(path)
 
 
-def _fill(path: Path, config: FleetConfig, task: str, *, root: str | None) -> None:
+def _fill(path: Path, config: FleetConfig, task: str, operator: bytes | None, root: str | None) -> None:
     now = datetime.datetime.now(datetime.UTC)
     authority = Authority.create(config.federation, now=now)
     path.mkdir(parents=True, mode=0o700)
@@ -106,7 +117,10 @@ def _fill(path: Path, config: FleetConfig, task: str, *, root: str | None) -> No
     _write(path / "service" / "enrolment.password", f"{password}\n".encode())
     _write(path / "broker" / "enrolment.passwords", password_line(SERVICE_NAME, password).encode())
     load_or_create(path / "aggregator" / "identity.key")
-    load_or_create(path / "operator.key")
+    load_or_create(path / "service" / "identity.key")
+    if operator is None:
+        operator = load_or_create(path / "operator.key").public_key
+    _write(path / "operator.pub", f"{operator.hex()}\n".encode())
     write_first(path, root=root)
     _write(path / "task.toml", task.encode())
     _write(path / FILE_NAME, (_COMMENT + to_toml(to_plain(config))).encode())

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hushfleet.aggregator.config.toml_text import to_toml
+from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import RegisteredBoard
 from hushfleet.aggregator.storage.identity_file import load_or_create
@@ -22,7 +23,11 @@ def device_toml(
     state_dir: str = STATE_DIR,
     ca_file: str = CA_FILE,
 ) -> str:
-    """The text of the file. The defaults of fleet.toml's `[device]` go before ours in each section."""
+    """The text of the file. The defaults of fleet.toml's `[device]` go before ours in each section.
+
+    What secure sums may count on is on the card, and not only in the roster, so it also binds those who sign later.
+    """
+    sums = folder.config.secure_sums
     plain: dict[str, Any] = {
         "device": {
             "id": board.device,
@@ -36,10 +41,12 @@ def device_toml(
             "server_key": load_or_create(folder.aggregator / "identity.key").public_key.hex(),
         },
         "fleet": {
-            "operator_key": load_or_create(folder.operator_key).public_key.hex(),
+            "operator_key": keys.operator_public(folder).hex(),
+            "service_key": keys.service(folder).public_key.hex(),
             "enrol_url": folder.enrolment_url,
             "token_file": str(PurePosixPath(state_dir) / "enrol.token"),
         },
+        "limits": {"honest_fraction": sums.honest_fraction, "min_devices": sums.min_devices},
     }
     for section, values in copy.deepcopy(folder.config.device).items():
         if isinstance(values, dict):

@@ -1,8 +1,8 @@
 """The folder of a fleet: what `hushfleet fleet init` makes, and all other commands are given.
 
-Who has `ca/ca.key` can admit any device; who has `operator.key` says who may be in a secure sum, and which software
-boards run. The aggregator needs neither: it reads `aggregator/`, `task.toml`, `fleet.toml` and `roster`, and writes to
-`WRITTEN_BY_AGGREGATOR` alone.
+Who has `ca/ca.key` can admit any device; who has the operator's private key says who may be in a secure sum. The latter
+may lie elsewhere; `operator.pub` is its public half. The aggregator needs neither: it reads `aggregator/`, `task.toml`,
+`fleet.toml` and `roster`, and writes to `WRITTEN_BY_AGGREGATOR` alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from msgspec import Meta
 from hushfleet.config.schema import Checked, NotNegative, Positive, Share, read_file
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
+from hushfleet.secure.roster import HONEST_FRACTION, MAX_DEVICES, MIN_DEVICES
 from hushfleet.wire.format.topics import Name, check_name
 
 FILE_NAME = "fleet.toml"
@@ -90,6 +91,18 @@ class PagePart(Checked):
 
 
 @dataclass(frozen=True)
+class SecureSumsPart(Checked):
+    """What secure sums may count on: the operator's word, which is signed into the roster and written on each card.
+
+    :param honest_fraction: of the boards, at least. Boards decline a task that counts on more.
+    :param min_devices: the fewest boards in a sum. Boards decline a task that opens smaller ones.
+    """
+
+    honest_fraction: Share = HONEST_FRACTION
+    min_devices: Annotated[int, Meta(ge=2, le=MAX_DEVICES, description="2 or more")] = MIN_DEVICES
+
+
+@dataclass(frozen=True)
 class FleetConfig(Checked):
     """fleet.toml.
 
@@ -102,6 +115,7 @@ class FleetConfig(Checked):
     page: PagePart = field(default_factory=PagePart)
     device: dict[str, Any] = field(default_factory=dict)
     updates: UpdatesPart = field(default_factory=UpdatesPart)
+    secure_sums: SecureSumsPart = field(default_factory=SecureSumsPart)
 
 
 class FleetFolder:
@@ -114,9 +128,12 @@ class FleetFolder:
         self.broker = self.path / "broker"
         # `cert.pem`, `cert.key`, `identity.key`, which boards pin, and the register, `devices.sqlite`
         self.aggregator = self.path / "aggregator"
-        # `cert.pem` and `cert.key` for the broker, `page.pem` and `page.key` for the status page
+        # `cert.pem` and `cert.key` for the broker, `page.pem` and `page.key` for the status page, and `identity.key`,
+        # which signs what boards are told
         self.service = self.path / "service"
-        self.operator_key = self.path / "operator.key"
+        self.service_key = self.service / "identity.key"
+        self.operator_public = self.path / "operator.pub"
+        self.operator_key = self.path / "operator.key"  # may be elsewhere, as may the next
         self.release_key = self.path / "release.key"
         self.root_key = self.path / "root.key"  # signs who signs releases; it belongs elsewhere
         self.root_public = self.path / "root.pub"

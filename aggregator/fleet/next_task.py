@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.config.task import files_beside, load_task
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.config.task import Task, files_beside, load_task
+from hushfleet.aggregator.fleet.folder import FleetFolder, SecureSumsPart
 from hushfleet.errors import BadInput
 
 
@@ -27,16 +27,17 @@ def task_text(task: Path) -> str:
 def set_task(folder: FleetFolder, task: Path) -> bool:
     """Makes the file `task` the one that the aggregator runs from its next start on; whether that run was begun before.
 
-    Raises `BadInput` where it is no task, a run of another task has its name, or files that it names beside itself are
-    not in the fleet's folder as well; and `StoreFull`.
+    Raises `BadInput` where it is no task, its secure sums count on more than the fleet's do, a run of another task has
+    its name, or files that it names beside itself are not in the fleet's folder as well; and `StoreFull`.
     """
-    name, data, current = load_task(task).name, task_text(task).encode(), folder.run
+    checked, data, current = load_task(task), task_text(task).encode(), folder.run
+    check_sums(checked, folder.config.secure_sums)
     for file in files_beside(task):
         if not (folder.path / file).exists():
             raise BadInput(f"{task} names {file}, which the fleet will look for in {folder.path}: copy it there first")
     if current.exists():
         atomic_file.write_whole(current / "task.toml", folder.task.read_bytes(), durable=True)
-    run = folder.path / "runs" / name
+    run = folder.path / "runs" / checked.name
     kept = run / "task.toml"
     if run.exists() and (not kept.exists() or task_text(kept).encode() != data):
         raise BadInput(
@@ -44,3 +45,20 @@ def set_task(folder: FleetFolder, task: Path) -> bool:
         )
     atomic_file.write_whole(folder.task, data, durable=True)
     return run.exists()
+
+
+def check_sums(task: Task, sums: SecureSumsPart) -> None:
+    """Raises `BadInput` for secure sums that count on more than the fleet's: every board would decline them."""
+    secure = task.secure_spec()
+    if secure is None:
+        return
+    if secure.honest_fraction > sums.honest_fraction:
+        raise BadInput(
+            f"the task counts on privacy.honest_fraction = {secure.honest_fraction:g} of the boards, and this fleet on "
+            f"{sums.honest_fraction:g}: lower it in the task, or make a fleet with --honest-fraction"
+        )
+    if secure.min_devices < sums.min_devices:
+        raise BadInput(
+            f"the task opens sums of {secure.min_devices} boards, and boards of this fleet are in none of fewer than "
+            f"{sums.min_devices}: raise round.min_updates in the task, or make a fleet with --min-devices"
+        )

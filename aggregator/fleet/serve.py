@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet import keys, words
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.enrolment import Enroller
@@ -21,7 +22,6 @@ from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.fleet.telling_newest import TellingNewest
 from hushfleet.aggregator.fleet.updating import Updating
-from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
@@ -29,10 +29,29 @@ from hushfleet.wire.link.mqtt import MqttLink
 log = logging.getLogger("hushfleet.fleet")
 
 
+class _Applied:
+    """Writes the files that follow from the registry, and logs once that a roster waits to be signed."""
+
+    def __init__(self, folder: FleetFolder, registry: FleetRegistry) -> None:
+        self._folder, self._registry = folder, registry
+        self._said = ""
+
+    def apply(self) -> None:
+        """Raises `StoreError`."""
+        try:
+            changes = apply(self._folder, self._registry)
+            told = f"{words.roster_waits(changes)}: {words.roster_export()}" if changes else ""
+        except BadInput as error:  # boards must come in all the same
+            told = f"the roster of secure sums stays as it is: {error}"
+        if told and told != self._said:
+            log.warning("%s", told)
+        self._said = told
+
+
 def serve(path: Path, stop: threading.Event) -> None:
     """The fleet service of the folder `path`, until `stop` is set."""
     folder = FleetFolder(path)
-    operator, ca_file = load_or_create(folder.operator_key), folder.ca / "ca.pem"
+    identity, ca_file = keys.service(folder), folder.ca / "ca.pem"
     mine = folder.service
     password = mine / "enrolment.password"
     strangers = BrokerAddress.parse(
@@ -42,7 +61,7 @@ def serve(path: Path, stop: threading.Event) -> None:
         folder.local_broker, ca_file=ca_file, cert_file=mine / "cert.pem", key_file=mine / "cert.key"
     )
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
-        known = partial(key_of, registry, register)
+        known, applied = partial(key_of, registry, register), _Applied(folder, registry)
         parts: list[Part] = [
             Listener(registry, known),
             Updating(folder, registry, known),
@@ -55,16 +74,16 @@ def serve(path: Path, stop: threading.Event) -> None:
             registry,
             register,
             Authority.load(ca_file, folder.ca / "ca.key"),
-            on_granted=lambda: apply(folder, registry),
+            on_granted=applied.apply,
         )
         service = FleetService(
             federation=folder.config.federation,
-            operator=operator,
-            # only who has the operator's key can tell this client id, so no stranger can take the session
-            strangers=MqttLink(strangers, client_id=operator.client_id(SERVICE_NAME)),
+            identity=identity,
+            # only who has the service's key can tell this client id, so no stranger can take the session
+            strangers=MqttLink(strangers, client_id=identity.client_id(SERVICE_NAME)),
             fleet=MqttLink(fleet, client_id=SERVICE_NAME),
             enroller=enroller,
-            apply=lambda: apply(folder, registry),
+            apply=applied.apply,
             was_changed=registry.was_changed,
             parts=parts,
         )

@@ -37,7 +37,7 @@ class Service(Protocol):
     topics: Topics
 
     def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
-        """To the fleet's broker, signed by the operator's key. Raises `LinkLost`."""
+        """To the fleet's broker, signed by the service's key. Raises `LinkLost`."""
 
     def send(self, topic: str, payload: bytes) -> None:
         """Bytes as they are, such as chunks. Raises `LinkLost`."""
@@ -63,7 +63,7 @@ class FleetService:
 
     :param strangers: link to the broker that boards without a certificate reach.
     :param fleet: link to the broker of all others.
-    :param operator: signs all that boards are told.
+    :param identity: signs all that boards are told.
     :param apply: writes what follows from the registry (`access.apply`); called at the start and after changes.
     :param was_changed: whether another process has changed the registry.
     """
@@ -72,7 +72,7 @@ class FleetService:
         self,
         *,
         federation: str,
-        operator: Identity,
+        identity: Identity,
         strangers: Link,
         fleet: Link,
         enroller: Enroller,
@@ -83,7 +83,7 @@ class FleetService:
     ) -> None:
         self.topics = Topics(federation)
         self.parts = list(parts)
-        self._operator, self._strangers, self._fleet = operator, strangers, fleet
+        self._identity, self._strangers, self._fleet = identity, strangers, fleet
         self._enroller, self._apply, self._was_changed, self._clock = enroller, apply, was_changed, clock
         self._requests = TokenBucket(REQUESTS_A_SECOND, MAX_REQUESTS_BURST, now=clock())
         # Of each board: who has no certificate is not heard at the fleet's broker, who has one on its own topic alone.
@@ -188,7 +188,7 @@ class FleetService:
         return self._enroller.answer(request)
 
     def _encoded(self, message: Message) -> bytes:
-        return encode_message(message, self._operator, federation=self.topics.federation)
+        return encode_message(message, self._identity, federation=self.topics.federation)
 
 
 def _check_rate(has_token: bool) -> None:

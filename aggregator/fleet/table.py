@@ -18,6 +18,8 @@ def table(view: FleetView) -> RenderableType:
     parts: list[RenderableType] = [Text.assemble((view.federation, "bold"), "  ", words.summary(view))]
     if view.run is not None:
         parts += [Text(line) for line in (words.progress(view.run), words.privacy(view.run), words.traffic(view.run))]
+    if view.sums is not None:
+        parts += [Text(view.sums.server_sees), Text(words.roster(view.sums))]
     if view.rollout is not None:
         parts.append(Text(words.rollout(view.rollout)))
     parts += [Text(said, SOFT) for said in (words.certificates(view),) if said]

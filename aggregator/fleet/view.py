@@ -175,12 +175,33 @@ class RolloutView:
 
 
 @dataclass(frozen=True)
+class SumsView:
+    """The secure sums of a fleet: what the server sees, and the list of boards that the operator has signed.
+
+    :param server_sees: in words.
+    :param roster: its number and date, in words; empty before the first.
+    :param boards: in it. `honest`: of these at least, as the operator has it; `min_devices`: no smaller sum is opened.
+    :param joining, leaving: how many boards are in it, with their present key, or out of it, once the operator has
+        signed the next one.
+    """
+
+    server_sees: str
+    roster: str = ""
+    boards: int = 0
+    honest: int = 0
+    min_devices: int = 0
+    joining: int = 0
+    leaving: int = 0
+
+
+@dataclass(frozen=True)
 class FleetView:
     """The fleet at the moment `at`.
 
     :param aggregator, service: whether these processes run, as the broker and the registry say.
     :param certificates_end, authority_end: when the first of its own certificates ends, and when its authority; None
         where they cannot be read.
+    :param sums: None where the task has no secure sums.
     :param problems: of the fleet as a whole; those of boards stand with them.
     """
 
@@ -192,6 +213,7 @@ class FleetView:
     service: Process = "unknown"
     strangers: tuple[Stranger, ...] = ()
     rollout: RolloutView | None = None
+    sums: SumsView | None = None
     certificates_end: float | None = None
     authority_end: float | None = None
     problems: tuple[Problem, ...] = ()

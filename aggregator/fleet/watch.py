@@ -27,6 +27,7 @@ from hushfleet.aggregator.fleet.sightings import (
     sightings,
 )
 from hushfleet.aggregator.fleet.spending import Spending
+from hushfleet.aggregator.fleet.sums import SumsWatch
 from hushfleet.aggregator.fleet.view import (
     BoardView,
     FleetView,
@@ -37,6 +38,7 @@ from hushfleet.aggregator.fleet.view import (
     Said,
     Standing,
     Stranger,
+    SumsView,
 )
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.fleet_state import Event, RunState
@@ -145,6 +147,7 @@ class FleetWatch:
         self._register: DeviceRegister | None = None
         self._tail: EventTail | None = None
         self._course = Course()
+        self._sums = SumsWatch(folder)
         self._spending = Spending(folder.config.device.get("limits", {}))
 
     def close(self) -> None:
@@ -167,6 +170,7 @@ class FleetWatch:
         run, parts, seen = self._course.view(), self._course.states(), sightings(self._registry)
         service, aggregator = self._processes(now)
         own, authority = self._certificates()
+        sums, of_sums = self._secure_sums()
         rows: dict[str, tuple[RegisteredBoard | None, KnownDevice | None]] = {row.device: (None, row) for row in known}
         for board in self._registry.boards():
             rows[board.device] = board, rows.get(board.device, (None, None))[1]
@@ -191,10 +195,17 @@ class FleetWatch:
                 if row.device not in rows
             ),
             rollout=rollout_view(self._registry, now=now),
+            sums=sums,
             certificates_end=min(own.values(), default=None),
             authority_end=authority,
-            problems=(*_problems(service, aggregator, run), *certificate_problems(own, authority, now=now)),
+            problems=(*_problems(service, aggregator, run), *of_sums, *certificate_problems(own, authority, now=now)),
         )
+
+    def _secure_sums(self) -> tuple[SumsView | None, list[Problem]]:
+        try:
+            return self._sums.view(self._register)
+        except BadInput:  # a task file that is being written by hand
+            return None, []
 
     def _certificates(self) -> tuple[dict[str, float], float | None]:
         """When those of the fleet itself end, and when its authority; nothing where they cannot be read."""

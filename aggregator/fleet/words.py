@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import date
 
-from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, Stranger
+from hushfleet.aggregator.devices.roster_signing import RosterChanges
+from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, Stranger, SumsView
 from hushfleet.aggregator.results.report.words import number, percent, size
 
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -62,6 +63,32 @@ def rollout(rollout: RolloutView) -> str:
     why = f": {rollout.reason}" if rollout.reason else ""
     counted = f"{rollout.reached} of {rollout.wanted} boards run it{back}"
     return f"release {rollout.version} {rollout.state} ({rollout.stage}): {counted}{why}"
+
+
+def roster(sums: SumsView) -> str:
+    """`roster 1785225600 of 2026-07-28: 40 boards, 36 of them honest at least, no sum of fewer than 10`."""
+    if not sums.roster:
+        return "no roster is signed yet, so no round of secure sums begins"
+    return (
+        f"{sums.roster}: {sums.boards} boards, {sums.honest} of them honest at least, no sum of fewer than "
+        f"{sums.min_devices}"
+    )
+
+
+def roster_waits(changes: RosterChanges) -> str:
+    """`12 boards wait for a signed roster, and 1 is to leave it`."""
+    joining, leaving = len(changes.added) + len(changes.changed), len(changes.removed)
+    if joining:
+        told = f"{joining} board{'s wait' if joining > 1 else ' waits'} for a signed roster"
+        return told + f", and {leaving} {'are' if leaving > 1 else 'is'} to leave it" * bool(leaving)
+    if leaving:
+        return f"{leaving} board{'s are' if leaving > 1 else ' is'} to leave the roster, which waits to be signed"
+    return "the limits of the roster have changed, which waits to be signed"
+
+
+def roster_export(folder: str = "DIR") -> str:
+    """The command that writes the list to be signed."""
+    return f"hushfleet fleet roster export {folder} --out FILE"
 
 
 def certificates(view: FleetView) -> str:

@@ -25,11 +25,13 @@ from hushfleet.aggregator.results.result import (
     PrivacyRow,
     Result,
     RoundRow,
+    SumsInfo,
     TimelineRow,
     WireInfo,
 )
+from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.spec import WireSpec
+from hushfleet.config.spec import SecureSpec, WireSpec
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.terms import TRUST
 
@@ -45,6 +47,7 @@ def record(
     fleet: Sequence[str] = (),
     scenario: Path | None = None,
     runtime: str = "",
+    sums: SumFacts | None = None,
 ) -> Result:
     """The result of all rounds that are closed.
 
@@ -53,6 +56,7 @@ def record(
     :param fleet: all devices, where they are known beforehand: some may never have appeared.
     :param scenario: the log of what was done to a simulated fleet.
     :param runtime: what computed the gradients, in a simulation.
+    :param sums: who could unmask devices, where the task has secure sums.
     """
     task, spec = prepared.task, prepared.spec
     closed = [row for row in store.rounds() if row.metrics is not None and row.closed_at is not None]
@@ -93,6 +97,7 @@ def record(
         ),
         accounting=spec.privacy.accounting,
         trust=TRUST[spec.privacy.accounting],
+        sums=_sums_info(spec.privacy.secure, sums),
         accountant=accountant,
         clip_norm=spec.privacy.clip_norm,
         noise_multiplier=noise_multiplier,
@@ -132,6 +137,12 @@ def record(
         versions=versions(),
         rerun=rerun(prepared, runtime=runtime),
     )
+
+
+def _sums_info(spec: SecureSpec | None, facts: SumFacts | None) -> SumsInfo | None:
+    if spec is None or facts is None:
+        return None
+    return SumsInfo(roster_by=facts.roster_by, keys_in_folder=facts.keys_in_folder, min_devices=spec.min_devices)
 
 
 def _wire_info(wire: WireSpec, *, noised: bool) -> WireInfo:

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from hushfleet import atomic_file
 from hushfleet.aggregator.results.fleet_timeline import FleetTimeline
 from hushfleet.aggregator.results.json_record import Count, Fraction, JsonRecord, Measured, Number
+from hushfleet.aggregator.results.server_sees import RosterBy
 from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import Accountant, Accounting, Trust
@@ -247,6 +248,17 @@ class Details(JsonRecord):
     wire_sweep: list[WirePoint] = []
 
 
+class SumsInfo(JsonRecord):
+    """Who says which devices may be in a secure sum, as `SumFacts` has it.
+
+    :param min_devices: the fewest devices of a sum.
+    """
+
+    roster_by: RosterBy
+    keys_in_folder: tuple[str, ...] | None = None
+    min_devices: Count
+
+
 class Result(JsonRecord):
     """One run. `schema_version` is the key `schema` in the file."""
 
@@ -261,6 +273,7 @@ class Result(JsonRecord):
     model: ModelInfo
     accounting: Accounting
     trust: Trust | None = None  # files of earlier versions do not say it
+    sums: SumsInfo | None = None  # likewise; None also where there are no secure sums
     accountant: Accountant = "rdp"  # what files without it were made with
     clip_norm: Annotated[Number, Field(gt=0)]
     noise_multiplier: Annotated[float, Field(ge=0)]

@@ -15,6 +15,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.outbox import Outbox
 from hushfleet.aggregator.rounds.policy import may_open
 from hushfleet.errors import BadInput, StoreError
+from hushfleet.secure.roster import Roster
 
 RETRY_S = 5.0
 
@@ -50,6 +51,7 @@ class RoundCycle:
         self._roster, self._charges = roster, charges
         self._retry_close_at = self._retry_open_at = 0.0
         self._announce_at = math.inf
+        self._said = ""  # why no round opens
         self._clock, self._idle_since = clock, clock()
         self.finished_at: float | None = None
 
@@ -118,15 +120,28 @@ class RoundCycle:
         if not self._enough_present(now):
             return False
         try:
-            listed = None if self._roster is None else self._roster.current()
-            engine.open_round(self._present, roster=listed or self._enrolment.roster())
+            engine.open_round(self._present, roster=self._current_roster())
         except (StoreError, BadInput) as error:
-            log.error("the next round cannot be opened yet: %s", error)
+            if str(error) != self._said:  # it may last for days, as where the operator has a roster to sign
+                log.error("the next round cannot be opened yet: %s", error)
+            self._said = str(error)
             self._idle_since, self._retry_open_at = now, now + RETRY_S
             return False
+        self._said = ""
+        # the operator may not have signed a roster yet without the devices that are locked out: nobody waits for them
+        engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
         self._log.note("round_open", **open_fields(engine))
         self.announce()
         return True
+
+    def _current_roster(self) -> Roster | None:
+        """The roster of a secure sum. Raises `BadInput` where the operator should have signed one, and has not."""
+        if self._roster is None:
+            return self._enrolment.roster()
+        listed = self._roster.current()
+        if listed is None and self._engine.spec.privacy.secure is not None:
+            raise BadInput(f"no roster is signed yet in {self._roster.path}, and boards take no other")
+        return listed
 
     def _enough_present(self, now: float) -> bool:
         rules, least = self._engine.prepared.task.round, self._engine.min_devices

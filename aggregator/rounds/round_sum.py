@@ -1,6 +1,6 @@
 """What a round makes of its updates: how one is read, what it is added to, and what comes of all of them.
 
-There are two ways: `plain_sum.PlainSum` sees every update, `secure_sum.SecureSum` nothing but their sum.
+There are two ways: `plain_sum.PlainSum` sees every update, `secure_sum.SecureSum` opens their sum alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The updates of a round of which the aggregator learns the sum and nothing else (`hushfleet.secure`).
+"""The updates of a round that are opened as a sum, and not one by one (`hushfleet.secure`).
 
 Masked values and corrections are added modulo a prime, in whatever order they come. Once the set of devices is fixed
 and stored, the committee answers for that set, and the answers open the sum.

@@ -6,6 +6,7 @@ standing beside the board.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,10 +22,12 @@ from hushfleet.config.schema import (
     Share,
     require,
 )
+from hushfleet.config.spec import PrivacySpec
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.terms import Accounting
+from hushfleet.secure.roster import HONEST_FRACTION, MIN_DEVICES
 from hushfleet.user_files import expanded
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
@@ -92,8 +95,10 @@ class BrokerSection(Checked):
 class FleetSection(Checked):
     """Who runs the fleet. With it the board gets its own certificate, and updates; `hushfleet flash` writes it.
 
-    :param operator_key: public key, 64 hex digits: signs the answers to enrolment, the offers of releases, and the list
-        of who may be in a secure sum (`device.roster_key`, unless that is given).
+    :param operator_key: public key, 64 hex digits: signs the list of who may be in a secure sum (`device.roster_key`,
+        unless that is given).
+    :param service_key: public key, 64 hex digits, of the fleet service: signs the answers to enrolment and the offers
+        of releases. Without it `operator_key` does, as in files of earlier versions.
     :param enrol_url: where a board without a certificate asks for one.
     :param token_file: the one-time token; erased when it has served.
     :param releases: the folder of `slots.py`; where it has none, this board takes no updates.
@@ -102,6 +107,7 @@ class FleetSection(Checked):
     operator_key: PublicKeyText
     enrol_url: str
     token_file: str | None = None
+    service_key: PublicKeyText | None = None
     releases: str = "/opt/hushfleet"
 
 
@@ -134,8 +140,9 @@ class LimitsSection(Checked):
         of the data which no noise covers (`Cost.raw`). `as-published` takes all, and the ledger charges infinity.
     :param min_noise_multiplier: the least noise over sensitivity in what this device sends; 0: any.
     :param noise_split: among how many devices the noise may be divided at most; 0: as many as the task package names.
-    :param min_devices: the fewest devices of a secure sum; 0: as the task says, 2 or more.
-    :param honest_fraction: of the devices, the largest share that a task of secure sums may take to be honest.
+    :param min_devices: the fewest devices of a secure sum. Where an operator has signed more, that holds.
+    :param honest_fraction: of the devices, the largest share that a task of secure sums may take to be honest. Where an
+        operator has signed less, that holds.
     :param constant_time: whether a round's end is announced when the task says, and not when training ends; None: with
         the unit `record`, outside of simulations.
     """
@@ -147,9 +154,18 @@ class LimitsSection(Checked):
     accounting: Accounting = "strict"
     min_noise_multiplier: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     noise_split: Count = 0
-    min_devices: Count = 0
-    honest_fraction: Share = 1.0
+    min_devices: Count = MIN_DEVICES
+    honest_fraction: Share = HONEST_FRACTION
     constant_time: bool | None = None
+
+    @classmethod
+    def of_simulation(cls, privacy: PrivacySpec, **others: Any) -> LimitsSection:
+        """FOR SIMULATION ONLY: all that the task asks. Simulated data have no owner, and the one who simulates is
+        operator, aggregator and every board at once, so limits would protect nobody from anybody."""
+        secure = privacy.secure
+        trust = {} if secure is None else {"min_devices": secure.min_devices, "honest_fraction": secure.honest_fraction}
+        limits = {"epsilon_server": math.inf, "delta": privacy.delta, "accounting": privacy.accounting}
+        return cls(**{**limits, **trust, **others})
 
 
 @dataclass(frozen=True)
@@ -210,6 +226,13 @@ class DeviceConfig(Checked):
     @property
     def server_key(self) -> bytes | None:
         return bytes.fromhex(self.broker.server_key) if self.broker.server_key else None
+
+    @property
+    def service_key(self) -> bytes:
+        """The public key of the fleet service. Raises `BadInput` for a board of no fleet."""
+        if self.fleet is None:
+            raise BadInput("a board without a section [fleet] has no fleet service")
+        return bytes.fromhex(self.fleet.service_key or self.fleet.operator_key)
 
     @property
     def roster_key(self) -> bytes | None:

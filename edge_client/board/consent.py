@@ -20,7 +20,7 @@ def check_allowed(
     """Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
     charge = method.charge(terms)
     if spec.privacy.secure is not None:
-        _check_trust(spec.privacy.secure, limits)
+        check_trust(spec.privacy.secure, limits)
     if charge.raw and limits.accounting != "as-published":
         raise _no_privacy(
             f"{spec.method} would send without noise: {', '.join(charge.raw)}. This device's limits.accounting is "
@@ -54,7 +54,11 @@ def _check_split(plan: RoundPlan, spec: TaskSpec, split: int, limits: LimitsSect
         raise _no_privacy(f"{asked}; this device's limits.noise_split is {limits.noise_split}")
 
 
-def _check_trust(secure: SecureSpec, limits: LimitsSection) -> None:
+def check_trust(secure: SecureSpec, limits: LimitsSection) -> None:
+    """Whether a task counts on no more than the owner trusts in. Raises `Declined`.
+
+    Members of a committee are held to it, too, and not only those who train.
+    """
     if limits.accounting == "strict":
         raise _no_privacy(
             "the task counts on secure sums, in which this device's own update has a part of the noise only. This "

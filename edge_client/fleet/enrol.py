@@ -50,7 +50,7 @@ class Enrolment:
         assert config.fleet is not None
         self._config, self._store, self._tls, self._clock = config, store, tls, clock
         self._fleet: FleetSection = config.fleet
-        self._operator = bytes.fromhex(self._fleet.operator_key)
+        self._service = config.service_key
         self._federation = config.device.federation
         self._nonce = os.urandom(NONCE_BYTES)
         self._request: bytes | None = None
@@ -89,7 +89,7 @@ class Enrolment:
 
     def take(self, payload: bytes) -> None:
         """An answer, or what pretends to be one. Raises a `WireError` for that, or `StoreError`."""
-        answer = decode_message(payload, federation=self._federation, public_key=self._operator)
+        answer = decode_message(payload, federation=self._federation, public_key=self._service)
         if not isinstance(answer, EnrolAnswer) or answer.device != self._tls.device:
             raise Malformed(f"a {type(answer).__name__} came where an answer to this board belongs")
         if answer.nonce != self._nonce:

@@ -1,8 +1,8 @@
 """A board's releases: an offer is judged, fetched beside the rounds, and handed to `slots.py`, which tries it.
 
-The offer is signed by the operator's key, the release by the release key. What `slots.py` needs to be sure of it checks
-again, as root. Nothing is asked for while a round is under way, and the client ends for the new release's first start
-between rounds only.
+The offer is signed by the fleet service's key, the release by the release key. `slots.py` checks again, as root, all
+that it needs to be sure of. Nothing is asked for while a round is under way, and the client ends for the new release's
+first start between rounds only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Updates:
     def __init__(self, config: DeviceConfig, store: DeviceStore, *, now: float) -> None:
         assert config.fleet is not None
         self._device, self._identity = config.device.id, store.identity
-        self._operator = bytes.fromhex(config.fleet.operator_key)
+        self._service = config.service_key
         self._topics = Topics(config.device.federation)
         self._installed = Installed.of(config)
         self._offer: ReleaseOffer | None = None
@@ -74,7 +74,7 @@ class Updates:
             if self._file is not None and self._offer is not None and topic.digest == self._offer.digest:
                 self._on_chunk(self._file, payload)
         elif topic.kind == "fleet" and payload and peek_kind(payload) is ReleaseOffer:
-            offer = decode_message(payload, federation=self._topics.federation, public_key=self._operator)
+            offer = decode_message(payload, federation=self._topics.federation, public_key=self._service)
             assert isinstance(offer, ReleaseOffer)
             if offer.device != self._device:
                 raise Malformed(f"an offer for {offer.device} came to this board")

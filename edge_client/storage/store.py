@@ -27,6 +27,7 @@ from hushfleet.edge_client.storage.accelerator import ChosenAccelerator
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.own_head import KeptHead
+from hushfleet.edge_client.storage.roster_mark import RosterMark
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store_file import (
     ADVICE,
@@ -134,6 +135,20 @@ class DeviceStore:
 
     def pin_epoch(self, scope: str, epoch: int) -> None:
         self._set_facts("note the aggregator's start", **{f"epoch {scope}": str(epoch).encode()})
+
+    def newest_roster(self, scope: str) -> RosterMark | None:
+        """The newest that was taken; None before the first. Raises `StoreError`.
+
+        :param scope: its federation and the operator's key.
+        """
+        data = self._fact(f"roster {scope}")
+        if data is None:
+            return None
+        with self._whole("mark of the newest roster"):
+            return unpack(RosterMark, data, what="the mark of the newest roster")
+
+    def pin_roster(self, scope: str, mark: RosterMark) -> None:
+        self._set_facts("note the newest roster", **{f"roster {scope}": pack(mark)})
 
     @property
     def is_enrolled(self) -> bool:

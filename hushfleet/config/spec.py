@@ -41,6 +41,8 @@ Form = Literal["quantized", "one-bit", "float16", "float32", "masked"]
 MAX_SPEC_BYTES = 1 << 20
 MAX_GRAPH_BYTES = 32 << 20
 MAX_ROUNDS = 1_000_000
+MAX_SECURE_ROUNDS = 10_000
+"""With secure sums: each round number is one draw of a committee, and an aggregator may choose among all of them."""
 _TASK_ID = "[a-z0-9][a-z0-9._-]{0,95}"
 TaskId = Annotated[str, Meta(pattern=rf"^{_TASK_ID}\Z", description=f"like {_TASK_ID}")]
 RoundNumber = Annotated[int, Meta(ge=0, le=MAX_ROUNDS)]
@@ -183,7 +185,7 @@ class PrivacySpec(Checked):
     :param accountant: by which every epsilon of the task is printed: `exact`, or `rdp` as in the papers. What the owner
         of a device allows is always counted by `exact`.
     :param noise_split: among how many devices a round's noise may be divided, at most; 1: not at all.
-    :param secure: of `accounting = "secure"`: the server sees nothing but sums.
+    :param secure: of `accounting = "secure"`: a server that did not make the roster sees nothing but sums.
     """
 
     unit: Unit
@@ -248,6 +250,10 @@ class TaskSpec(Checked):
         super().__post_init__()
         masked, secure = self.wire.codec == "masked", self.privacy.accounting == "secure"
         require(masked == secure, "wire.codec", self.wire.codec, '"masked" with accounting = "secure", and only there')
+        most = MAX_SECURE_ROUNDS if secure else MAX_ROUNDS
+        require(
+            self.rounds <= most, "rounds", self.rounds, f'at most {most} with accounting = "{self.privacy.accounting}"'
+        )
         require(self.version == SPEC_VERSION, "version", self.version, f"{SPEC_VERSION}; update this device")
 
     def to_bytes(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Which methods go with `accounting = "secure"`, where the aggregator sees nothing but sums of whole numbers."""
+"""Which methods go with `accounting = "secure"`, where updates are opened as sums of whole numbers alone."""
 
 from __future__ import annotations
 

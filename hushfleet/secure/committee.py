@@ -9,7 +9,8 @@ from functools import lru_cache
 MOST_MEMBERS = 96
 DROP_OUT = 0.05
 """The share of devices that are expected to be lost in a round."""
-_TOO_MANY_CORRUPT = 10**12  # one draw in so many; docs/privacy.md says how many draws there are
+_TOO_MANY_CORRUPT = 10**18  # one draw in so many; docs/privacy.md says how many draws there are
+_EXACT = 1e-9  # a share times a number of devices is meant as a whole number where it is this near to one
 _GIVEN_UP = 0.02  # of the rounds, for too few answers
 
 
@@ -68,14 +69,19 @@ def committee_rule(
 
 @lru_cache(maxsize=256)
 def _most_corrupt(devices: int, *, honest_fraction: float, drawn: int) -> int:
-    """The least c that the corrupt ones among `drawn` of `devices` exceed in at most one draw of 10^12."""
-    bad = math.floor((1 - honest_fraction) * devices + 1e-9)
+    """The least c that the corrupt ones among `drawn` of `devices` exceed in at most one draw of 10^18."""
+    bad = corrupt_devices(devices, honest_fraction=honest_fraction)
     whole, tail = math.comb(devices, drawn), 0
     for count in range(min(bad, drawn), -1, -1):  # the upper tail of the hypergeometric distribution, exactly
         tail += math.comb(bad, count) * math.comb(devices - bad, drawn - count)
         if tail * _TOO_MANY_CORRUPT > whole:
             return count
     return 0
+
+
+def corrupt_devices(devices: int, *, honest_fraction: float) -> int:
+    """How many of a roster's devices may be corrupt, at most."""
+    return math.floor((1 - honest_fraction) * devices + _EXACT)
 
 
 def least_honest(min_devices: int, *, devices: int, honest_fraction: float, drawn: int) -> int:

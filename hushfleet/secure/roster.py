@@ -1,74 +1,160 @@
-"""The roster: who may be in a secure sum, and with which key. A blob, signed by the operator if that is wanted."""
+"""The roster: who may be in a secure sum, and with which key. A blob, signed by the operator if that is wanted.
+
+An operator also signs under which assumption: how many of the boards are honest, and how large a sum is at least. The
+aggregator writes the task package, so what stands there alone is the word of whom secure sums protect against.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
-from typing import Annotated
+import os
+import time
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Self
 
+import msgspec
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, pack, require, unpack
-from hushfleet.errors import BadSignature
+from hushfleet.config.schema import Checked, Count, Share, pack, require, unpack
+from hushfleet.errors import BadSignature, Malformed, OtherVersion
+from hushfleet.secure.committee import corrupt_devices
 from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.topics import Name
 
 MAX_DEVICES = 100_000
 MAX_ROSTER_BYTES = MAX_DEVICES * (KEY_BYTES + 65) + 1024
+NONCE_BYTES = 32
+HONEST_FRACTION, MIN_DEVICES = 0.9, 10
+"""Of secure sums, where nobody says otherwise: which share of the boards is honest, and the fewest in a sum."""
 _SIGNED = b"hushfleet roster\0"
+_FIRST_FORMAT = {"devices", "keys", "signature"}
 
 
 @dataclass(frozen=True)
-class Roster(Checked):
-    """Devices and their public keys.
+class RosterContent(Checked):
+    """What an operator is asked to sign.
 
     :param devices: ids, rising.
     :param keys: the Ed25519 public key of each, 32 bytes, one after the other.
-    :param signature: of the operator, over all before it; empty: nobody but the aggregator vouches for the list.
+    :param federation: whose devices these are.
+    :param honest_fraction: of the devices, at least; no task may count on more.
+    :param min_devices: no sum of fewer is opened, whatever a task says.
     """
 
     devices: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_DEVICES)]
     keys: bytes
-    signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
+    federation: Name
+    honest_fraction: Share
+    min_devices: Annotated[int, Meta(ge=2, le=MAX_DEVICES)]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(list(self.devices) == sorted(set(self.devices)), "devices", len(self.devices), "rising and distinct")
         require(len(self.keys) == KEY_BYTES * len(self.devices), "keys", len(self.keys), "32 bytes for each device")
-        distinct = len(set(self._each_key()))
+        distinct = len({self.key(index) for index in range(len(self.devices))})
         require(distinct == len(self.devices), "keys", distinct, "another one for each device")
 
     @classmethod
-    def of(cls, keys: dict[str, bytes]) -> Roster:
+    def of(
+        cls,
+        keys: dict[str, bytes],
+        *,
+        federation: str = "default",
+        honest_fraction: float = HONEST_FRACTION,
+        min_devices: int = MIN_DEVICES,
+    ) -> Self:
         """:param keys: device id -> Ed25519 public key."""
         devices = tuple(sorted(keys))
-        return cls(devices, b"".join(keys[device] for device in devices))
+        return cls(devices, b"".join(keys[device] for device in devices), federation, honest_fraction, min_devices)
+
+    @property
+    def content(self) -> RosterContent:
+        """What an operator was asked to sign, without what was settled with the signature."""
+        return RosterContent(**{each.name: getattr(self, each.name) for each in fields(RosterContent)})
+
+    @property
+    def honest_devices(self) -> int:
+        """How many of the devices are honest, at least."""
+        return len(self.devices) - corrupt_devices(len(self.devices), honest_fraction=self.honest_fraction)
+
+    def signed(
+        self, operator: Identity, *, after: int = 0, at: float | None = None, nonce: bytes | None = None
+    ) -> Roster:
+        """Number, date and random bytes are settled here, on the operator's side, and nowhere else.
+
+        :param after: the number of the roster before it, if it is at hand. Whoever has lost it still gets a higher one,
+            since a number is at least the time of its signature in unix seconds.
+        :param at: unix seconds; None: now.
+        :param nonce: 32 bytes that nobody could know before; None draws them. They decide who is drawn in each round,
+            so a device whose key is chosen last has nothing to choose it by.
+        """
+        date = int(time.time() if at is None else at)
+        content = {each.name: getattr(self, each.name) for each in fields(RosterContent)}
+        unsigned = Roster(**content, number=max(after + 1, date), date=date, nonce=nonce or os.urandom(NONCE_BYTES))
+        return replace(unsigned, signature=operator.sign(unsigned._signed_bytes()))
+
+    def key(self, index: int) -> bytes:
+        return self.keys[KEY_BYTES * index : KEY_BYTES * (index + 1)]
+
+
+@dataclass(frozen=True)
+class Roster(RosterContent):
+    """What boards are given: `RosterContent.signed` makes it, or `of`, where nobody but the aggregator vouches for it.
+
+    :param number: rises with each roster that an operator signs; of a list that is to be signed: at which it was
+        written; else 0.
+    :param date: of the signature, unix seconds; 0 where there is none.
+    :param nonce: random bytes of the operator; zeros where nobody has signed.
+    :param signature: of the operator, over all before it; empty: nobody but the aggregator vouches for the list.
+    """
+
+    number: Count = 0
+    date: Count = 0
+    nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)] = bytes(NONCE_BYTES)
+    signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
+
+    @classmethod
+    def to_sign(cls, content: RosterContent, *, number: int) -> Roster:
+        """`content` for the machine that has the operator's key.
+
+        :param number: above that of the roster that holds; it shows which of two lists is older.
+        """
+        return cls(**{each.name: getattr(content, each.name) for each in fields(RosterContent)}, number=number)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, operator: bytes | None = None) -> Roster:
         """:param operator: the key that must have signed it; None: no signature is asked for.
 
-        Raises `Malformed` or `BadSignature`.
+        Raises `Malformed`, `OtherVersion` or `BadSignature`.
         """
-        roster: Roster = unpack(cls, data, what="the roster")
+        try:
+            roster: Roster = unpack(cls, data, what="the roster")
+        except Malformed:
+            if _is_first_format(data):
+                raise OtherVersion(
+                    "the roster is in the format of Hushfleet 0.3, which names no assumption: have it signed anew by "
+                    "this version (hushfleet fleet roster sign, or a fleet's service at its next start)"
+                ) from None
+            raise
         if operator is not None:
             if not roster.signature:
                 raise BadSignature("the roster is not signed by the operator, and this device asks for it")
-            verify(operator, roster._content(), roster.signature)
+            verify(operator, roster._signed_bytes(), roster.signature)
         return roster
 
     def to_bytes(self) -> bytes:
         return pack(self)
 
-    def signed(self, operator: Identity) -> Roster:
-        return replace(self, signature=operator.sign(self._content()))
-
     def digest(self) -> bytes:
-        """SHA-256 of the list, whether it is signed or not."""
-        return hashlib.sha256(self._content()).digest()
+        """SHA-256 of all but the signature."""
+        return hashlib.sha256(self._signed_bytes()).digest()
 
-    def key(self, index: int) -> bytes:
-        return self.keys[KEY_BYTES * index : KEY_BYTES * (index + 1)]
+    @property
+    def name(self) -> str:
+        """For people."""
+        if not self.signature:
+            return "a roster that no operator has signed"
+        return f"roster {self.number} of {time.strftime('%Y-%m-%d', time.gmtime(self.date))}"
 
     def cohort(self, *, seed: bytes, rate: float) -> list[int]:
         """Indices of the devices that take part, rising: each with probability `rate`, by the seed alone."""
@@ -82,13 +168,18 @@ class Roster(Checked):
         drawn = sorted(cohort, key=lambda index: _draw(seed, b"committee", self.devices[index]))
         return drawn[:size]
 
-    def _content(self) -> bytes:
+    def _signed_bytes(self) -> bytes:
         return _SIGNED + pack(replace(self, signature=b""))
-
-    def _each_key(self) -> list[bytes]:
-        return [self.key(index) for index in range(len(self.devices))]
 
 
 def _draw(seed: bytes, purpose: bytes, device: str) -> int:
     digest = hashlib.sha256(b"\0".join((seed, purpose, device.encode()))).digest()
     return int.from_bytes(digest[:8], "big")
+
+
+def _is_first_format(data: bytes) -> bool:
+    try:
+        plain = msgspec.msgpack.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return isinstance(plain, dict) and plain.keys() == _FIRST_FORMAT

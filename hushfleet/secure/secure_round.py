@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from hushfleet.config.spec import SecureSpec
+from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.agreement import KeyAgreement
-from hushfleet.secure.committee import CommitteeRule, committee_rule, least_honest
+from hushfleet.secure.committee import CommitteeRule, committee_rule, corrupt_devices, least_honest
 from hushfleet.secure.field import PRIMES
 from hushfleet.secure.masking import Masked, mask, member_answer, unmask
 from hushfleet.secure.roster import Roster
@@ -25,8 +25,9 @@ class SecureRound:
     :param roster: the one that the plan names.
     :param size: how many values are summed.
 
-    Raises `BadInput` for a plan that a device must not take part in: too few devices for a sum to be opened, too few
-    honest ones for the noise that the task counts on, or a cohort of which no committee can be made.
+    Raises `BadInput` for a plan that a device must not take part in: a task that goes beyond what the operator has
+    signed, a round number too high, too few devices for a sum to be opened, too few honest ones for the noise that the
+    task counts on, or a cohort of which no committee can be made.
     """
 
     def __init__(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> None:
@@ -34,16 +35,25 @@ class SecureRound:
             raise BadInput(f"the plan of round {plan.round} has no secure sum")
         self.spec, self.roster, self.size = spec, roster, size
         self.prime = PRIMES[spec.bits]
+        _check_signed_limits(spec, roster)
+        if plan.round > MAX_SECURE_ROUNDS:
+            raise BadInput(
+                f"round {plan.round}: with secure sums no round above {MAX_SECURE_ROUNDS} is taken, since each is a "
+                "committee that the aggregator could choose"
+            )
         # Who is drawn follows from the roster and the round alone: with the task's id, or anything else that the
-        # aggregator is free to choose, it could try until a committee suits it. The keys follow from all that the
-        # device and the members must agree on.
+        # aggregator is free to choose, it could try until a committee suits it. The operator's random bytes are in the
+        # roster's digest, so a device cannot try keys either. The masks' keys follow from all that the device and the
+        # members must agree on, and from all that the device trains by: else parts of the fleet would work for
+        # different models in one sum.
         seed = hashlib.sha256(roster.digest() + b"|%d" % plan.round).digest()
         told = sorted(plan.controls.items())  # of the noise, too
         agreed = (
             f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}|{told}"
+            f"|{plan.global_digest.hex()}|{plan.rounds}|{plan.noise_split}"
         )
         self.context: bytes = hashlib.sha256(seed + agreed.encode()).digest()
-        """What the masks are for: all that the plan says of the sum, but for who is in it."""
+        """What the masks are for: all that the plan says of round and sum, but for who is in it."""
         self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
         if len(self.cohort) < spec.min_devices:
             raise BadInput(
@@ -67,6 +77,11 @@ class SecureRound:
             raise BadInput(f"no committee of {self.rule.members} devices stands {self.rule.corrupt} corrupt members")
         self.committee: list[int] = roster.committee(self.cohort, seed=seed, size=self.rule.members)
         self._places = {roster.devices[index]: index for index in self.cohort}
+
+    @property
+    def assumption(self) -> str:
+        """What has to be true of the fleet, in words."""
+        return assumption(self.spec, devices=len(self.roster.devices), roster=self.roster.name)
 
     @property
     def devices(self) -> list[str]:
@@ -140,3 +155,28 @@ class SecureRound:
 
     def _info(self, device: int, member: int) -> bytes:
         return b"%s device %d member %d" % (self.context, device, member)
+
+
+def assumption(spec: SecureSpec, *, devices: int, roster: str) -> str:
+    """What a task's secure sums count on, in words: of how many devices in the roster of this name."""
+    honest = devices - corrupt_devices(devices, honest_fraction=spec.honest_fraction)
+    return (
+        f"protected as long as at least {honest} of {devices} boards of {roster} are honest; no sum of fewer than "
+        f"{spec.min_devices} is opened"
+    )
+
+
+def _check_signed_limits(spec: SecureSpec, roster: Roster) -> None:
+    """The aggregator writes the task; what it may count on is the operator's word, where an operator has signed."""
+    if not roster.signature:
+        return
+    if spec.honest_fraction > roster.honest_fraction:
+        raise BadInput(
+            f"the task takes a share of {spec.honest_fraction:g} of the devices to be honest; the operator has signed "
+            f"{roster.honest_fraction:g} in {roster.name}"
+        )
+    if spec.min_devices < roster.min_devices:
+        raise BadInput(
+            f"the task opens sums of {spec.min_devices} devices; the operator has signed {roster.min_devices} or more "
+            f"in {roster.name}"
+        )

@@ -22,10 +22,11 @@ from support.secure_fleet import SecureFleet, with_secure_sums
     [
         ({"accounting": "strict"}, 'limits.accounting is "strict", which trusts nobody'),
         ({"accounting": "secure", "min_devices": 9}, "limits.min_devices is 9"),
-        ({"accounting": "secure", "honest_fraction": 0.8}, "limits.honest_fraction is 0.8"),
-        ({"accounting": "secure", "noise_split": 5}, "limits.noise_split is 5"),
-        ({"accounting": "secure", "min_noise_multiplier": 2.1}, "limits.min_noise_multiplier is 2.1"),
-        ({"accounting": "secure"}, None),
+        ({"accounting": "secure", "min_devices": 8, "honest_fraction": 0.8}, "limits.honest_fraction is 0.8"),
+        ({"accounting": "secure", "min_devices": 8, "noise_split": 5}, "limits.noise_split is 5"),
+        ({"accounting": "secure", "min_devices": 8, "min_noise_multiplier": 2.1}, "limits.min_noise_multiplier is 2.1"),
+        ({"accounting": "secure"}, "limits.min_devices is 10"),
+        ({"accounting": "secure", "min_devices": 8}, None),
         ({"accounting": "as-published", "min_devices": 8, "honest_fraction": 0.9, "min_noise_multiplier": 2.0}, None),
     ],
 )

@@ -24,7 +24,7 @@ BOARD = "greenhouse-01"
 def service_of(desk: Desk, hub: LocalHub, *, clock: Callable[[], float]) -> FleetService:
     return FleetService(
         federation=FEDERATION,
-        operator=Identity.generate(),
+        identity=Identity.generate(),
         strangers=hub.link("strangers"),
         fleet=hub.link("fleet"),
         enroller=desk.enroller,

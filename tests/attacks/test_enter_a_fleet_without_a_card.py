@@ -123,10 +123,10 @@ def test_requests_that_are_none(desk: Desk) -> None:
 
 def test_a_request_on_another_boards_topic(desk: Desk) -> None:
     """A member with a certificate cannot renew that of another, nor have it answered elsewhere."""
-    hub, operator = LocalHub(), Identity.generate()
+    hub = LocalHub()
     service = FleetService(
         federation=FEDERATION,
-        operator=operator,
+        identity=Identity.generate(),
         strangers=hub.link("strangers"),
         fleet=hub.link("fleet"),
         enroller=desk.enroller,

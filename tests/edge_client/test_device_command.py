@@ -133,7 +133,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(trained: Bench, device_toml: 
 def test_status_names_the_trust_model(
     make_bench: MakeBench, package: Package, config: DeviceConfig, device_toml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    allowed = replace(config, limits=replace(config.limits, accounting="secure"))
+    allowed = replace(config, limits=replace(config.limits, accounting="secure", min_devices=8))
     bench = make_bench(package=with_secure_sums(package), config=allowed)
     SecureFleet(bench).open_round(1)
     bench.until(lambda: bench.entry_status(1) == "acked")

@@ -79,7 +79,7 @@ def play(folder: Path, included: bytes = EVERYBODY) -> None:
             logits_of=lambda params, x: np.zeros((len(x), 2), np.float32),
             samples=lambda: Samples(np.zeros((8, 1, 2, 2), np.uint8), np.zeros(8, np.int64), (0.0,), (1.0,)),
             randomness=FieldRandomness(),
-            limits=LimitsSection(epsilon_server=float("inf"), accounting="secure"),
+            limits=LimitsSection.of_simulation(SPEC.privacy),
         )
         for number in range(1, ROUNDS + 1):
             secure = SecurePlan(BlobRef.of(roster.to_bytes()), 1.0)

@@ -32,9 +32,8 @@ def make_fleet(make_bench: MakeBench, package: Package, config: DeviceConfig) ->
     def make(
         *, others: int = 11, honest_fraction: float = 0.9, chaos: Chaos | None = None, **of_device: object
     ) -> SecureFleet:
-        trusting = replace(
-            config, limits=replace(config.limits, accounting="secure"), device=replace(config.device, **of_device)
-        )
+        limits = replace(config.limits, accounting="secure", min_devices=8, honest_fraction=honest_fraction)
+        trusting = replace(config, limits=limits, device=replace(config.device, **of_device))
         summed = with_secure_sums(package, honest_fraction=honest_fraction)
         return SecureFleet(make_bench(package=summed, config=trusting, chaos=chaos), others)
 

@@ -101,8 +101,15 @@ def _is_free(port: int) -> bool:
 
 
 def make_folder(
-    path: Path, *, boards: int = 2, task: str = TASK, task_file: Path | None = None, **enrolment: Any
+    path: Path,
+    *,
+    boards: int = 2,
+    task: str = TASK,
+    task_file: Path | None = None,
+    operator: bytes | None = None,
+    **enrolment: Any,
 ) -> FleetFolder:
+    """:param operator: public key, where the private one is to lie elsewhere."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if task_file is None:
         task_file = path.with_name(f"{path.name}-task.toml")
@@ -116,6 +123,7 @@ def make_folder(
         task=task_file,
         enrolment=EnrolmentPart(**enrolment),
         page=PagePart("127.0.0.1", page_port),
+        operator=operator,
     )
     with FleetRegistry(path) as registry:
         if boards:

@@ -13,6 +13,7 @@ import pytest
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.wire.format.chunks import split
@@ -35,8 +36,16 @@ CHUNK_BYTES = 1024
 class Field:
     """A hub, a coordinator on it, a clock, and the devices' links."""
 
-    def __init__(self, fleet: Any, folder: Path, *, chaos: Chaos | None = None, closed: bool = True) -> None:
-        self.fleet, self.folder = fleet, folder
+    def __init__(
+        self,
+        fleet: Any,
+        folder: Path,
+        *,
+        chaos: Chaos | None = None,
+        closed: bool = True,
+        roster: RosterFile | None = None,
+    ) -> None:
+        self.fleet, self.folder, self.roster = fleet, folder, roster
         self.hub = LocalHub(chaos=chaos)
         self.topics = Topics("default")
         self.links: dict[str, Any] = {}
@@ -63,6 +72,7 @@ class Field:
                 clock=lambda: self.fleet.now,
                 wall=lambda: self.fleet.now,
             ),
+            roster=self.roster,
             events=self.events,
             clock=lambda: self.fleet.now,
         )

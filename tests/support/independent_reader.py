@@ -38,13 +38,14 @@ FIELDS = {
     17: "device version manifest digest size attempt?",
     18: "keys newest",
 }
+OF_FLEET = {5, 14, 15, 16, 17}  # whose version is 2, so that boards of an earlier release can be updated
 UPDATE = (
     "task round device codec value_count steps noise_stds clip_norms public_digest rounds_charged epsilon_server"
     " multiplier_server noise_split report?"
 )
 DIFFERENCE = "task round base result steps"
 ANSWER = "task round device included bits"
-ROSTER = "devices keys signature"
+ROSTER = "devices keys federation honest_fraction min_devices number date nonce signature"
 
 
 @dataclass
@@ -83,7 +84,8 @@ def _headed(data: bytes, magic: bytes, version: int, names: str) -> tuple[dict[s
 def message(data: bytes, federation: str) -> tuple[int, Signed]:
     """The kind of a message, and what it says."""
     magic, version, kind, length = struct.unpack_from("<2sBBI", data)
-    need((magic, version) == (b"HF", 2) and len(data) == 8 + length + 64, "no message")
+    wanted = 2 if kind in OF_FLEET else 3
+    need((magic, version) == (b"HF", wanted) and len(data) == 8 + length + 64, "no message")
     prefix = b"hushfleet " + federation.encode() + b"\0"
     return kind, Signed(_map(data[8:-64], FIELDS[kind]), prefix + data[:-64], data[-64:])
 

@@ -57,6 +57,7 @@ class SecureFleet:
         self.names = [f"dev-{index}" for index in range(devices)]
         self.identities = {name: Identity.from_bytes(bytes([index + 1]) * 32) for index, name in enumerate(self.names)}
         self.agreements = {name: KeyAgreement(identity) for name, identity in self.identities.items()}
+        self.devices = self  # where a `Field` looks for identities
         self.now = 1000.0
         self.store = AggregatorStore(folder, durable=False)
         for name in self.names:

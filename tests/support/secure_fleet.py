@@ -48,7 +48,14 @@ class SecureFleet:
         return self.spec.model.layout.size
 
     def roster_of(self, keys: dict[str, bytes]) -> Roster:
-        roster = Roster.of({**{name: each.public_key for name, each in self.identities.items()}, **keys})
+        secure = self.spec.privacy.secure
+        assert secure is not None
+        roster = Roster.of(
+            {**{name: each.public_key for name, each in self.identities.items()}, **keys},
+            federation=self.bench.server.topics.federation,
+            honest_fraction=secure.honest_fraction,
+            min_devices=secure.min_devices,
+        )
         return roster if self.operator is None else roster.signed(self.operator)
 
     def serve(self, roster: Roster) -> BlobRef:

@@ -23,10 +23,10 @@ def identity(name: str) -> Identity:
     return Identity.from_bytes(hashlib.sha256(name.encode()).digest())
 
 
-def plan_of(roster: Roster, *, task: str = "sum-1", round: int = 1, rate: float = 1.0) -> RoundPlan:
+def plan_of(roster: Roster, *, task: str = "sum-1", round: int = 1, rounds: int = 100, rate: float = 1.0) -> RoundPlan:
     blob = roster.to_bytes()
     secure = SecurePlan(BlobRef(hashlib.sha256(blob).digest(), len(blob)), rate)
-    return RoundPlan(task, round, 100, "open", bytes(32), 400, {}, 1, 600.0, secure=secure)
+    return RoundPlan(task, round, rounds, "open", bytes(32), 400, {}, 1, 600.0, secure=secure)
 
 
 @dataclass

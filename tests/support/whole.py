@@ -55,7 +55,7 @@ class Board:
             device=DeviceSection(name, str(state_dir), federation=bench.federation),
             broker=BrokerSection("mqtt://localhost"),
             data=DataSection("arrays", str(bench.samples)),
-            limits=LimitsSection(epsilon_server=1000.0, memory_mib=500, accounting=bench.accounting),
+            limits=LimitsSection(epsilon_server=1000.0, memory_mib=500, accounting=bench.accounting, min_devices=2),
         )
         self.stopped: Exception | None = None
         self.store = DeviceStore(self.config.store_path, device=name, durable=False)

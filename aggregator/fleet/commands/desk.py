@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hushfleet.errors import BadInput
+from hushfleet.secure.roster import HONEST_FRACTION, MAX_DEVICES, MIN_DEVICES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -35,6 +36,15 @@ def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
         yield folder, registry
 
 
+def applied(folder: FleetFolder, registry: FleetRegistry) -> str:
+    """Writes what follows from a change of the registry; a line on what waits for the operator's signature, or none."""
+    from hushfleet.aggregator.fleet import words
+    from hushfleet.aggregator.fleet.access import apply
+
+    changes = apply(folder, registry)
+    return f"\n{words.roster_waits(changes)}: {words.roster_export(str(folder.path))}" if changes else ""
+
+
 def register(fleet: typer.Typer) -> None:
     fleet.command("init")(_init)
     fleet.command("add")(_add)
@@ -51,18 +61,35 @@ def _init(
     enrolment_port: Annotated[int, typer.Option(min=1, max=65535, help="For boards that have none yet.")] = 8884,
     page_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the status page.")] = 8443,
     classes: Annotated[str | None, typer.Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None,
+    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of secure sums: the share of the boards that is honest, at least. Boards decline a task that counts on more.")] = HONEST_FRACTION,
+    min_devices: Annotated[int, typer.Option(min=2, max=MAX_DEVICES, help="Of secure sums: the fewest boards in one. Boards decline a task that opens smaller ones.")] = MIN_DEVICES,
+    operator_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="The operator's key, which signs who may be in a secure sum, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
     root_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="Root's key, which says who signs releases, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
 ) -> None:  # fmt: skip
     """Make a fleet: its authority, keys, broker configuration and registry, in a new folder.
 
-    Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` signs what boards obey.
+    Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` says who may be in a secure sum.
+
+    Secure sums protect boards against whoever runs the server only if he does not hold the operator's key. So make it on
+    another machine (`hushfleet devices roster-key operator.key`), and give its public half here. Each change of the
+    boards is then signed there: `hushfleet fleet roster --help`.
+
+    Examples:
+
+    `hushfleet fleet init greenhouse --broker-name broker.example --task task.toml`
+
+    `hushfleet fleet init greenhouse --broker-name broker.example --task task.toml --operator-key 64-HEX-DIGITS`
     """
     from hushfleet.aggregator.config.task import load_task
+    from hushfleet.aggregator.fleet import keys
     from hushfleet.aggregator.fleet.access import apply
     from hushfleet.aggregator.fleet.create import create_fleet
-    from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
+    from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart, SecureSumsPart
+    from hushfleet.aggregator.fleet.next_task import check_sums
     from hushfleet.aggregator.fleet.release_keys import UNSIGNED_FILE
+    from hushfleet.aggregator.fleet.sums import sum_facts
     from hushfleet.aggregator.fleet.units import write_units
+    from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.wire.format.topics import check_name
 
     name = check_name(federation or path.resolve().name, "the federation's name (--federation)")
@@ -72,8 +99,19 @@ def _init(
         broker = BrokerPart(tuple(broker_name), port, enrolment_port)
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
+    operator = None if operator_key is None else keys.read_public(operator_key)
+    sums = SecureSumsPart(honest_fraction, min_devices)
+    check_sums(checked, sums)
     made = create_fleet(
-        path, federation=name, broker=broker, task=task, page=PagePart(port=page_port), classes=names, root=root_key
+        path,
+        federation=name,
+        broker=broker,
+        task=task,
+        page=PagePart(port=page_port),
+        classes=names,
+        operator=operator,
+        secure_sums=sums,
+        root=root_key,
     )
     try:
         with opened(path) as (folder, registry):
@@ -89,9 +127,15 @@ def _init(
         offline = f"{folder.path / UNSIGNED_FILE} waits for root's signature: hushfleet fleet release-key --help\n"
     else:
         offline = ""
+    whose = (
+        f"the operator's key is operator.key in {path}; to keep it elsewhere: hushfleet fleet init --help"
+        if operator is None
+        else f"the operator's key is not in {path}: changes of the boards wait for it, see hushfleet fleet roster --help"
+    )
     print(
         f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
         + f"each board's folders of images, one for each class: {named}\n" * bool(named)
+        + f"secure sums: {server_sees(sum_facts(folder), min_devices=folder.config.secure_sums.min_devices)}\n{whose}\n"
         + f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
         f"{offline}next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.desk import Dir, Id, opened
+from hushfleet.aggregator.fleet.commands.desk import Dir, Id, applied, opened
 from hushfleet.errors import BadInput
 
 
@@ -75,7 +75,6 @@ def _renew(
             "the broker's certificate --broker"
         )
     from hushfleet.aggregator.devices.register import DeviceRegister
-    from hushfleet.aggregator.fleet.access import apply
 
     with opened(path) as (folder, registry):
         row = registry.needed(device)
@@ -84,8 +83,8 @@ def _renew(
             registry.expect_new_card(device)
             register.forget(device)  # `apply` leaves one that others have blocked, and whose key never came
         reason = (known and known.blocked) or (row.reason if row.state == "blocked" else None)
-        apply(folder, registry)
-    print(f"{device} comes in with its next card; write it: hushfleet flash --fleet {path} --device {device}")
+        waits = applied(folder, registry)
+    print(f"{device} comes in with its next card; write it: hushfleet flash --fleet {path} --device {device}{waits}")
     if reason is not None:
         print(
             f"it was locked out ({reason}), and its next card is not; if it should be: hushfleet fleet block {path} {device}"
@@ -121,19 +120,16 @@ def _block(
     path: Dir, device: Id, reason: Annotated[str, typer.Option(help="For the list, and for the board's log.")] = "by its operator"
 ) -> None:  # fmt: skip
     """Lock a board out: of rounds, of the broker, of secure sums. Also one that is connected."""
-    from hushfleet.aggregator.fleet.access import apply
-
     with opened(path) as (folder, registry):
         registry.needed(device)
         registry.block(device, reason)
-        apply(folder, registry)
-    print(f"{device} is locked out; to take it back: hushfleet fleet unblock {path} {device}")
+        waits = applied(folder, registry)
+    print(f"{device} is locked out; to take it back: hushfleet fleet unblock {path} {device}{waits}")
 
 
 def _unblock(path: Dir, device: Id) -> None:
     """Take a board back that was locked out, by an operator or by the aggregator itself."""
     from hushfleet.aggregator.devices.register import DeviceRegister
-    from hushfleet.aggregator.fleet.access import apply
 
     with opened(path) as (folder, registry):
         row = registry.needed(device)
@@ -142,16 +138,14 @@ def _unblock(path: Dir, device: Id) -> None:
         if row.state != "blocked" and not lifted:
             raise BadInput(f"{device} is not locked out; it is {row.state}")
         registry.unblock(device)
-        apply(folder, registry)
-    print(f"{device} is no longer locked out")
+        waits = applied(folder, registry)
+    print(f"{device} is no longer locked out{waits}")
 
 
 def _forget(path: Dir, device: Id) -> None:
     """Remove a board from the fleet. What was spent under its id is kept, should the id come back."""
-    from hushfleet.aggregator.fleet.access import apply
-
     with opened(path) as (folder, registry):
         registry.needed(device)
         registry.forget(device)
-        apply(folder, registry)
-    print(f"{device} is forgotten")
+        waits = applied(folder, registry)
+    print(f"{device} is forgotten{waits}")

@@ -27,7 +27,8 @@ from hushfleet.aggregator.results.gains import (
     worse_than_alone,
 )
 from hushfleet.aggregator.results.report.words import gained, number, percent, percent_up, size
-from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
+from hushfleet.aggregator.results.result import Result, SumsInfo, SweepPoint, WirePoint
+from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.terms import TRUST, Trust
 
 STRONG_EPSILON = 1.0
@@ -49,7 +50,7 @@ VERDICTS: dict[Verdict | None, str] = {
 """In a cell of a table."""
 _TRUSTS: dict[Trust, str] = {
     "local": "nobody is trusted, since each device adds all of its noise itself",
-    "secure-sum": "enough of the other devices are trusted to be honest, the server is not: it sees nothing but sums",
+    "secure-sum": "enough of the other devices are trusted to be honest",
     "as-published": "the mechanism and its accounting are the paper's; where its claim does not follow from the "
     "mechanism, these numbers are no proof",
 }
@@ -187,7 +188,14 @@ def own_head_answer(result: Result) -> str:
 def trust_answer(result: Result) -> str:
     """Who must be trusted for epsilon_server to hold."""
     trust = result.trust or TRUST[result.accounting]
-    return f"Trust model {trust}: {_TRUSTS[trust]}."
+    words = f"Trust model {trust}: {_TRUSTS[trust]}."
+    return f"{words} {_server_sees(result.sums)}" if trust == "secure-sum" else words
+
+
+def _server_sees(sums: SumsInfo | None) -> str:
+    if sums is None:
+        return server_sees(None)
+    return server_sees(SumFacts(sums.roster_by, sums.keys_in_folder), min_devices=sums.min_devices)
 
 
 def protection(epsilon: float, adversary: str) -> str:

@@ -89,7 +89,7 @@ class CarriedRounds(Checked):
 
 @dataclass(frozen=True)
 class EnrolAnswer(WithReason):
-    """The fleet service's answer to an `EnrolRequest`, signed by the operator's key.
+    """The fleet service's answer to an `EnrolRequest`, signed by the service's key.
 
     :param certificate: PEM, with intermediate ones if there are any; empty unless the verdict is `granted`.
     :param retry_s: seconds after which the board may ask again.
@@ -154,7 +154,7 @@ class Health(Checked):
 
 @dataclass(frozen=True)
 class ReleaseOffer(Checked):
-    """A board should run this release. Signed by the operator's key, and said again while it stands.
+    """A board should run this release. Signed by the fleet service's key, and said again while it stands.
 
     :param manifest: the head of the release, with the signature of the release key (`hushfleet.release`).
     :param digest, size: of the whole release file, whose chunks the fleet service serves.

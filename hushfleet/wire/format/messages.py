@@ -1,7 +1,7 @@
 """The small messages of rounds, and the signed frame that they and those of the fleet travel in.
 
-Frame: "HF", version, kind, u32 body length, msgpack body, Ed25519 signature over the federation's name and all
-before it: what was signed for one federation verifies in no other.
+Frame: "HF", version, kind, u32 body length, msgpack body, Ed25519 signature over the federation's name and all before
+it: what was signed for one federation verifies in no other.
 A frame is accepted only in the one form that the encoder gives: the decoded message is encoded again and
 must be the same bytes. So repeated keys, padded integers, fields in another order and texts that the
 encoder would have cleaned are refused without a rule for each.
@@ -34,7 +34,10 @@ from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.topics import NAME_RULE, Name, is_name
 
 MAGIC = b"HF"
-VERSION = 2
+VERSION = 3
+FLEET_VERSION = 2
+"""Of the messages by which boards enrol, say how they are and ask for a release: a board of an earlier version must
+still be heard, and be offered the release that it lacks."""
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_COHORT = 4096
 MAX_CONTROLS = 16
@@ -304,6 +307,7 @@ Message = (
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))
 _NUMBERS = {cls: number for number, cls in KINDS.items()}
+_OF_FLEET = {_NUMBERS[cls] for cls in (Want, EnrolRequest, EnrolAnswer, Health, ReleaseOffer)}
 _WITH_KEY = (Birth, ServerState, EnrolRequest)
 
 
@@ -331,9 +335,10 @@ def peek_kind(data: bytes) -> type[Message]:
     magic, version, kind, body_bytes = _HEAD.unpack_from(data)
     if magic != MAGIC:
         raise Malformed(f"a message begins with {MAGIC!r}, not with {bytes(magic)!r}")
-    if version != VERSION:
-        older = "the sender" if version < VERSION else "this side"
-        raise OtherVersion(f"the message has wire version {version}, this side speaks {VERSION}; update {older}")
+    expected = _version(kind)
+    if version != expected:
+        older = "the sender" if version < expected else "this side"
+        raise OtherVersion(f"the message has wire version {version}, this side speaks {expected}; update {older}")
     if kind not in KINDS:
         raise Malformed(f"the message kind {kind} is not known")
     if body_bytes != len(data) - _HEAD.size - SIGNATURE_BYTES:
@@ -365,9 +370,13 @@ def decode_message(data: bytes, *, federation: str, public_key: bytes | None = N
     return message
 
 
+def _version(kind: int) -> int:
+    return FLEET_VERSION if kind in _OF_FLEET else VERSION
+
+
 def _head_and_body(message: Message) -> bytes:
-    body = pack(message)
-    return _HEAD.pack(MAGIC, VERSION, _NUMBERS[type(message)], len(body)) + body
+    body, kind = pack(message), _NUMBERS[type(message)]
+    return _HEAD.pack(MAGIC, _version(kind), kind, len(body)) + body
 
 
 def _context(federation: str) -> bytes:

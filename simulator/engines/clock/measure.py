@@ -10,7 +10,6 @@ machine's speed to the reference board of the profiles.
 from __future__ import annotations
 
 import hashlib
-import math
 import resource
 import subprocess
 import sys
@@ -147,7 +146,7 @@ class _Trial:
             logits_of=self._inference,
             samples=lambda: samples,
             randomness=SeededRandomness(0, 0),
-            limits=LimitsSection(math.inf, spec.privacy.delta, accounting=spec.privacy.accounting),
+            limits=LimitsSection.of_simulation(spec.privacy),
         )
         entry, seconds = _measured(lambda: trainer.run_round(plan, params, self._roster))
         verdict, accept_s = _measured(lambda: engine.accept("trial", entry.data))

@@ -141,11 +141,8 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
             logits_of=run.inference,
             samples=lambda: run.train(job.device),
             randomness=SeededRandomness(job.seed, job.index, make_noise),
-            limits=LimitsSection(
-                epsilon_server=job.epsilon_limit,
-                delta=delta,
-                noise_preference=job.preference,
-                accounting=run.spec.privacy.accounting,  # simulated data have no owner
+            limits=LimitsSection.of_simulation(
+                run.spec.privacy, epsilon_server=job.epsilon_limit, delta=delta, noise_preference=job.preference
             ),
             method=run.method,
             observer=observe,

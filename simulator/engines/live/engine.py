@@ -24,6 +24,7 @@ from hushfleet.aggregator.broker import BrokerKind
 from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.broker.process import Broker, start_broker
 from hushfleet.aggregator.config.toml_text import to_toml
+from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles import Board, load_board
 from hushfleet.simulator.engines.live.emulation import Emulation, emulation_of, machine_speed, shown
@@ -232,6 +233,7 @@ class LiveFleet:
                 "memory_mib": self._memory_mib.get(name, 0),
                 "noise_preference": device.preference,
                 "accounting": privacy.accounting,
+                **_trust(privacy.secure),
             },
             "simulation": {
                 "seed": simulation.seed,
@@ -366,3 +368,8 @@ def _tail(log: Path) -> str:
         return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
     except OSError:
         return "(no log was written)"
+
+
+def _trust(secure: SecureSpec | None) -> dict[str, object]:
+    """As `LimitsSection.of_simulation`."""
+    return {} if secure is None else {"min_devices": secure.min_devices, "honest_fraction": secure.honest_fraction}

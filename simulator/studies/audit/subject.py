@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,7 +130,7 @@ class Subject:
                 logits_of=_not_asked if logits_of is None else logits_of,
                 samples=_not_asked if samples is None else lambda: samples,
                 randomness=FreshNoise(self.seed, life, self.field_noise),
-                limits=LimitsSection(math.inf, privacy.delta, accounting=privacy.accounting),
+                limits=LimitsSection.of_simulation(privacy),
             )
 
 

@@ -11,25 +11,34 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.errors import BadInput, BadSignature
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
+from support.desk import make_folder
 
 
 def run(*words: object) -> str:
-    result = CliRunner().invoke(build_app(), ["devices", *map(str, words)], catch_exceptions=False)
+    result = CliRunner().invoke(build_app(), [*map(str, words)], catch_exceptions=False)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.output
 
 
 def test_a_signed_roster_of_those_who_are_accepted(tmp_path: Path) -> None:
+    devices, key, out = tmp_path / "run", tmp_path / "operator.key", tmp_path / "signed"
     keys = {name: Identity.from_bytes(bytes([place + 1]) * 32).public_key for place, name in enumerate("abc")}
-    for name, key in keys.items():
-        run("add", tmp_path, name, "--key", key.hex())
-    run("block", tmp_path, "b")
-    operator = bytes.fromhex(run("roster-key", tmp_path / "operator.key").split('"')[1])
-    run("roster", tmp_path, "--out", tmp_path / "roster.bin", "--sign", tmp_path / "operator.key")
-    data = (tmp_path / "roster.bin").read_bytes()
-    assert Roster.from_bytes(data, operator=operator).devices == ("a", "c")
+    for name, public in keys.items():
+        run("devices", "add", devices, name, "--key", public.hex())
+    run("devices", "block", devices, "b")
+    operator = bytes.fromhex(run("devices", "roster-key", key).split('"')[1])
+    run("devices", "roster", devices, "--out", tmp_path / "list", "--federation", "shed", "--min-devices", 2)
+    assert Roster.from_bytes((tmp_path / "list").read_bytes()).signature == b""
+    said = run("fleet", "roster", "sign", tmp_path / "list", "--key", key, "--out", out, "--yes")
+    assert f"added        c  {keys['c'].hex()}" in said
+    roster = Roster.from_bytes(out.read_bytes(), operator=operator)
+    assert (roster.devices, roster.federation, roster.min_devices) == (("a", "c"), "shed", 2)
     with pytest.raises(BadSignature):
-        Roster.from_bytes(data, operator=keys["a"])
-    with pytest.raises(BadInput, match="roster-key"):
-        run("roster", tmp_path, "--out", tmp_path / "other.bin", "--sign", tmp_path / "nothing.key")
+        Roster.from_bytes(out.read_bytes(), operator=keys["a"])
+
+
+def test_a_fleet_exports_its_own(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "plant")
+    with pytest.raises(BadInput, match="fleet roster export"):
+        run("devices", "roster", folder.path, "--out", tmp_path / "list")

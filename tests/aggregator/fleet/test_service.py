@@ -62,7 +62,7 @@ def make_service(
 ) -> FleetService:
     return FleetService(
         federation=FEDERATION,
-        operator=Identity.generate(),
+        identity=Identity.generate(),
         strangers=hub.link("strangers"),
         fleet=hub.link("fleet"),
         enroller=desk.enroller,

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import pytest
 
+from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.authority import make_key
-from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.schema import pack
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.fleet.duties import Duty
@@ -42,7 +42,7 @@ class Talk:
     def __init__(self, folder: Path) -> None:
         self.desk = Desk(folder)
         self.board = Board(self.desk.folder, folder / "board", DEVICE, token=self.desk.token(DEVICE))
-        self.operator = load_or_create(self.desk.folder.operator_key)
+        self.service = keys.service(self.desk.folder)
         charge = pack(Charge("device", "one device's update", "gaussian", 2.0))
         self.desk.register.note_charges("small-00000000", 3, {DEVICE: charge}, certain=False)
 
@@ -51,7 +51,7 @@ class Talk:
         assert isinstance(request, EnrolRequest)
         answer = self.desk.enroller.answer(request)
         fields = {name: getattr(answer, name) for name in EnrolAnswer.__dataclass_fields__}
-        return encode_message(EnrolAnswer(**{**fields, **changes}), self.operator, federation=FEDERATION)
+        return encode_message(EnrolAnswer(**{**fields, **changes}), self.service, federation=FEDERATION)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_answers_of_others_are_not_believed(talk: Talk) -> None:
     asking, other = talk.board.asking(), Identity.generate()
     frame = asking.frame()
     good = talk.answer(frame)
-    answer = decode_message(good, federation=FEDERATION, public_key=talk.operator.public_key)
+    answer = decode_message(good, federation=FEDERATION, public_key=talk.service.public_key)
     forged = encode_message(answer, other, federation=FEDERATION)
     with pytest.raises(BadSignature):
         asking.take(forged)

@@ -39,7 +39,7 @@ from hushfleet.wire.format.topics import Topics
 from support.releases import put_trust
 
 DEVICE, TOPICS = "greenhouse-01", Topics("greenhouse")
-KEY = Identity.generate()
+KEY, OPERATOR = Identity.generate(), Identity.generate()
 
 
 def release(out: Path, version: str, *, key: Any = KEY, kib: int = 1, **changes: Any) -> bytes:
@@ -70,7 +70,7 @@ class RecordingLink:
 class Bench:
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path, self.root, self.state_dir = tmp_path, tmp_path / "opt", tmp_path / "state"
-        self.operator, self.now, self.link = Identity.generate(), 1000.0, RecordingLink()
+        self.service, self.now, self.link = Identity.generate(), 1000.0, RecordingLink()
         self.slots = Slots(self.root, self.state_dir)
         self.root.mkdir()
         release(tmp_path / "first.hfr", "1.0")
@@ -81,7 +81,12 @@ class Bench:
             broker=BrokerSection("mqtt://localhost"),
             data=DataSection("folder", str(tmp_path)),
             limits=LimitsSection(epsilon_server=1.0),
-            fleet=FleetSection(self.operator.public_key.hex(), "mqtts://localhost:1", releases=str(self.root)),
+            fleet=FleetSection(
+                OPERATOR.public_key.hex(),
+                "mqtts://localhost:1",
+                service_key=self.service.public_key.hex(),
+                releases=str(self.root),
+            ),
         )
         self.store = DeviceStore(self.config.store_path, device=DEVICE, durable=False)
         self.installed = Installed.of(self.config)
@@ -98,7 +103,7 @@ class Bench:
             head = read_head(file)
         digest = hashlib.sha256(data).digest()
         offer = replace(ReleaseOffer(DEVICE, head.manifest.version, head.to_bytes(), digest, len(data), 1), **changes)
-        frame = encode_message(offer, signer or self.operator, federation="greenhouse")
+        frame = encode_message(offer, signer or self.service, federation="greenhouse")
         self.updates.take(TOPICS.parse(TOPICS.fleet(DEVICE)), frame)
         return offer
 
@@ -286,13 +291,26 @@ def test_what_has_come_of_an_earlier_release_does_not_stay_for_ever(bench: Bench
     assert sorted(each.name for each in bench.installed.incoming.iterdir()) == ["2.1.hfr", by_hand.name]
 
 
-def test_an_offer_is_believed_of_the_operator_alone_and_for_this_board(bench: Bench) -> None:
+def test_an_offer_is_believed_of_the_fleet_service_alone_and_for_this_board(bench: Bench) -> None:
     data = release(bench.tmp_path / "a", "2.0")
-    with pytest.raises(BadSignature):
-        bench.offer(data, signer=Identity.generate())
+    for other in (Identity.generate(), OPERATOR):
+        with pytest.raises(BadSignature):
+            bench.offer(data, signer=other)
     with pytest.raises(Malformed, match="greenhouse-02"):
         bench.offer(data, device="greenhouse-02")
     assert bench.wants() == []
+
+
+def test_a_board_of_an_earlier_version_believes_its_operators_key(bench: Bench) -> None:
+    """Its DEVICE.toml names no other key."""
+    assert bench.config.fleet is not None
+    bench.config = replace(bench.config, fleet=replace(bench.config.fleet, service_key=None))
+    bench.restart()
+    data = release(bench.tmp_path / "a", "2.0")
+    with pytest.raises(BadSignature):
+        bench.offer(data)
+    bench.offer(data, signer=OPERATOR)
+    assert bench.wants() != []
 
 
 @pytest.mark.parametrize(

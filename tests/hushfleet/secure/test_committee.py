@@ -24,7 +24,7 @@ def test_what_secrecy_needs(cohort: int, honest: float, others: int) -> None:
 
 
 @pytest.mark.parametrize(("devices", "bad"), [(40, 4), (500, 50), (1000, 200)])
-def test_more_corrupt_members_than_that_are_drawn_once_in_10_to_the_12(devices: int, bad: int) -> None:
+def test_more_corrupt_members_than_that_are_drawn_once_in_10_to_the_18(devices: int, bad: int) -> None:
     rule = committee_rule(devices, honest_fraction=1 - bad / devices)
     m = rule.members
 
@@ -32,8 +32,8 @@ def test_more_corrupt_members_than_that_are_drawn_once_in_10_to_the_12(devices: 
         ways = sum(math.comb(bad, n) * math.comb(devices - bad, m - n) for n in range(count + 1, min(bad, m) + 1))
         return ways / math.comb(devices, m)
 
-    assert chance_above(rule.corrupt) <= 1e-12
-    assert rule.corrupt == 0 or chance_above(rule.corrupt - 1) > 1e-12
+    assert chance_above(rule.corrupt) <= 1e-18
+    assert rule.corrupt == 0 or chance_above(rule.corrupt - 1) > 1e-18
 
 
 def test_a_committee_is_a_draw_of_the_roster_and_not_only_of_the_cohort() -> None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import msgspec
 import pytest
 
-from hushfleet.errors import BadSignature, Malformed
-from hushfleet.secure.roster import Roster
+from hushfleet.errors import BadSignature, Malformed, OtherVersion
+from hushfleet.secure.roster import Roster, RosterContent
 from support.secure_sums import identity
 
 KEYS = {f"pi-{number}": identity(f"pi-{number}").public_key for number in range(5)}
+OTHER = {"federation": "b", "honest_fraction": 1.0, "min_devices": 2, "number": 1 << 40, "date": 0, "nonce": bytes(32)}
 OPERATOR, AGGREGATOR = identity("operator"), identity("aggregator")
+
+
+FIELDS = msgspec.msgpack.decode(Roster.of(KEYS).to_bytes())
 
 
 def test_bytes_and_back() -> None:
     roster = Roster.of(KEYS).signed(OPERATOR)
     assert Roster.from_bytes(roster.to_bytes(), operator=OPERATOR.public_key) == roster
     assert [roster.key(index) for index in range(5)] == [KEYS[device] for device in roster.devices]
-    assert roster.digest() == Roster.of(KEYS).digest()
+    assert roster.content == RosterContent.of(KEYS)
 
 
 def test_only_the_operators_signature_over_this_very_list_counts() -> None:
@@ -25,7 +32,8 @@ def test_only_the_operators_signature_over_this_very_list_counts() -> None:
     for roster in (
         more,
         more.signed(AGGREGATOR),
-        Roster(more.devices, more.keys, Roster.of(KEYS).signed(OPERATOR).signature),
+        replace(Roster.of(KEYS).signed(OPERATOR), devices=more.devices, keys=more.keys),
+        *(replace(Roster.of(KEYS).signed(OPERATOR), **{name: value}) for name, value in OTHER.items()),
     ):
         Roster.from_bytes(roster.to_bytes())
         with pytest.raises(BadSignature):
@@ -44,9 +52,45 @@ def test_only_the_operators_signature_over_this_very_list_counts() -> None:
     ],
 )
 def test_hostile_lists(devices: tuple[str, ...], keys: bytes, words: str) -> None:
-    data = msgspec.msgpack.encode({"devices": devices, "keys": keys, "signature": b""})
+    data = msgspec.msgpack.encode({**FIELDS, "devices": devices, "keys": keys})
     with pytest.raises(Malformed, match=words):
         Roster.from_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("federation", "a/b"), ("honest_fraction", 0.0), ("honest_fraction", 1.5), ("honest_fraction", math.nan),
+        ("min_devices", 1), ("number", -1), ("date", -1), ("nonce", bytes(31)), ("signature", bytes(65)),
+    ],
+)  # fmt: skip
+def test_hostile_fields(field: str, value: object) -> None:
+    with pytest.raises(Malformed, match=field):
+        Roster.from_bytes(msgspec.msgpack.encode({**FIELDS, field: value}))
+
+
+def test_a_list_of_an_earlier_version_says_what_to_do() -> None:
+    data = msgspec.msgpack.encode({name: FIELDS[name] for name in ("devices", "keys", "signature")})
+    with pytest.raises(OtherVersion, match=r"format of Hushfleet 0\.3.*signed anew"):
+        Roster.from_bytes(data)
+
+
+def test_each_signature_settles_a_higher_number_and_other_random_bytes() -> None:
+    content = RosterContent.of(KEYS)
+    first = content.signed(OPERATOR, at=1000.7)
+    assert (first.number, first.date) == (1000, 1000)
+    second = content.signed(OPERATOR, after=first.number, at=1000.7)
+    assert (second.number, second.date) == (1001, 1000)
+    assert content.signed(OPERATOR, after=second.number, at=900).number == 1002  # a clock that was set back
+    assert content.signed(OPERATOR, at=2000).number == 2000  # whoever has lost the last one
+    assert len({first.nonce, second.nonce, bytes(32)}) == 3
+    assert first.digest() != second.digest()
+
+
+@pytest.mark.parametrize(("devices", "fraction", "honest"), [(100, 0.9, 90), (12, 0.9, 11), (10, 0.8, 8), (3, 1.0, 3)])
+def test_how_many_are_honest(devices: int, fraction: float, honest: int) -> None:
+    keys = {str(number): identity(str(number)).public_key for number in range(devices)}
+    assert RosterContent.of(keys, honest_fraction=fraction).honest_devices == honest
 
 
 def test_a_list_has_one_form() -> None:

@@ -103,7 +103,7 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
 )  # fmt: skip
 
 
-def frame(kind: int, body: bytes, identity: Identity = DEVICE, *, version: int = 2) -> bytes:
+def frame(kind: int, body: bytes, identity: Identity = DEVICE, *, version: int = 3) -> bytes:
     """A signed frame written without the module under test."""
     signed = struct.pack("<2sBBI", b"HF", version, kind, len(body)) + body
     return signed + identity.sign(b"hushfleet demo\0" + signed)
@@ -125,7 +125,7 @@ def test_the_kinds_have_the_numbers_of_the_specification() -> None:
     names = [KINDS[number].__name__ for number in sorted(KINDS)]
     assert names == [
         "ServerState", "TaskNotice", "RoundPlan", "Birth", "Want", "Offer", "Decline", "Ack", "Missing", "Refused",
-        "NotEnrolled", "Ask", "Known", "EnrolRequest", "EnrolAnswer", "Health", "ReleaseOffer",
+        "NotEnrolled", "Ask", "Known", "EnrolRequest", "EnrolAnswer", "Health", "ReleaseOffer", "ReleaseNews",
     ]  # fmt: skip
     assert sorted(KINDS) == list(range(1, 18))
 
@@ -235,9 +235,18 @@ def test_times_are_finite_and_in_range(deadline_s: float) -> None:
 
 
 def test_another_version_says_so() -> None:
-    for version, who in ((1, "the sender"), (3, "this side")):
-        with pytest.raises(OtherVersion, match=f"wire version {version}, this side speaks 2; update {who}"):
+    for version, who in ((2, "the sender"), (4, "this side")):
+        with pytest.raises(OtherVersion, match=f"wire version {version}, this side speaks 3; update {who}"):
             decode_message(frame(6, offer_body(), version=version), public_key=DEVICE.public_key)
+
+
+def test_a_board_of_the_former_version_can_still_be_updated() -> None:
+    """What it says of itself, and what it is offered, have the version that they had."""
+    want = msgpack.packb({"digest": DIGEST, "size": 5, "missing": []})
+    assert decode_message(frame(5, want, version=2), public_key=DEVICE.public_key) == Want(DIGEST, 5, ())
+    for message in (Want(DIGEST, 5, ()), ReleaseOffer("pi-1", "0.4.0", b"manifest", DIGEST, 5000)):
+        assert encode_message(message, DEVICE)[2] == 2
+    assert encode_message(Ack("t", 1, DIGEST), DEVICE)[2] == 3
 
 
 def test_lengths_are_capped_before_anything_is_parsed() -> None:

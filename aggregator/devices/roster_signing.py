@@ -1,0 +1,110 @@
+"""A roster is signed where the operator's key lies, which may be a machine that knows nothing else of the fleet.
+
+A list to be signed is a roster without a signature, with the number at which it was written. The last list of each
+federation that a key has signed lies beside the key: changes are shown against it, and no older list is signed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hushfleet import atomic_file
+from hushfleet.aggregator.storage.identity_file import load
+from hushfleet.errors import BadInput, WireError
+from hushfleet.secure.roster import Roster, RosterContent
+from hushfleet.wire.format.identity import Identity
+
+_MOST_AHEAD_S = 366 * 86400
+
+
+@dataclass(frozen=True)
+class RosterChanges:
+    """The differences of a roster from the one before it.
+
+    :param added, removed, changed: ids of devices; `changed`: by another key.
+    :param limits: what else is another, in words.
+    """
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    limits: tuple[str, ...]
+
+    @classmethod
+    def between(cls, before: RosterContent | None, after: RosterContent | None) -> RosterChanges:
+        """:param before, after: None: a list of nobody."""
+        old, new = _keys(before), _keys(after)
+        limits = () if before is None or after is None else _limits(before, after)
+        return cls(
+            added=tuple(sorted(new.keys() - old.keys())),
+            removed=tuple(sorted(old.keys() - new.keys())),
+            changed=tuple(sorted(each for each in old.keys() & new.keys() if old[each] != new[each])),
+            limits=limits,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed or self.limits)
+
+
+class RosterSigner:
+    """The operator's key of `file`, with the last list that it signed for a federation beside it.
+
+    Raises `BadInput` where there is no key, or where that list cannot be read: an older one could be signed again.
+    """
+
+    def __init__(self, file: Path, federation: str) -> None:
+        self._key: Identity = load(file)
+        self._last_file = file.with_name(f"{file.name}.{federation}.last")  # it belongs to the key
+        self.last = read_roster(self._last_file) if self._last_file.exists() else None
+
+    def changes(self, wanted: Roster, *, now: float | None = None) -> RosterChanges:
+        """Against the last list that was signed here. Raises `BadInput` for what must not be signed.
+
+        :param now: unix seconds; None: the clock.
+        """
+        if wanted.signature:
+            raise BadInput("this roster is signed already: give the file of hushfleet fleet roster export")
+        last = 0 if self.last is None else self.last.number
+        if wanted.number <= last:
+            raise BadInput(
+                f"list {wanted.number} is not newer than list {last}, the last that was signed here: it may bring back "
+                "boards that were locked out. Export again (hushfleet fleet roster export) and sign that"
+            )
+        # whoever has the fleet's machine for a day must not use up the numbers of all later rosters
+        if wanted.number > max(last, time.time() if now is None else now) + _MOST_AHEAD_S:
+            raise BadInput(
+                f"the number of this list, {wanted.number}, is unix seconds, and more than a year ahead: set the clock "
+                "of this machine or of the fleet's right, and export again"
+            )
+        return RosterChanges.between(self.last, wanted)
+
+    def sign(self, wanted: Roster, out: Path) -> Roster:
+        """The signed roster, written to `out` when the list is noted as the last. Raises `BadInput` or `StoreError`."""
+        self.changes(wanted)
+        signed = wanted.content.signed(self._key, after=wanted.number - 1)
+        atomic_file.write_whole(self._last_file, wanted.to_bytes(), durable=True)
+        atomic_file.write_whole(out, signed.to_bytes(), durable=True)
+        self.last = wanted
+        return signed
+
+
+def read_roster(file: Path) -> Roster:
+    """A roster, signed or not. Raises `BadInput`."""
+    try:
+        return Roster.from_bytes(file.read_bytes())
+    except (OSError, WireError) as error:
+        raise BadInput(f"{file} is no roster that can be read: {error}") from error
+
+
+def _keys(roster: RosterContent | None) -> dict[str, bytes]:
+    return {} if roster is None else {device: roster.key(index) for index, device in enumerate(roster.devices)}
+
+
+def _limits(before: RosterContent, after: RosterContent) -> tuple[str, ...]:
+    named = (
+        ("at least {:g} of the boards are honest", before.honest_fraction, after.honest_fraction),
+        ("no sum of fewer than {:g} boards is opened", before.min_devices, after.min_devices),
+    )
+    return tuple(f"{words.format(new)} (before: {old:g})" for words, old, new in named if old != new)

@@ -1,0 +1,138 @@
+"""`hushfleet fleet roster export|sign|import`: the list of boards for secure sums, signed where the operator's key is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hushfleet.aggregator.fleet.commands.desk import Dir, opened
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.devices.roster_signing import RosterChanges
+    from hushfleet.secure.roster import Roster
+
+_FILE = {"exists": True, "dir_okay": False}
+
+
+def register(fleet: typer.Typer) -> None:
+    roster = typer.Typer(
+        no_args_is_help=True,
+        help="""Have the list of boards for secure sums signed on another machine, where the operator's key is.
+
+        Whoever has both the fleet's folder and the operator's key can put boards of his own into the list, and read what
+        single boards send. So keep the key elsewhere (`hushfleet fleet init --operator-key`), with somebody else.
+        After boards were added, locked out or given new cards:
+
+        1. here: `hushfleet fleet roster export greenhouse --out roster.unsigned`
+
+        2. where the key is: `hushfleet fleet roster sign roster.unsigned --key operator.key --out roster.signed`
+
+        3. here: `hushfleet fleet roster import greenhouse roster.signed`
+
+        Rounds go on meanwhile, with the boards of the list that was signed last. A fleet with `operator.key` in its own
+        folder signs each change at once, and needs nothing of this.
+        """,
+    )
+    roster.command("export")(_export)
+    roster.command("sign")(_sign)
+    roster.command("import")(_import)
+    fleet.add_typer(roster, name="roster")
+
+
+def _export(
+    path: Dir,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Take it to the machine that has the operator's key.")],
+) -> None:
+    """Write the list of boards that the operator is to sign, and say what it changes.
+
+    Example:  hushfleet fleet roster export greenhouse --out roster.unsigned
+    """
+    from hushfleet import atomic_file
+    from hushfleet.aggregator.devices.register import DeviceRegister
+    from hushfleet.aggregator.fleet.access import apply
+    from hushfleet.aggregator.fleet.roster import to_sign, waiting
+
+    with opened(path) as (folder, registry):
+        apply(folder, registry)
+        with DeviceRegister(folder.aggregator) as register:
+            asked, changes = to_sign(folder, register), waiting(folder, register)
+        if not changes:
+            print(f"nothing waits to be signed: the operator has signed this list of {len(asked.devices)} boards")
+            return
+        atomic_file.write_whole(out, asked.to_bytes(), durable=True)
+    _say(changes)
+    print(
+        f"{len(asked.devices)} boards are in {out}; next, where the operator's key is:\n"
+        f"  hushfleet fleet roster sign {out.name} --key operator.key --out roster.signed"
+    )
+
+
+def _sign(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `fleet roster export`, or `devices roster`, wrote.", **_FILE)],
+    key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The operator's private key.", **_FILE)],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The signed list, to be taken back.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:  # fmt: skip
+    """Sign a list of boards, after showing what it changes. Needs no fleet's folder.
+
+    Compare what it shows with what you know: each board that is added should be one that you, or somebody whom you trust,
+    has set up, with the key that `hushfleet-edge status DEVICE.toml` prints on it. Boards that nobody has set up, in a
+    list that you sign, let whoever runs the server read the updates of the others.
+
+    The last list that was signed is kept beside the key, as KEYFILE.FEDERATION.last: an older one is refused.
+
+    Example:  hushfleet fleet roster sign roster.unsigned --key operator.key --out roster.signed
+    """
+    from hushfleet.aggregator.devices.roster_signing import RosterSigner, read_roster
+
+    wanted = read_roster(file)
+    signer = RosterSigner(key, wanted.federation)
+    changes = signer.changes(wanted)
+    before = "the first that this key signs for it" if signer.last is None else f"the last was {signer.last.number}"
+    print(f"list {wanted.number} of the federation {wanted.federation}, {len(wanted.devices)} boards; {before}")
+    _say(changes, wanted)
+    print(
+        f"boards will take it that at least {wanted.honest_devices} of these {len(wanted.devices)} are honest, and open no "
+        f"sum of fewer than {wanted.min_devices}"
+    )
+    if not yes:
+        typer.confirm("sign it?", abort=True)
+    signed = signer.sign(wanted, out)
+    print(f"{signed.name} is in {out}; next, on the fleet's machine: hushfleet fleet roster import DIR {out.name}")
+
+
+def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="What `fleet roster sign` wrote.", **_FILE)]) -> None:  # fmt: skip
+    """Take a list of boards that the operator has signed: it holds from the next round on.
+
+    Refused is one that is not signed by this fleet's operator, of another federation, not newer than the one that
+    holds, or with a board that has been locked out, forgotten or given a new card since.
+
+    Example:  hushfleet fleet roster import greenhouse roster.signed
+    """
+    from hushfleet.aggregator.devices.register import DeviceRegister
+    from hushfleet.aggregator.fleet import words
+    from hushfleet.aggregator.fleet.access import apply, locked
+    from hushfleet.aggregator.fleet.roster import take, waiting
+
+    with opened(path) as (folder, registry):
+        apply(folder, registry)
+        with locked(folder), DeviceRegister(folder.aggregator) as register:
+            signed = take(folder, register, file.read_bytes())
+            left = waiting(folder, register)
+    print(f"{signed.name} of {len(signed.devices)} boards holds from the next round on")
+    if left:
+        print(f"{words.roster_waits(left)}: {words.roster_export(str(path))}")
+
+
+def _say(changes: RosterChanges, wanted: Roster | None = None) -> None:
+    """:param wanted: whose keys are shown, for those who compare them."""
+    keys = {} if wanted is None else {device: wanted.key(index).hex() for index, device in enumerate(wanted.devices)}
+    for word, devices in (("added", changes.added), ("removed", changes.removed), ("another key", changes.changed)):
+        for device in devices:
+            print(f"  {word:12} {device}  {keys.get(device, '')}".rstrip())
+    for each in changes.limits:
+        print(f"  {'changed':12} {each}")
+    if not changes:
+        print("  nothing is changed")

@@ -1,0 +1,87 @@
+"""The keys that a fleet's boards go by: the operator's, whose private half may lie elsewhere, and the service's own."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.storage.identity_file import load
+from hushfleet.errors import BadInput
+from hushfleet.wire.format.identity import KEY_BYTES, Identity
+
+
+def operator(folder: FleetFolder) -> Identity | None:
+    """The operator's private key, where it lies in the folder; None where it lies elsewhere.
+
+    Raises `BadInput` for a key that is not the one which boards were told of.
+    """
+    if not folder.operator_key.exists():
+        return None
+    key = load(folder.operator_key)
+    if folder.operator_public.exists() and _public(folder) != key.public_key:
+        raise BadInput(
+            f"{folder.operator_key} is not the key of {folder.operator_public}, which the boards were told of: put the "
+            "right one there, or take it away"
+        )
+    return key
+
+
+def operator_public(folder: FleetFolder) -> bytes:
+    """The operator's public key. Raises `BadInput` where neither half is in the folder."""
+    if folder.operator_public.exists():
+        return _public(folder)
+    key = operator(folder)  # of a fleet that an earlier version made
+    if key is None:
+        raise BadInput(
+            f"there is no {folder.operator_public}: write the operator's public key into it, 64 hex digits (`hushfleet "
+            "devices roster-key FILE` shows it where the private key is)"
+        )
+    return key.public_key
+
+
+def service(folder: FleetFolder) -> Identity:
+    """The key by which the fleet service signs what boards are told: its own.
+
+    In a fleet that an earlier version made it is the operator's, since the boards know no other. Raises `BadInput`.
+    """
+    own = folder.service_key if folder.service_key.exists() else folder.operator_key
+    return load(own)
+
+
+def in_folder(folder: FleetFolder) -> tuple[str, ...]:
+    """Which private keys lie in the folder that are enough to read what single boards send in secure sums.
+
+    Whoever signs releases can make boards run anything; root says who does.
+    """
+    files = (folder.operator_key, folder.release_key, folder.path / "root.key")
+    return tuple(file.name for file in files if file.exists())
+
+
+def read_public(text: str) -> bytes:
+    """The public key that `--operator-key` names: 64 hex digits, or a file with the private key, which stays there."""
+    file = Path(text)
+    if _is_public(text):
+        return bytes.fromhex(text)
+    if not file.is_file():
+        raise BadInput(
+            f"--operator-key {text!r} is no file, and not 64 hex digits; make a key where it is to stay: hushfleet "
+            "devices roster-key FILE"
+        )
+    return load(file).public_key
+
+
+def _public(folder: FleetFolder) -> bytes:
+    try:
+        text = folder.operator_public.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{folder.operator_public} cannot be read: {error}") from error
+    if not _is_public(text):
+        raise BadInput(
+            f"{folder.operator_public} must hold the operator's public key, 64 hex digits, not {text[:80]!r}"
+        )
+    return bytes.fromhex(text)
+
+
+def _is_public(text: str) -> bool:
+    return len(text) == 2 * KEY_BYTES and set(text) <= set(string.hexdigits)

@@ -1,0 +1,102 @@
+"""Which boards may be in secure sums: what the registry asks for, what the operator has signed, and what lies between.
+
+A fleet with the operator's private key in its folder has each change signed by `access.apply`. With the key elsewhere a
+change waits: the list is exported, signed there, and taken here. Until then rounds go on with the roster that holds; a
+board of it that is locked out reaches no broker, and counts as one that is missing.
+"""
+
+from __future__ import annotations
+
+import time
+
+from hushfleet import atomic_file
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.roster_file import last_signed
+from hushfleet.aggregator.devices.roster_signing import RosterChanges
+from hushfleet.aggregator.fleet import keys
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.errors import BadInput, WireError
+from hushfleet.secure.roster import Roster, RosterContent
+from hushfleet.wire.format.identity import Identity
+
+
+def wanted(folder: FleetFolder, register: DeviceRegister) -> RosterContent | None:
+    """The list that the operator should sign now; None where no board has enrolled."""
+    known = {row.device: row.public_key for row in register.devices() if row.blocked is None and row.public_key}
+    if not known:
+        return None
+    sums = folder.config.secure_sums
+    return RosterContent.of(
+        known,
+        federation=folder.config.federation,
+        honest_fraction=sums.honest_fraction,
+        min_devices=sums.min_devices,
+    )
+
+
+def held(folder: FleetFolder) -> Roster | None:
+    """The roster that holds: the last that the operator has signed; None before the first."""
+    return last_signed(folder.roster, keys.operator_public(folder))
+
+
+def waiting(folder: FleetFolder, register: DeviceRegister) -> RosterChanges:
+    """The changes that the operator has not signed yet; none while no board is enrolled: the last roster stays."""
+    asked, has = wanted(folder, register), held(folder)
+    return RosterChanges.between(has, has if asked is None else asked)
+
+
+def sign_here(folder: FleetFolder, register: DeviceRegister, operator: Identity) -> None:
+    """Only where it says something new: each signature draws other committees. Raises `StoreError`.
+
+    Without any board the last one stays, so that its number is not lost; nobody of it is accepted by the aggregator.
+    """
+    asked, has = wanted(folder, register), held(folder)
+    if asked is not None and (has is None or has.content != asked):
+        _write(folder, asked.signed(operator, after=0 if has is None else has.number))
+
+
+def to_sign(folder: FleetFolder, register: DeviceRegister, *, at: float | None = None) -> Roster:
+    """The list of boards for the machine that has the operator's key, with a number above the one that holds.
+
+    :param at: unix seconds; None: now. Raises `BadInput` where no board has enrolled.
+    """
+    asked, has = wanted(folder, register), held(folder)
+    if asked is None:
+        raise BadInput(f"no board of {folder.path} has enrolled, so there is nothing to sign yet")
+    date = int(time.time() if at is None else at)
+    return Roster.to_sign(asked, number=max(date, 0 if has is None else has.number + 1))
+
+
+def take(folder: FleetFolder, register: DeviceRegister, data: bytes) -> Roster:
+    """The roster of these bytes holds, from the next round on.
+
+    Raises `BadInput` for one that must not, and `StoreError`.
+    """
+    try:
+        signed = Roster.from_bytes(data, operator=keys.operator_public(folder))
+    except WireError as error:
+        raise BadInput(f"this is no roster that the operator of {folder.path} has signed: {error}") from error
+    federation, has = folder.config.federation, held(folder)
+    if signed.federation != federation:
+        raise BadInput(f"this roster is of the federation {signed.federation}, and the fleet is {federation}")
+    if has is not None and signed.number <= has.number:
+        raise BadInput(
+            f"{signed.name} is not newer than {has.name}, which holds: it may bring back boards that were locked out"
+        )
+    now = {row.device: row for row in register.devices()}
+    for index, device in enumerate(signed.devices):
+        row = now.get(device)
+        if row is None or row.blocked is not None or row.public_key != signed.key(index):
+            why = "is no board of this fleet" if row is None else "has another key now"
+            if row is not None and row.blocked is not None:
+                why = f"was locked out since ({row.blocked})"
+            raise BadInput(
+                f"{device} is in this roster, and {why}: export again and have that signed, so that it does not come "
+                "back"
+            )
+    _write(folder, signed)
+    return signed
+
+
+def _write(folder: FleetFolder, signed: Roster) -> None:
+    atomic_file.write_whole(folder.roster, signed.to_bytes(), durable=True)

@@ -1,0 +1,66 @@
+"""How a fleet's secure sums stand: what the server sees, which roster holds, and what waits for the operator."""
+
+from __future__ import annotations
+
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.devices.roster_file import RosterFile
+from hushfleet.aggregator.devices.roster_signing import RosterChanges
+from hushfleet.aggregator.fleet import keys, roster, words
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.view import Problem, SumsView
+from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
+from hushfleet.config.schema import read_file
+from hushfleet.secure.committee import committee_rule
+from hushfleet.secure.roster import Roster
+
+
+def sum_facts(folder: FleetFolder) -> SumFacts:
+    """A fleet's facts: its boards take a roster of the operator only."""
+    return SumFacts("operator", keys.in_folder(folder))
+
+
+class SumsWatch:
+    """Looks at a fleet's roster; used by one thread."""
+
+    def __init__(self, folder: FleetFolder) -> None:
+        self._folder = folder
+        self._file = RosterFile(folder.roster)
+
+    def view(self, register: DeviceRegister | None) -> tuple[SumsView | None, list[Problem]]:
+        """:param register: None before there is one. Raises `BadInput` for a task file that cannot be read."""
+        if read_file(self._folder.task).get("privacy", {}).get("accounting") != "secure":
+            return None, []
+        holds = self._file.current()
+        asked = None if register is None else roster.wanted(self._folder, register)
+        changes = RosterChanges.between(holds, holds if asked is None else asked)
+        said = server_sees(sum_facts(self._folder), min_devices=self._folder.config.secure_sums.min_devices)
+        view = SumsView(
+            said,
+            roster=holds.name if holds else "",
+            boards=len(holds.devices) if holds else 0,
+            honest=holds.honest_devices if holds else 0,
+            min_devices=holds.min_devices if holds else 0,
+            joining=len(changes.added) + len(changes.changed),
+            leaving=len(changes.removed),
+        )
+        return view, _problems(holds, changes)
+
+
+def _problems(holds: Roster | None, changes: RosterChanges) -> list[Problem]:
+    """A roster that waits, and what it costs until it is signed."""
+    if not changes:
+        return []
+    advice = f"{words.roster_export()}, and have it signed where the operator's key is."
+    found = [Problem(words.roster_waits(changes), advice, urgent=True)]
+    if holds is not None and _opens_none(holds, missing=len(changes.removed) + len(changes.changed)):
+        what = "so many boards of the roster are locked out or have new keys that no sum opens until one is signed"
+        advice = "Stop the aggregator meanwhile: boards are charged for what they send in vain."
+        found.append(Problem(what, advice, urgent=True))
+    return found
+
+
+def _opens_none(holds: Roster, *, missing: int) -> bool:
+    """Whether a sum opened with all boards of the roster, and does not without `missing` of them."""
+    rule = committee_rule(len(holds.devices), honest_fraction=holds.honest_fraction)
+    there = len(holds.devices) - missing
+    return missing > rule.may_miss or there < holds.min_devices <= len(holds.devices)

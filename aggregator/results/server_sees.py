@@ -1,0 +1,64 @@
+"""Sentences on what the server of a run sees of its devices. They follow from facts, and stand here alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hushfleet.config.schema import Checked
+
+RosterBy = Literal["aggregator", "operator", "simulation"]
+"""Who says which devices may be in a secure sum."""
+
+
+@dataclass(frozen=True)
+class SumFacts(Checked):
+    """Who could unmask the devices of secure sums.
+
+    :param roster_by: `aggregator`: its own list, which nobody else has signed; `operator`: a list that the operator's
+        key signed; `simulation`: one machine is the server and all devices.
+    :param keys_in_folder: of a fleet: files in its folder with private keys of the operator, or for releases; None:
+        this is no fleet, and nothing is known of them.
+    """
+
+    roster_by: RosterBy
+    keys_in_folder: tuple[str, ...] | None = None
+
+    def or_worse(self, before: SumFacts | None) -> SumFacts:
+        """With what was so at an earlier start of the same run: what was once in the folder may have been used."""
+        if before is None or before.roster_by == "aggregator":
+            return before or self
+        keys = dict.fromkeys((*(before.keys_in_folder or ()), *(self.keys_in_folder or ())))
+        return self if self.keys_in_folder is None else replace(self, keys_in_folder=tuple(keys))
+
+
+def server_sees(facts: SumFacts | None, *, min_devices: int | None = None) -> str:
+    """A sentence on what the server sees with secure sums, and on which key that rests.
+
+    :param facts: None: a file of an earlier version does not say it.
+    :param min_devices: the fewest devices of a sum; None: not known.
+    """
+    sums = "nothing but sums" + ("" if min_devices is None else f" of at least {min_devices} devices")
+    if facts is None:
+        return f"The server sees {sums} only if somebody else signed the list of devices; this result does not say who."
+    if facts.roster_by == "simulation":
+        return (
+            f"In the field the server sees {sums}, unless whoever runs it also holds the operator's key, which signs "
+            "the list of devices. This is a simulation: one machine is the server and all devices."
+        )
+    if facts.roster_by == "aggregator":
+        return (
+            f"The server sees {sums} only if it follows the protocol: the devices take its own list of devices, so it "
+            "could add devices of its own and read the updates of the others."
+        )
+    if facts.keys_in_folder is None:
+        return (
+            f"The server sees {sums}, unless whoever runs it also holds the operator's key, which signed the list of "
+            "devices."
+        )
+    unless = "unless whoever runs it also holds the operator's key or one that signs releases"
+    if not facts.keys_in_folder:
+        return f"The server sees {sums}, {unless}; none of them lies in the fleet's folder."
+    *others, last = facts.keys_in_folder
+    named = f"{', '.join(others)} and {last} lie" if others else f"{last} lies"
+    return f"The server sees {sums}, {unless}, as in this fleet: {named} in its folder."

@@ -1,0 +1,76 @@
+"""The roster of a fleet: signed anew when it says something new, under a number that only rises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.fleet.access import apply
+from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.secure.roster import Roster
+from hushfleet.wire.format.identity import Identity
+from support.desk import FEDERATION, make_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> FleetFolder:
+    """Of two boards whose keys are known."""
+    folder = make_folder(tmp_path / "plant", boards=0)
+    enrol(folder, "plant-1", "plant-2")
+    return folder
+
+
+def enrol(folder: FleetFolder, *devices: str) -> None:
+    keys = {device: Identity.from_bytes(device.encode().ljust(32)).public_key for device in devices}
+    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
+        registry.add([RegisteredBoard(device, "generic-x86", public_key=key) for device, key in keys.items()])
+        register.add([KnownDevice(device, key) for device, key in keys.items()])
+
+
+def written(folder: FleetFolder) -> Roster:
+    with FleetRegistry(folder.path) as registry:
+        apply(folder, registry)
+    return Roster.from_bytes(folder.roster.read_bytes(), operator=load_or_create(folder.operator_key).public_key)
+
+
+def test_it_names_boards_fleet_and_what_sums_may_count_on(folder: FleetFolder) -> None:
+    roster = written(folder)
+    assert (roster.devices, roster.federation) == (("plant-1", "plant-2"), FEDERATION)
+    assert (roster.honest_fraction, roster.min_devices) == (0.9, 10)
+    assert roster.nonce != bytes(32)
+
+
+def test_it_is_signed_anew_only_where_it_says_something_new(folder: FleetFolder) -> None:
+    first = written(folder)
+    assert written(folder) == first  # else each start of the service would draw other committees
+    enrol(folder, "plant-3")
+    second = written(folder)
+    assert second.number > first.number
+    assert second.nonce != first.nonce
+    file = folder.path / FILE_NAME
+    file.write_text(file.read_text().replace("min_devices = 10", "min_devices = 3"))
+    third = written(FleetFolder(folder.path))
+    assert (third.min_devices, third.devices) == (3, second.devices)
+    assert third.number > second.number
+
+
+def test_a_number_does_not_fall_where_a_clock_goes_back_or_the_file_is_gone(folder: FleetFolder) -> None:
+    operator = load_or_create(folder.operator_key)
+    ahead = written(folder).content.signed(operator, at=4e9)
+    folder.roster.write_bytes(ahead.to_bytes())
+    enrol(folder, "plant-3")
+    assert written(folder).number == ahead.number + 1
+    folder.roster.unlink()
+    assert written(folder).number > 1_700_000_000  # of the clock
+
+
+@pytest.mark.parametrize("data", [b"", b"no roster", None])
+def test_what_the_operator_has_not_signed_is_replaced(folder: FleetFolder, data: bytes | None) -> None:
+    roster = written(folder)
+    stranger = roster.content.signed(Identity.generate(), after=roster.number)
+    folder.roster.write_bytes(stranger.to_bytes() if data is None else data)
+    assert written(folder).content == roster.content
