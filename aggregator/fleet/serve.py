@@ -65,8 +65,8 @@ def serve(path: Path, stop: threading.Event) -> None:
         known, applied = partial(key_of, registry, register), _Applied(folder, registry)
         parts: list[Part] = [
             Listener(registry, known),
-            Updating(folder, registry, known),
             TellingNewest(folder, registry),
+            Updating(folder, registry, known),
             ReadAgain(folder),
             LockOut(folder, registry),
             ClearRetained(registry),

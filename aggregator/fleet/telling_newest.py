@@ -31,7 +31,7 @@ _log = logging.getLogger("hushfleet.fleet")
 
 
 class TellingNewest(Part):
-    """A board is told when it has just been heard, as it is offered a release.
+    """A board is told when it was heard some minutes ago at most, as it is offered a release.
 
     `service/newest` has the word that was said last: a clock that was put back must not make the next one older.
 
@@ -43,9 +43,7 @@ class TellingNewest(Part):
         self._news: ReleaseNews | None = None
         self._made_of: object = None  # what the news was made of
         self._sign_at = self._look_at = 0.0  # monotonic seconds
-        self._told: dict[
-            str, tuple[ReleaseNews, float, float | None]
-        ] = {}  # device -> what, when, and after which word
+        self._told: dict[str, tuple[ReleaseNews, float]] = {}  # device -> what, and when in monotonic seconds
         self._complaint = ""
 
     def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
@@ -68,11 +66,13 @@ class TellingNewest(Part):
         for device, seen in sightings(self._registry).items():
             if device not in enrolled or seen.health_at is None or wall - seen.health_at > HEARD_S:
                 continue
-            what, at, heard = self._told.get(device, (None, 0.0, None))
-            if seen.health_at == heard or (what is news and now - at < TELL_AGAIN_S):
+            if seen.health is None or seen.health.slot == "trial":  # a release on trial listens to nothing
+                continue
+            what, at = self._told.get(device, (None, 0.0))
+            if what is news and now - at < TELL_AGAIN_S:
                 continue
             service.publish(service.topics.fleet(device), news)
-            self._told[device] = news, now, seen.health_at
+            self._told[device] = news, now
 
     def _newest_news(self, now: float) -> ReleaseNews:
         """Made anew once a day, at the service's start, and where keys or the roll-out have changed."""

@@ -25,7 +25,7 @@ class News:
 
     def __init__(self, config: DeviceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         assert config.fleet is not None
-        self._service = bytes.fromhex(config.fleet.operator_key)
+        self._service = config.service_key
         self._topics, self._device = Topics(config.device.federation), config.device.id
         self._installed = Installed.of(config)
         self._freshness = Freshness(Path(config.device.state_dir))

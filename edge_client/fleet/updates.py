@@ -15,7 +15,7 @@ from hushfleet.edge_client.fleet.release_file import ReleaseFile
 from hushfleet.edge_client.fleet.slots import SlotsError
 from hushfleet.edge_client.net.rate_limits import Backoff
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, HushfleetError, Malformed, StoreError, WireError
+from hushfleet.errors import BadInput, BadSignature, HushfleetError, Malformed, StoreError, WireError
 from hushfleet.wire.format.chunks import Ranges
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
 from hushfleet.wire.format.messages import Want, decode_message, encode_message, peek_kind
@@ -94,7 +94,7 @@ class Updates:
                 raise Malformed(f"the offer of release {offer.version} does not fit its manifest")
             installed.room_for(manifest)
             self._file = ReleaseFile(installed.incoming, offer.digest, offer.size)
-        except StoreError as error:  # there may be room later
+        except (StoreError, BadSignature) as error:  # later there may be room, or root's word of the key that signed it
             _log.error("release %s is not fetched: %s", offer.version, error)
         except (WireError, BadInput, SlotsError) as error:
             _log.error("release %s is refused: %s", offer.version, error)

@@ -22,7 +22,7 @@ from hushfleet.config.schema import pack as packed
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.release import Newest, Signed, Trust, pack
 from hushfleet.release.statements import read_keys
-from hushfleet.wire.format.fleet_messages import Health, ReleaseNews
+from hushfleet.wire.format.fleet_messages import Health, ReleaseNews, SlotState
 from hushfleet.wire.format.topics import Topics
 from support.desk import TASK, make_folder
 
@@ -191,8 +191,8 @@ class Told:
     def send(self, topic: str, payload: bytes) -> None:
         raise AssertionError
 
-    def hear(self, device: str) -> None:
-        health = Health(device, 1, "1.0", 1, None, None, None, None, None, None, 0, "good", "cp313-aarch64")
+    def hear(self, device: str, *, slot: SlotState = "good") -> None:
+        health = Health(device, 1, "1.0", 1, None, None, None, None, None, None, 0, slot, "cp313-aarch64")
         row = (device, bytes(32), "ready", 1, "1.0", self.wall, packed(health), self.wall)
         self.registry.write("INSERT OR REPLACE INTO sightings VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
@@ -236,6 +236,13 @@ def test_each_board_hears_a_word_a_day_when_it_has_been_heard(told: Told) -> Non
 def test_a_board_that_is_away_is_not_spoken_to_and_hears_it_when_it_is_back(told: Told) -> None:
     assert told.after(1.0) == told.devices
     assert told.after(SIGN_EVERY_S, heard=False) == []
+    assert told.after(1.0) == told.devices
+
+
+def test_a_release_on_trial_which_listens_to_nothing_is_told_afterwards(told: Told) -> None:
+    for device in told.devices:
+        told.hear(device, slot="trial")
+    assert told.after(1.0, heard=False) == []
     assert told.after(1.0) == told.devices
 
 

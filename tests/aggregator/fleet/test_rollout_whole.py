@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import Child, brokers_of, started
@@ -19,6 +18,12 @@ from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.fleet.rollout import begin, current, seats
 from hushfleet.aggregator.fleet.sightings import sightings
+from hushfleet.edge_client.board.config import load_config
+from hushfleet.edge_client.fleet.by_hand import hand_over
+from hushfleet.edge_client.fleet.freshness import Freshness
+from hushfleet.errors import BadSignature
+from hushfleet.release import Trust
+from hushfleet.wire.format.identity import Identity
 from support.desk import Board, adopt, make_folder, served, until
 from support.releases import (
     Change,
@@ -45,8 +50,7 @@ class Releases:
     """Built once for all tests, signed by one key."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.key = folder, Ed25519PrivateKey.generate()
-        self.public = self.key.public_key().public_bytes_raw()
+        self.folder, self.key = folder, Identity.generate()
 
     def get(self, version: str, change: Change | None = None) -> Path:
         out = self.folder / f"{version}.hfr"
@@ -100,6 +104,26 @@ def test_a_board_goes_from_one_release_to_the_next(tmp_path: Path, releases: Rel
         state = board.slots("show")
         assert (state.good, state.previous, state.trial) == ("2.0", "1.0", None)
         assert set(board.ends) == {"status 0"}
+
+
+def test_other_keys_and_the_newest_release_are_told_over_the_air(tmp_path: Path, releases: Releases) -> None:
+    """The former key was stolen: the board, whose card names it, takes nothing of it any more once it is connected."""
+    folder = make_folder(tmp_path / "greenhouse", boards=1)
+    adopt(folder, releases.key)
+    board = emulated(folder, tmp_path / "board", "greenhouse-01", releases)
+    fresh = Identity.generate()
+    adopt(folder, fresh)
+    with served(folder), board:
+        until(lambda: Trust.of_board(board.opt).number == trust(folder).number)
+        with pytest.raises(BadSignature, match="not signed"):
+            roll_out(folder, releases.get("2.0"), releases)
+        config = load_config(board.home / "device.toml")
+        with pytest.raises(BadSignature, match="not signed"):  # from a stick
+            hand_over(config, releases.get("2.0"))
+        roll_out(folder, build_release(tmp_path / "2.1.hfr", "2.1", key=fresh), releases)
+        until(lambda: outcomes(folder) == ["good"])
+        until(lambda: Freshness(board.state_dir).version == "2.1")
+    assert board.slots("show").good == "2.1"
 
 
 @pytest.mark.parametrize(

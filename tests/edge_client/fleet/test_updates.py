@@ -39,8 +39,7 @@ from hushfleet.wire.format.topics import Topics
 from support.releases import put_trust
 
 DEVICE, TOPICS = "greenhouse-01", Topics("greenhouse")
-KEY = Identity.generate()
-OPERATOR = Identity.generate()
+KEY, OPERATOR = Identity.generate(), Identity.generate()
 
 
 def release(out: Path, version: str, *, key: Any = KEY, kib: int = 1, **changes: Any) -> bytes:

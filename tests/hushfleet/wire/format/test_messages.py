@@ -125,9 +125,9 @@ def test_the_kinds_have_the_numbers_of_the_specification() -> None:
     names = [KINDS[number].__name__ for number in sorted(KINDS)]
     assert names == [
         "ServerState", "TaskNotice", "RoundPlan", "Birth", "Want", "Offer", "Decline", "Ack", "Missing", "Refused",
-        "NotEnrolled", "Ask", "Known", "EnrolRequest", "EnrolAnswer", "Health", "ReleaseOffer",
+        "NotEnrolled", "Ask", "Known", "EnrolRequest", "EnrolAnswer", "Health", "ReleaseOffer", "ReleaseNews",
     ]  # fmt: skip
-    assert sorted(KINDS) == list(range(1, 18))
+    assert sorted(KINDS) == list(range(1, 19))
 
 
 def test_a_frame_written_by_hand_is_read() -> None:
