@@ -41,7 +41,6 @@ from hushfleet.aggregator.fleet.view import (
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.fleet_state import Event, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
-from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.errors import BadInput
 
 LOST_HEARTBEATS = 3
@@ -185,7 +184,7 @@ class FleetWatch:
             at=now,
             boards=tuple(boards),
             run=run,
-            lifetime=self._lifetime(spent),
+            lifetime=None if self._register is None else self._spending.most(self._register),
             aggregator=aggregator,
             service=service,
             strangers=tuple(
@@ -198,11 +197,6 @@ class FleetWatch:
             authority_end=authority,
             problems=(*_problems(service, aggregator, run), *certificate_problems(own, authority, now=now)),
         )
-
-    def _lifetime(self, spent: Mapping[str, float]) -> Lifetime | None:
-        if self._register is None or not spent:
-            return None
-        return self._spending.lifetime(max(spent, key=lambda device: spent[device]), self._register)
 
     def _certificates(self) -> tuple[dict[str, float], float | None]:
         """When those of the fleet itself end, and when its authority; nothing where they cannot be read."""
