@@ -64,7 +64,7 @@ class ChargeBook:
         self._take_back(round, declined - spent.keys())
 
     def _take_back(self, round: int, declined: set[str]) -> None:
-        """What these devices may have spent, where they were told once, by this process, that they may train."""
+        """Drops the notes of these devices, where they were told once, by this process, that they may train."""
         if round != self._round or round == self._resumed:
             return
         new = self._engine.store.new_cards(round)  # an earlier card may have spent what the new one declines

@@ -49,7 +49,7 @@ class Spending:
         return digest, epsilon_server_of(_charges(counts), delta=self.delta)
 
     def most(self, register: DeviceRegister) -> Lifetime | None:
-        """Of the board that has spent most, as of the last `update`; None where none has. Raises `StoreError`."""
+        """The board that has spent most, as of the last `update`; None where none has. Raises `StoreError`."""
         if not self._known:
             return None
         device = max(self._known, key=lambda device: self._known[device][1])
@@ -59,7 +59,7 @@ class Spending:
         return self._most[1]
 
     def _lifetime(self, device: str, register: DeviceRegister) -> Lifetime:
-        """Of all tasks and cards of this id that are noted."""
+        """All tasks and cards of this id that are noted."""
         charges = _charges(register.charge_counts(device))
         return Lifetime(
             epsilon_server=epsilon_server_of(charges, delta=self.delta),
@@ -68,7 +68,7 @@ class Spending:
         )
 
     def lifetimes(self, register: DeviceRegister) -> Mapping[str, Lifetime]:
-        """Of each board that was charged, by id. Raises `StoreError`."""
+        """Each board that was charged, by id. Raises `StoreError`."""
         return {device: self._lifetime(device, register) for device in register.charged_devices()}
 
 
