@@ -50,30 +50,25 @@ class ChargeBook:
         self._noted.update(new)
         self._told.update(told)
 
-    def declined(self) -> None:
-        """The store has noted that a device declined the open round. Raises `StoreError`; it may be called again."""
-        plan = self._engine.plan
-        if plan is not None:
-            self._take_back(plan.round, spent={row.device for row in self._engine.store.charges(plan.round)})
+    def declined(self, device: str, code: str) -> None:
+        """The store has noted that the device will send no update in the open round. Raises `StoreError`."""
+        if code in BEFORE_TRAINING:
+            self._take_back(self._round, {device})
 
     def closed(self, round: int) -> None:
         """The round is closed. Raises `StoreError`; it may be called again."""
-        spent = {row.device: pack(_charge(row)) for row in self._engine.store.charges(round)}
+        store = self._engine.store
+        spent = {row.device: pack(_charge(row)) for row in store.charges(round)}
         self._register.note_charges(self._engine.spec.task, round, spent, certain=True)
-        self._take_back(round, spent=set(spent))
+        declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
+        self._take_back(round, declined - spent.keys())
 
-    def _take_back(self, round: int, *, spent: set[str]) -> None:
-        """What devices have declined, of a round in which nobody else can have told them to train.
-
-        :param spent: devices whose update was accepted.
-        """
+    def _take_back(self, round: int, declined: set[str]) -> None:
+        """Drops the notes of these devices, where they were told once, by this process, that they may train."""
         if round != self._round or round == self._resumed:
             return
-        store = self._engine.store
-        declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
-        once = {device for device, times in self._told.items() if times == 1}
-        new = store.new_cards(round)  # an earlier card may have spent what the new one declines
-        gone = declined & once & self._noted - spent - new
+        new = self._engine.store.new_cards(round)  # an earlier card may have spent what the new one declines
+        gone = {device for device in declined & self._noted - new if self._told[device] == 1}
         if gone:
             self._register.drop_charges(self._engine.spec.task, round, gone)
             self._noted -= gone

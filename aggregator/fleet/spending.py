@@ -31,6 +31,7 @@ class Spending:
         self.delta = float(limits.get("delta", DEFAULT_DELTA))
         self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges, which would be many MB; epsilon
         self._is_known = False
+        self._most: tuple[tuple[str, int], Lifetime] | None = None
 
     def update(self, register: DeviceRegister) -> dict[str, float]:
         """Id -> epsilon_server over all tasks, at the cards' delta. Raises `StoreError`."""
@@ -47,8 +48,18 @@ class Spending:
             return known
         return digest, epsilon_server_of(_charges(counts), delta=self.delta)
 
-    def lifetime(self, device: str, register: DeviceRegister) -> Lifetime:
-        """Of all tasks and cards of this id that are noted. Raises `StoreError`."""
+    def most(self, register: DeviceRegister) -> Lifetime | None:
+        """The board that has spent most, as of the last `update`; None where none has. Raises `StoreError`."""
+        if not self._known:
+            return None
+        device = max(self._known, key=lambda device: self._known[device][1])
+        key = device, self._known[device][0]
+        if self._most is None or self._most[0] != key:
+            self._most = key, self._lifetime(device, register)
+        return self._most[1]
+
+    def _lifetime(self, device: str, register: DeviceRegister) -> Lifetime:
+        """All tasks and cards of this id that are noted."""
         charges = _charges(register.charge_counts(device))
         return Lifetime(
             epsilon_server=epsilon_server_of(charges, delta=self.delta),
@@ -57,8 +68,8 @@ class Spending:
         )
 
     def lifetimes(self, register: DeviceRegister) -> Mapping[str, Lifetime]:
-        """Of each board that was charged, by id. Raises `StoreError`."""
-        return {device: self.lifetime(device, register) for device in register.charged_devices()}
+        """Each board that was charged, by id. Raises `StoreError`."""
+        return {device: self._lifetime(device, register) for device in register.charged_devices()}
 
 
 def _charges(counts: Sequence[tuple[bytes, int]]) -> list[Charge]:

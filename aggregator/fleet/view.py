@@ -101,7 +101,7 @@ class BoardView:
 
     @property
     def is_above_limit(self) -> bool:
-        """Of what is decided: a board declines what would lead above its owner's limit."""
+        """Whether it has spent more than its card allows, which only its owner can have allowed; open rounds do not count."""
         return self.spent is not None and self.limit is not None and self.spent > self.limit and not self.undecided
 
     @property

@@ -43,7 +43,6 @@ from hushfleet.aggregator.fleet.view import (
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.fleet_state import Event, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
-from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.errors import BadInput
 
 LOST_HEARTBEATS = 3
@@ -190,7 +189,7 @@ class FleetWatch:
             at=now,
             boards=tuple(boards),
             run=run,
-            lifetime=self._lifetime(spent),
+            lifetime=None if self._register is None else self._spending.most(self._register),
             aggregator=aggregator,
             service=service,
             strangers=tuple(
@@ -210,11 +209,6 @@ class FleetWatch:
             return self._sums.view(self._register)
         except BadInput:  # a task file that is being written by hand
             return None, []
-
-    def _lifetime(self, spent: Mapping[str, float]) -> Lifetime | None:
-        if self._register is None or not spent:
-            return None
-        return self._spending.lifetime(max(spent, key=lambda device: spent[device]), self._register)
 
     def _certificates(self) -> tuple[dict[str, float], float | None]:
         """When those of the fleet itself end, and when its authority; nothing where they cannot be read."""

@@ -47,7 +47,7 @@ def progress(run: RunView) -> str:
 
 
 def privacy(run: RunView, lifetime: Lifetime | None) -> str:
-    """What the board that has spent most has spent, as charged: over all tasks, and in this one."""
+    """The privacy loss of the board that has spent most, as charged: over all tasks, and in this one."""
     delta = "" if run.delta is None else f" at delta {number(run.delta)}"
     in_all = "" if lifetime is None else f"{lifetime_words(lifetime)}; "
     return (

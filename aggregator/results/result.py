@@ -98,7 +98,7 @@ class OwnHead(JsonRecord):
 
 
 class Lifetime(JsonRecord):
-    """What one device has spent over all tasks that this aggregator knows, at the delta of the device's own limit.
+    """The privacy loss of one device over all tasks that this aggregator knows, at the delta of the device's own limit.
 
     :param epsilon_server: for adding or removing, as everywhere; `exchange_server`: for exchanging one for another.
     """

@@ -290,7 +290,7 @@ class Coordinator:
             return
         if self.engine.decline(device, message.code, message.reason, round=message.round):
             self._uploads.drop(device)
-            self._rounds.declined()
+            self._rounds.declined(device, message.code)
             self._log.note("decline", round=message.round, device=device, code=message.code, reason=message.reason)
 
     def _answer(self, answer: Answer | None) -> None:

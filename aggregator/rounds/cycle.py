@@ -84,11 +84,11 @@ class RoundCycle:
         if self._charges is not None:
             self._charges.expect(devices)
 
-    def declined(self) -> None:
-        """A device has declined the open round."""
+    def declined(self, device: str, code: str) -> None:
+        """It will send no update in the open round."""
         if self._charges is not None:
             try:
-                self._charges.declined()
+                self._charges.declined(device, code)
             except StoreError as error:  # what was noted before is an upper bound
                 log.warning("%s", error)
 

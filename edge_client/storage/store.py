@@ -82,7 +82,7 @@ class DeviceStore:
         self.path = Path(path)
         self.device = device
         self.way_on = way_on(self.path, device=device, in_fleet=in_fleet)
-        """What a person does where this store must not be used."""
+        """The steps that a person takes where this store must not be used."""
         self._advice = advice(self.way_on)
         try:
             with ExitStack() as opened:

@@ -32,7 +32,7 @@ REMNANTS = (
     "update.json",
     "trial.sqlite",
 )
-"""What a client writes into its state directory once it has a store.
+"""Files that a client writes into its state directory once it has a store.
 
 A card's `enrol.token` comes before, and so may `incoming` and `healthy`, of a release that is tried before the first
 start.
@@ -107,7 +107,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def way_on(path: Path, *, device: str, in_fleet: bool) -> str:
-    """What a person does where the store must not be used, or is gone."""
+    """The steps that a person takes where the store must not be used, or is gone."""
     if in_fleet:
         return (
             f"on the operator's machine run `hushfleet fleet renew DIR {device} --new-card`, so that the next card "
@@ -121,6 +121,7 @@ def way_on(path: Path, *, device: str, in_fleet: bool) -> str:
 
 
 def advice(way_on: str) -> str:
+    """The reason why nothing is replaced, and the steps that a person takes."""
     return (
         "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count "
         f"too little: {way_on}"

@@ -14,4 +14,4 @@ AS_PUBLISHED = (
     'accounting = "as-published" repeats a paper: against the server, which sees each update, epsilon may be many '
     'times what the task asks for, or infinite; "strict" keeps it'
 )
-"""What a run of such a task says at its start."""
+"""The line that a run of such a task says at its start."""

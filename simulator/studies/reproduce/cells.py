@@ -34,7 +34,7 @@ from hushfleet.user_files import user_data_dir
 
 ALL_COLUMNS = "all"
 AS_A_PAPER = {"accounting": "as-published"}
-"""Of cells whose recipe does not say it: what such a task meant when the committed results were run."""
+"""The accounting of cells whose recipe does not say it: such a task meant this when the committed results were run."""
 AnyAxis = TypeVar("AnyAxis", bound=Axis)
 
 

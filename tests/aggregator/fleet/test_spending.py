@@ -26,7 +26,7 @@ LIMITS = {"epsilon_server": 8.0, "delta": DELTA}
 
 
 def spent_in(rounds: int, adjacency: Adjacency = "add-or-remove") -> float:
-    """By the multiplier of `prepared_digits`."""
+    """The epsilon of rounds with the multiplier of `prepared_digits`."""
     return epsilon([Step(2.0, 1.0, rounds)], delta=DELTA, adjacency=adjacency)
 
 
@@ -39,7 +39,7 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
 
 @pytest.fixture
 def register(tmp_path: Path) -> Iterator[DeviceRegister]:
-    """Of the fleet, which outlives its runs."""
+    """The register of the fleet, which outlives its runs."""
     with DeviceRegister(tmp_path / "fleet", durable=False) as register:
         yield register
 

@@ -91,7 +91,7 @@ def test_the_list_has_all_that_a_client_writes(tmp_path: Path) -> None:
     ["lost+found/", "enrol.token", "incoming/", "healthy", "photo.jpg", "store.sqlite.lock", "store.sqlite.new"],
 )
 def test_what_lies_there_before_the_first_start_stops_nobody(path: Path, before: str) -> None:
-    """Of a new file system, a card, a release that is tried first, its owner, and a first start that was cut off."""
+    """Files of a new file system, a card, a release that is tried first, its owner, a first start that was cut off."""
     if before.endswith("/"):
         (path.parent / before).mkdir()
     else:
@@ -132,7 +132,7 @@ def test_a_first_start_that_is_killed_may_be_repeated(path: Path, where: str) ->
 
 
 def test_an_empty_file_is_no_store(path: Path) -> None:
-    """As a power cut or a repair of the file system may leave it."""
+    """A power cut or a repair of the file system may leave one."""
     spend(path)
     path.write_bytes(b"")
     for inspect in (False, True):
