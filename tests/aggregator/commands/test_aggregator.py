@@ -160,7 +160,7 @@ def test_opacus_is_asked_once_and_nothing_waits_for_it(make_fleet: MakeFleet, mo
     """At a task's start, and not where a run goes on."""
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(field_run, "check_in_background", lambda steps, **how: asked.append({"steps": steps, **how}))
-    fleet, ended = make_fleet(), threading.Event()
+    fleet, ended = make_fleet(method="dp-fedavg", accounting="strict"), threading.Event()
     ended.set()
     monkeypatch.setattr(field_run, "_stop_on_signals", lambda: nullcontext(ended))
     for _ in range(2):
