@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import signal
@@ -13,7 +14,9 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from hushfleet.aggregator.commands.second_opinion import check_in_background
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.enrolment import Enrolment
@@ -32,7 +35,9 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadInput
+from hushfleet.methods.state import RoundTerms
 from hushfleet.models.cuda import sees_cuda
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.link.interface import Link, Will
 
@@ -117,6 +122,7 @@ def run_rounds(
 ) -> bool:
     """Runs the rounds under the display; True if the task was finished, False if it was stopped."""
     path = engine.store.folder / "events.jsonl"
+    begins = not path.exists()
     display = FleetDisplay(console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant)
     with _ShownLog(path, display) as events, _stop_on_signals() as stop:
         coordinator = Coordinator(
@@ -131,11 +137,28 @@ def run_rounds(
             events=events,
         )
         console.print(f"aggregator key {identity.public_key.hex()}", highlight=False)
+        if begins:
+            _ask_for_a_second_opinion(engine, console)
         with display:
             for event in iterate_events(path):
                 display.state.apply(event)
             coordinator.run(stop)
     return engine.finished
+
+
+def _ask_for_a_second_opinion(engine: RoundEngine, console: Console) -> None:
+    """Of a device that takes part in all rounds; where nothing finite is promised there is nothing to compare."""
+    privacy, rounds = engine.spec.privacy, engine.prepared.task.round.rounds
+    charge = engine.method.charge(RoundTerms(privacy.noise_split))
+    steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * rounds)]
+    charged = math.inf if charge.raw else epsilon(steps, delta=privacy.delta, accountant=privacy.accountant)
+
+    def tell(words: str, differs: bool) -> None:
+        mark = "[yellow]warning:[/] " if differs else ""
+        console.print(f"{mark}{escape(words)}", highlight=False, soft_wrap=True)
+
+    if math.isfinite(charged):
+        check_in_background(steps, delta=privacy.delta, charged=charged, accountant=privacy.accountant, tell=tell)
 
 
 class _ShownLog(EventLog):

@@ -57,9 +57,17 @@ def register(app: typer.Typer) -> None:
         honest_fraction: Annotated[float, typer.Option(help="Of them, at least; with secure sums.")] = 0.9,
         min_devices: Annotated[int | None, typer.Option(help="The fewest devices of a sum that is opened; nine tenths if not given.")] = None,
         accountant: Annotated[Accountant, typer.Option(help="How epsilon is found; rdp as in the papers.")] = "exact",
+        check: Annotated[bool, typer.Option("--check", help="Print what Opacus' RDP and PRV accountants say, too; takes seconds.")] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON; an unbounded epsilon is null.")] = False,
     ) -> None:  # fmt: skip
-        from hushfleet.aggregator.commands.privacy_figures import honest_of, print_json, print_table, sums_of, view_of
+        from hushfleet.aggregator.commands.privacy_figures import (
+            checked,
+            honest_of,
+            print_json,
+            print_table,
+            sums_of,
+            view_of,
+        )
         from hushfleet.aggregator.config.task import LEAST_SHARE
         from hushfleet.privacy.accounting.epsilon import check_delta
         from hushfleet.privacy.adversaries import multipliers
@@ -121,6 +129,7 @@ def register(app: typer.Typer) -> None:
             elif parameters is not None:
                 ratio = snr_db(1.0, both[0].noise_multiplier, parameters)
                 notes.append(f"signal-to-noise ratio of one device's {parameters} values: {ratio:.1f} dB at most")
+            opinions = checked(both, (rate, sample_rate), rounds, accountant) if check else {}
         except PrivacyError as error:
             raise BadInput(str(error)) from error
         if sample_rate < 1 and unit == "device":
@@ -137,7 +146,11 @@ def register(app: typer.Typer) -> None:
             "trust": None if accounting is None else TRUST[accounting],
             "sums": sums,
         }
+        if check:
+            facts["check"] = [opinion._asdict() | {"differs": opinion.differs} for opinion in opinions.values()]
         if as_json:
             print_json(facts, both, notes)
         else:
             print_table(facts, both, notes)
+            for name, opinion in opinions.items():
+                print(f"check: {name}: {opinion.words}")

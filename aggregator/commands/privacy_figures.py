@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from hushfleet.aggregator.commands.second_opinion import Opinion, second_opinion
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.protection import QUESTIONS, worth
@@ -81,6 +82,25 @@ def sums_of(multiplier: float, honest: int, devices: int, size: int) -> dict[str
         "inflation": scale.inflation,
         "extra": scale.extra,
     }
+
+
+def checked(
+    both: tuple[View, View], rates: tuple[float, float], rounds: int, accountant: Accountant
+) -> dict[str, Opinion]:
+    """Opacus' opinion on each finite epsilon, by its name. Raises `BadInput` where Opacus is not installed."""
+    try:
+        return {
+            f"epsilon_{view.adversary}": second_opinion(
+                [Step(view.noise_multiplier, rate, rounds)],
+                delta=view.delta,
+                charged=view.epsilon,
+                accountant=accountant,
+            )
+            for view, rate in zip(both, rates, strict=True)
+            if math.isfinite(view.epsilon)
+        }
+    except ImportError as error:
+        raise BadInput("--check asks Opacus, which is not installed: pip install 'hushfleet[server]'") from error
 
 
 def print_json(facts: dict[str, Any], both: tuple[View, View], notes: list[str]) -> None:

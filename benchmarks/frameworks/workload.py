@@ -37,7 +37,7 @@ class Workload:
     :param cohort: clients in a round.
     :param turn: rounds that are measured as one.
     :param noise_multiplier: each client's Gaussian noise has a standard deviation of this times `CLIP_NORM` in every
-        entry. The default protects nobody and costs the same time as noise that does; the model stays finite.
+        entry. The default is negligible protection, and costs the same time as noise that does; the model stays finite.
     :param device: `cpu` or `cuda`.
     """
 

@@ -4,7 +4,7 @@ Pure functions of numbers, NumPy only, so that a board computes the very figures
 accountants, both upper bounds:
 
 - `exact`, what is promised by default. Where every unit takes part in every step, it is the value itself
-  (`gaussian_curve`); with Poisson sampling it is within a per cent above (`privacy_loss`).
+  (`gaussian_curve`); with Poisson sampling an upper bound that is near (`privacy_loss`).
 - `rdp`, what the papers print (`renyi`): a tenth more and above.
 
 Example: 20 rounds at noise multiplier 3.975 and delta 0.1, the setting that FedGLP-ADP calls "epsilon = 2":

@@ -1,5 +1,5 @@
-"""An upper bound on epsilon of Poisson-subsampled Gaussian steps, above the truth by less than a per cent: the
-distribution of the privacy loss on a grid, composed by FFT (Koskela et al. 2020, Gopi et al. 2021).
+"""An upper bound on epsilon of Poisson-subsampled Gaussian steps: the distribution of the privacy loss on a grid,
+composed by FFT (Koskela et al. 2020, Gopi et al. 2021). How near it is to the truth was measured: `docs/privacy.md`.
 
 Losses of steps add up, so their distributions convolve. Nothing here may make epsilon smaller:
 
@@ -9,7 +9,8 @@ Losses of steps add up, so their distributions convolve. Nothing here may make e
 - **Rounding.** The distribution is tilted by e^(rate loss) before the transform, as in Chernoff's bound, so that errors
   are small beside a delta of 1e-10 too, and a bound of the errors of transforms, powers and sums is added to delta.
 
-Adding and removing a unit are the two orders of the pair; the larger epsilon counts.
+Adding and removing a unit are the two orders of the pair; the larger epsilon counts. The loss of the absence of a
+sampled unit is bounded whatever the noise, which stands in where the grid holds nothing of that order (`_limit`).
 
 What steers this (the rate, the window, the grid's step) is found by quadrature, and may be wrong: then the bound is
 looser, or infinite, and never too small.
@@ -174,7 +175,8 @@ class _Composition:
         steps = sum(count for _, count in self.history)
         if epsilon < _SMALLEST:
             low, top, _ = self._window(self._tilt[0])
-            epsilon = max(epsilon, min(_SMALLEST, abs(top - low)))  # a grid that is coarse beside the window says nothing
+            # A grid that is coarse beside the window says nothing.
+            epsilon = max(epsilon, min(_SMALLEST, abs(top - low)))
         wanted = math.sqrt(12 * excess * epsilon / (steps * (self._tilt[0] + 1)))
         pairs = [pair for pair, _ in self.history]
         widest = max(float(np.ptp(loss_of(*each))) for each in zip(pairs, map(np.array, self._grid_ends), strict=True))

@@ -22,7 +22,7 @@ from hushfleet.simulator.fleet import Fleet
 from hushfleet.simulator.studies.invert.attack import gradients, reconstruct
 
 LITTLE = 0.005
-"""A noise multiplier that protects nothing: its epsilon is in the hundreds of thousands."""
+"""A noise multiplier of negligible protection: its epsilon is in the hundreds of thousands."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import shlex
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import FILES, DeviceRegister, KnownDevice
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
+from hushfleet.methods.state import RoundTerms
+from hushfleet.privacy.accounting.epsilon import epsilon
+from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.wire.format.identity import Identity
 from support.local_link import LocalHub
 
@@ -150,6 +154,37 @@ def test_a_run_keeps_its_id(task_file: Path, tmp_path: Path) -> None:
         store.put("run_id", b"abcd")
         with pytest.raises(BadInput, match="'abcd'"):
             field_run.prepared_under_its_id(load_task(task_file), store, data_dir=None, run_id="other")
+
+
+def test_opacus_is_asked_once_and_nothing_waits_for_it(make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a task's start, and not where a run goes on."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(field_run, "check_in_background", lambda steps, **how: asked.append({"steps": steps, **how}))
+    fleet, ended = make_fleet(method="dp-fedavg", accounting="strict"), threading.Event()
+    ended.set()
+    monkeypatch.setattr(field_run, "_stop_on_signals", lambda: nullcontext(ended))
+    for _ in range(2):
+        with DeviceRegister(fleet.folder, durable=False) as register:
+            field_run.run_rounds(
+                fleet.engine,
+                lambda will: LocalHub().link("aggregator", will),
+                Identity.generate(),
+                Enrolment(fleet.store, register),
+                epoch=1,
+                federation="default",
+                console=Console(quiet=True),
+            )
+    (once,) = asked
+    task = fleet.engine.prepared.task
+    (step,) = once["steps"]
+    assert step.steps == task.round.rounds
+    assert once["charged"] == epsilon([step], delta=task.delta) == pytest.approx(epsilon_of_task(fleet.engine))
+
+
+def epsilon_of_task(engine: Any) -> float:
+    """What a device's ledger holds after all rounds."""
+    charges = [engine.method.charge(RoundTerms(engine.spec.privacy.noise_split))] * engine.prepared.task.round.rounds
+    return epsilon_server_of(charges, delta=engine.spec.privacy.delta)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

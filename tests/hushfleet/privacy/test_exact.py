@@ -213,9 +213,7 @@ def test_the_absence_of_a_sampled_unit_has_a_bounded_loss() -> None:
 
 def test_an_epsilon_that_is_tiny_is_found_too() -> None:
     """The grid was coarse beside all losses together, held nothing, and the Gaussian's 0.27 was what counted."""
-    few, more = (
-        epsilon([Step(371.7, rate, 202)], delta=4.57e-6, adjacency="exchange") for rate in (3.263e-5, 9.79e-5)
-    )
+    few, more = (epsilon([Step(371.7, rate, 202)], delta=4.57e-6, adjacency="exchange") for rate in (3.263e-5, 9.79e-5))
     assert few <= more < 1e-4
     assert epsilon([Step(371.7, 1.0, 202)], delta=4.57e-6, adjacency="exchange") > 0.2
 

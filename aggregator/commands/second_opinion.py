@@ -1,0 +1,130 @@
+"""A second opinion on an epsilon: Opacus' two accountants, for the same steps as ours.
+
+Opacus knows Gaussian steps with Poisson sampling and the add-or-remove adjacency, which is all that a ledger charges.
+Steps of a secure sum are compared as Gaussians; `hushfleet.privacy.ring` says why they may stand for the sum.
+It takes seconds to import Opacus, so `second_opinion` alone does it; the aggregator calls it in a process of its own,
+while rounds begin (`check_in_background`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hushfleet.privacy.accounting.step import Step
+from hushfleet.privacy.terms import Accountant
+
+TOLERANCE = 0.01
+"""Relative: more apart than that, the accountants are said to differ."""
+_PRV_PRECISION = 0.005  # of epsilon; Opacus' own default is 0.01 absolute
+_LARGEST_PRV = 500.0  # an epsilon above it overflows in Opacus' grid
+_TIMEOUT_S = 300
+
+
+class Opinion(NamedTuple):
+    """Ours and Opacus' epsilon for the same steps.
+
+    :param charged: ours, which a ledger charges, by `accountant`.
+    :param rdp: by Opacus' `RDPAccountant`, an upper bound.
+    :param prv: lower and upper bound by its `PRVAccountant`; None where it gives none, and `why` says why.
+    """
+
+    charged: float
+    accountant: Accountant
+    delta: float
+    rdp: float
+    prv: tuple[float, float] | None
+    why: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether ours is not what Opacus' numbers allow, either way, by more than `TOLERANCE`."""
+        low, high = 1 - TOLERANCE, 1 + TOLERANCE
+        if self.accountant == "rdp":
+            return not low * self.rdp <= self.charged <= high * self.rdp
+        too_large = self.charged > high * (self.rdp if self.prv is None else self.prv[1])
+        return too_large or (self.prv is not None and self.charged < low * self.prv[0])
+
+    @property
+    def words(self) -> str:
+        prv = self.why if self.prv is None else f"between {self.prv[0]:.4g} and {self.prv[1]:.4g}"
+        told = f"{self.charged:.4g} is charged ({self.accountant}); Opacus' RDP: {self.rdp:.4g}; Opacus' PRV: {prv}"
+        return f"{told}. They differ by more than {TOLERANCE:.0%}: tell the authors" if self.differs else told
+
+
+def second_opinion(steps: Sequence[Step], *, delta: float, charged: float, accountant: Accountant = "exact") -> Opinion:
+    """What Opacus' accountants say of `steps`, add or remove.
+
+    :param charged: our epsilon for them, finite.
+    :raises ImportError: Opacus is not installed.
+    """
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    history = [(float(step.noise_multiplier), float(step.sample_rate), int(step.steps)) for step in steps]
+    with warnings.catch_warnings():  # of orders that could be more, and of log(0) at a sample rate of 1
+        warnings.simplefilter("ignore")
+        renyi = RDPAccountant()
+        renyi.history = list(history)
+        rdp = float(renyi.get_epsilon(delta))
+        if charged > _LARGEST_PRV:
+            return Opinion(charged, accountant, delta, rdp, None, f"none above {_LARGEST_PRV:g}, where it overflows")
+        prv = PRVAccountant()
+        prv.history = list(history)
+        error, share = max(1e-3, _PRV_PRECISION * charged), delta / 1000
+        try:
+            # It gives the upper bound, of delta - share. The lower one is that of delta + share, less both errors.
+            upper = float(prv.get_epsilon(delta, eps_error=error, delta_error=share))
+            at_more = float(prv.get_epsilon(delta + 2 * share, eps_error=error, delta_error=share))
+        except (ValueError, RuntimeError, ArithmeticError, MemoryError) as failed:
+            return Opinion(charged, accountant, delta, rdp, None, f"none ({str(failed).splitlines()[0]})")
+    lower = max(0.0, at_more - 2 * error)
+    if not (math.isfinite(lower) and math.isfinite(upper)):
+        return Opinion(charged, accountant, delta, rdp, None, "none (its grid holds nothing)")
+    return Opinion(charged, accountant, delta, rdp, (lower, upper))
+
+
+def check_in_background(
+    steps: Sequence[Step], *, delta: float, charged: float, accountant: Accountant, tell: Callable[[str, bool], None]
+) -> threading.Thread:
+    """Says the second opinion when it is there. Nothing waits for it, and a failure is one line.
+
+    :param tell: is called once, from another thread, with the words and whether the accountants differ.
+    """
+    asked = {"steps": [list(step) for step in steps], "delta": delta, "charged": charged, "accountant": accountant}
+
+    def check() -> None:
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", __name__],
+                input=json.dumps(asked), capture_output=True, text=True, timeout=_TIMEOUT_S, start_new_session=True,
+            )  # fmt: skip
+            if ended.returncode != 0:
+                raise RuntimeError((ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1])
+            differs, words = json.loads(ended.stdout)
+        except (OSError, subprocess.SubprocessError, RuntimeError, ValueError) as failed:
+            tell(f"no second opinion from Opacus on the task's epsilon_server: {failed}", False)
+        else:
+            tell(f"epsilon_server of all rounds, a second opinion: {words}", differs)
+
+    thread = threading.Thread(target=check, name="second opinion", daemon=True)
+    thread.start()
+    return thread
+
+
+def _main() -> None:
+    os.nice(10)
+    asked = json.load(sys.stdin)
+    steps = [Step(*step) for step in asked.pop("steps")]
+    found = second_opinion(steps, **asked)
+    json.dump([found.differs, found.words], sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()
