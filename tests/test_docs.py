@@ -162,9 +162,8 @@ def test_the_brokers_files_say_what_the_kit_generates(tmp_path: Path) -> None:
     assert (EXAMPLES / "mosquitto.acl").read_text().strip() == mosquitto_acl().strip()
     generated = directives(mosquitto_config(host="::", port=8883, tls=None, acl_path=tmp_path))
     example = directives((EXAMPLES / "mosquitto.conf").read_text())
-    bounds = ("persistent_client_expiration", "memory_limit")
-    limits = [key for key in generated if key.startswith("max_") or key in bounds]
-    assert len(limits) == 7
+    limits = [key for key in generated if key.startswith("max_") or key == "memory_limit"]
+    assert len(limits) == 6
     assert {key: example[key] for key in limits} == {key: generated[key] for key in limits}
     bound = ("require_certificate", "use_identity_as_username", "use_username_as_clientid")
     assert [example[key] for key in bound] == ["true"] * 3

@@ -2,8 +2,7 @@
 
 A session that is not clean keeps all that is published for its board while that is away, and the broker keeps each
 message that is to be retained. With the configuration of 0.3.0 that was up to 256 MiB for each board, until the
-broker was started anew, also after the board was locked out. That a session ends by itself after an hour is shown for
-the other broker, which has the same line (`test_fill_the_brokers_memory.py`).
+broker was started anew, also after the board was locked out.
 """
 
 from __future__ import annotations

@@ -192,6 +192,7 @@ def test_the_configuration_bounds_memory_and_lets_only_loopback_in_unnamed(tmp_p
                  "acl_file acl", "crlfile revoked"):  # fmt: skip
         assert line in lines
     assert "allow_anonymous true" not in lines
+    assert not any(line.startswith("persistent_client_expiration") for line in lines), "Mosquitto 2.0.11 ends by it"
 
 
 def test_the_access_list_is_the_one_of_the_specification() -> None:
