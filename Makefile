@@ -17,8 +17,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo tools test test-fast test-arm test-card coverage chaos fuzz lint format types links docs clean
+.PHONY: help demo tools test test-fast test-arm test-card coverage chaos fuzz lint format types links docs hashes clean
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
@@ -60,7 +61,7 @@ test-card: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 14400 tests/arm/on_a_card.py
 
 fuzz: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+	$(PIP) --no-build-isolation -e '.[fuzz]'
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 lint: types
@@ -82,12 +83,24 @@ links: $(STAMP)
 docs: links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Whatever an index or a mirror sends is refused if it is not the file whose hash constraints.txt has. PyTorch alone is taken
+# as it comes: it has other files, and other packages of NVIDIA's, on other indexes (TORCH). It comes after its dependencies,
+# so that these are checked, and the build of hushfleet itself takes no setuptools but the one that was checked.
 # Of most packages a small part is imported, which Python then compiles by itself.
 $(STAMP): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[docs,test]'
+	$(PIP) --no-compile --no-deps --require-hashes -r constraints.txt
+	$(PIP) $(TORCH)
+	$(PIP) --no-compile --no-deps --no-build-isolation -e .
 	touch $@
+
+# For whoever changed a version in constraints.txt: the hashes of all files of each version, for all systems.
+hashes: $(STAMP)
+	mkdir -p build
+	sed -n 's/^\([^# ]*==[^ ]*\).*/\1/p' constraints.txt > build/pins.txt
+	$(PIP) uv
+	$(BIN)/uv pip compile --quiet --no-deps --universal --python-version 3.12 --generate-hashes --no-annotate \
+	    --custom-compile-command "make hashes" build/pins.txt --output-file constraints.txt
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov site build *.egg-info

@@ -39,10 +39,10 @@ from benchmarks.processes import ROOT
 BUDGET_S = 460.0
 """The rest of the eight minutes is for ends and starts."""
 END_WITHIN_S = 5.0
-TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout")
+TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 PEERS = ("flwr[simulation]==1.41.0", "pfl[pytorch]==0.6.0")  # as the extra `peers` of pyproject.toml
 TEST_WORDS = ("TORCH_DEVICES", "SUM_DEVICES", "torch.cuda")
-"""A test file with one of these, or beside such a conftest.py, has tests that run on CUDA; no other file is imported."""
+"""A test file with one of these, or with it in the conftest.py beside, has tests for CUDA; no other is imported."""
 SHARES_S = {"environment": 100.0, "tests": 80.0, "W3": 70.0, "W2": 60.0, "W1": 100.0, "profile": 50.0}
 
 
@@ -140,6 +140,7 @@ def run_tests(machine: Machine, limit_s: float) -> str | None:
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if _is_for_devices(path)]
     names = [str(path.relative_to(ROOT)) for path in files]
     options = ["-p", "no:cacheprovider", "-k", machine.options.device, f"--junit-xml={machine.out / 'tests.xml'}"]
+    options += ["-n", "4"] if machine.options.device == "cuda" else []
     return machine.run([machine.python, "-m", "pytest", *options, "--timeout", "60", *names], limit_s)
 
 

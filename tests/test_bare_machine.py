@@ -178,7 +178,7 @@ def test_without_the_tools_no_test_fails_and_one_line_says_what_to_type(tmp_path
     assert counted, last
     assert line.startswith(f"{counted[1]} tests were skipped, because this machine lacks ")
     assert int(counted[1]) >= 40
-    for name in ("chromium", "mkfs.vfat", "mosquitto", "mtools", "ssh", "sshd", "systemd"):
+    for name in ("chromium", "dosfstools", "mosquitto", "mtools", "ssh", "sshd", "systemd"):
         assert f" {name}" in line.partition(".")[0] + "."
     for package in ("dosfstools", "mosquitto", "mtools", "openssh-client", "openssh-server", "systemd"):
         assert package in line

@@ -185,10 +185,24 @@ def test_an_image_is_built_of_the_package_alone() -> None:
     assert let_in == {*BUILT_OF, "constraints.txt", "hushfleet", *NESTED}
 
 
+def constraints() -> str:
+    return (ROOT / "constraints.txt").read_text("utf-8")
+
+
+def test_every_pin_has_the_hashes_of_its_files() -> None:
+    """Else pip would refuse to install anything (tests/attacks/test_install_another_file_of_a_pinned_version.py)."""
+    hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})\b", constraints())
+    pins = re.findall(r"^[A-Za-z0-9._-]+==[^ ]+ \\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", constraints(), re.M)
+    lines = constraints().splitlines()
+    assert sum(pin.count("\n") for pin in pins) == len([line for line in lines if not line.startswith("#")])
+    assert len(pins) > 150
+    assert len(set(hashes)) == len(hashes) == constraints().count("--hash")
+
+
 def test_every_package_that_is_installed_for_the_tests_is_pinned() -> None:
     """But PyTorch, which is installed first (`TORCH` of the Makefile), with what it needs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    pinned = {canonicalize_name(line.partition("==")[0]) for line in (ROOT / "constraints.txt").read_text().split()}
+    pinned = {canonicalize_name(name) for name in re.findall(r"^([^# ]+)==", constraints(), re.M)}
     waiting = [Requirement("hushfleet[docs,test]")]
     seen = set[tuple[str, str]]()
     while waiting:

@@ -17,7 +17,7 @@ from hushfleet.aggregator.storage.store import FILE_NAME
 from hushfleet.errors import BadInput
 from hushfleet.simulator.run_folder import RunFolder, Simulation, go_on
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs("mosquitto")]
 
 DEVICES, ROUNDS = 6, 2
 SOMEONE = "device-3"

@@ -29,14 +29,14 @@ BOOKWORM = {
     "issue.txt": "Raspberry Pi reference 2025-05-13\n",
 }
 
-needs_mtools = pytest.mark.needs("mtools", "mkfs.vfat")
+needs_mtools = pytest.mark.needs("dosfstools", "mtools")
 
 
 def make_image(path: Path, files: Mapping[str, str] = TRIXIE, *, mib: int = 40, gpt: bool = False) -> Path:
     """One FAT partition from `START` on and an empty Linux partition of 1 MiB behind it."""
     fat, root = mib << 20, 1 << 20
     plain = path.with_suffix(".fat")
-    mkfs = find("mkfs.vfat")
+    mkfs = find("dosfstools")
     assert mkfs is not None
     run = partial(subprocess.run, check=True, capture_output=True)
     run([mkfs, "-n", "bootfs", "-i", "12345678", "-C", plain, str(fat >> 10)])

@@ -112,7 +112,7 @@ def work(function: Callable[[Any], Any], item: Any, expected: dict[str, str]) ->
     if unlike:
         raise BadInput(
             f"the Ray node {platform.node()} would not compute the same bits: it has {'; '.join(unlike)}. Install the "
-            "same versions on all nodes (pip install -c constraints.txt), or leave the node out of the cluster"
+            "same versions on all nodes (pip install --no-deps -r constraints.txt), or leave it out of the cluster"
         )
     path: Path | None = getattr(item, "path", None)
     if path is not None and not path.is_dir():

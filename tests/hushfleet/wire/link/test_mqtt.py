@@ -124,7 +124,6 @@ def test_after_unsubscribing_nothing_more_comes(broker: Broker, links: Links) ->
 CLIENT = """
 import sys, time
 from hushfleet.wire.link.mqtt import MqttLink
-from support.tools import BROKERS, need
 from hushfleet.wire.link.interface import Will
 link = MqttLink(sys.argv[1], client_id="victim", will=Will("victim/state", b"lost"))
 link.open()
