@@ -140,7 +140,7 @@ def run_tests(machine: Machine, limit_s: float) -> str | None:
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if _is_for_devices(path)]
     names = [str(path.relative_to(ROOT)) for path in files]
     options = ["-p", "no:cacheprovider", "-k", machine.options.device, f"--junit-xml={machine.out / 'tests.xml'}"]
-    options += ["-n", "4"] if machine.options.device == "cuda" else []
+    options += ["-n", "4"] if machine.options.device == "cuda" else ["-m", "not slow"]
     return machine.run([machine.python, "-m", "pytest", *options, "--timeout", "60", *names], limit_s)
 
 
@@ -154,7 +154,7 @@ def compare(name: str) -> Callable[[Machine, float], str | None]:
         runtime = "vmap" if machine.options.device == "cuda" else "native"
         words = ["--workloads", name, "--device", machine.options.device, "--runtimes", runtime, "--turns", "3"]
         if machine.options.short:
-            words += ["--shrink", "100", "--turns", "1"]
+            words += ["--shrink", "100", "--turns", "1", "--frameworks", "ours,plain,pfl,flower"]
         words += ["--peers-python", machine.peers_python, "--json", str(machine.out / f"{name}.json")]
         return machine.run([machine.python, "-m", "benchmarks.simulation", *words], limit_s)
 

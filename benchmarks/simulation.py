@@ -111,7 +111,9 @@ def measure(
     check: bool,
     keep: Callable[[list[Figures]], None] = lambda rows: None,
 ) -> list[Figures]:
-    """Each one's warm-up round, then `turns` turns in another order each time. What fails is left out from there on.
+    """Each one's warm-up round and first turn, then the other turns, in another order each time.
+
+    What fails is left out from there on.
 
     :param keep: is given all rows whenever one of them has changed.
     """
@@ -154,24 +156,29 @@ def measure(
                 child = stack.enter_context(future.result())
                 row["versions"] = child.ready
                 print(f"{each.label}: ready after {child.start_s:.0f} s", file=sys.stderr, flush=True)
+
+        def turn_of(row: Figures, child: Child) -> None:
+            began = time.monotonic()
+            answers = [round_of(row, child) for _ in range(workload.turn)]
+            row["rates"].append(_rate(answers))
+            if usage is not None:
+                busy.setdefault(row["label"], []).extend(usage.between(began, time.monotonic()))
+                row["gpu_busy"] = mean_or_none(busy[row["label"]])
+            print(f"{row['label']}: {row['rates'][-1]:,.0f} samples/s", file=sys.stderr, flush=True)
+
         for row, future in zip(rows, begun, strict=True):
             with noted(row):
                 warm_up = round_of(row, future.result())
                 alive.append((row, future.result()))
                 print(f"{row['label']}: warm after {warm_up['seconds']:.0f} s", file=sys.stderr, flush=True)
+                turn_of(row, future.result())  # now, so that a run that is interrupted has something of each
             keep(rows)
-        for turn in range(turns):
+        for turn in range(1, turns):
             first = turn % max(len(alive), 1)
             for row, child in alive[first:] + alive[:first]:
                 if row["failure"] is None:
                     with noted(row):
-                        began = time.monotonic()
-                        answers = [round_of(row, child) for _ in range(workload.turn)]
-                        row["rates"].append(_rate(answers))
-                        if usage is not None:
-                            busy.setdefault(row["label"], []).extend(usage.between(began, time.monotonic()))
-                            row["gpu_busy"] = mean_or_none(busy[row["label"]])
-                        print(f"{row['label']}: {row['rates'][-1]:,.0f} samples/s", file=sys.stderr, flush=True)
+                        turn_of(row, child)
                     keep(rows)
         for row, child in alive:
             if check and row["failure"] is None:

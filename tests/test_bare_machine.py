@@ -18,7 +18,6 @@ INSTALL = ROOT / "tests" / "install_tools.sh"
 NEEDY = (  # of each tool some tests, quick ones where it is there
     "tests/aggregator/broker/test_broker.py",
     "tests/aggregator/commands/test_flash.py",
-    "tests/aggregator/fleet/test_browser.py",
     "tests/aggregator/fleet/test_push.py",
     "tests/aggregator/fleet/test_units.py",
     "tests/attacks/test_use_the_enrolment_broker.py",
@@ -178,7 +177,7 @@ def test_without_the_tools_no_test_fails_and_one_line_says_what_to_type(tmp_path
     assert counted, last
     assert line.startswith(f"{counted[1]} tests were skipped, because this machine lacks ")
     assert int(counted[1]) >= 40
-    for name in ("chromium", "dosfstools", "mosquitto", "mtools", "ssh", "sshd", "systemd"):
+    for name in ("dosfstools", "mosquitto", "mtools", "ssh", "sshd", "systemd"):
         assert f" {name}" in line.partition(".")[0] + "."
     for package in ("dosfstools", "mosquitto", "mtools", "openssh-client", "openssh-server", "systemd"):
         assert package in line
