@@ -101,7 +101,7 @@ class BoardView:
 
     @property
     def is_above_limit(self) -> bool:
-        """Whether it has spent more than its card allows, which only its owner can have allowed; open rounds do not count."""
+        """Whether it has spent more than its card allows, which its owner alone can allow; open rounds do not count."""
         return self.spent is not None and self.limit is not None and self.spent > self.limit and not self.undecided
 
     @property

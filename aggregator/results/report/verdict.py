@@ -202,7 +202,7 @@ def own_head_answer(result: Result) -> str:
 
 
 def lifetime_answer(result: Result, headline: Headline) -> str:
-    """The privacy loss of devices in all, or where a person finds it; empty for simulations, which have one task each."""
+    """The privacy loss of devices in all, or where a person finds it; empty for simulations, which have one task."""
     if headline.lifetime is not None:
         return f"The board that has spent most stands at {lifetime_words(headline.lifetime)}."
     if result.engine != "field" or not result.privacy:
