@@ -226,7 +226,7 @@ wide = st.builds(
 )
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     history=st.lists(wide, min_size=1, max_size=2),
     delta=st.floats(math.log(1e-12), math.log(0.5)).map(math.exp),
