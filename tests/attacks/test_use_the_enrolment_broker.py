@@ -54,7 +54,8 @@ def test_what_a_stranger_writes_reaches_nobody(fleet: FleetFolder) -> None:
     for topic in (TOPICS.server, TOPICS.round, TOPICS.answer(VICTIM), TOPICS.msg(VICTIM), TOPICS.fleet(VICTIM)):
         link.publish(topic, b"forged")
     assert other.receive(0.5) is None
-    assert not isinstance(aggregator.receive(0.2), Delivery)
+    while (event := aggregator.receive(0.2)) is not None:  # the service clears what boards have had retained
+        assert not (isinstance(event, Delivery) and event.payload)
     for each in (aggregator, other, link):
         each.close()
 

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 from typer.testing import CliRunner
@@ -24,6 +23,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry, Knock
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.wire.format.topics import Topics
 from support.desk import TASK, make_folder
 
 KEY = bytes([7]) * 32
@@ -264,6 +264,14 @@ def test_boards_are_added_with_their_network_or_not_at_all(
     assert folder.wifi("home").read_bytes() == kept
 
 
+class Clearing(Service):
+    def __init__(self, topics: Topics) -> None:
+        self.topics, self.cleared = topics, list[str]()
+
+    def clear(self, topic: str) -> None:
+        self.cleared.append(topic)
+
+
 def test_who_was_locked_out_last_is_cut_off_first(
     folder: FleetFolder, registry: FleetRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -271,7 +279,7 @@ def test_who_was_locked_out_last_is_cut_off_first(
     registry.add(counted("a", 4, known=[], board="generic-x86"))
     for number in range(1, 5):
         registry.block(f"a-{number:02d}", "long ago")
-    part, service = LockOut(folder, registry), cast(Service, None)
+    part, service = LockOut(folder, registry), Clearing(Topics(folder.config.federation))
     caplog.set_level(logging.WARNING)
     part.advance(service, 0.0)
     part.advance(service, 10.0)
@@ -280,3 +288,4 @@ def test_who_was_locked_out_last_is_cut_off_first(
         part.advance(service, now)
     told = [each.getMessage().split()[1] for each in caplog.records if "still connected" in each.getMessage()]
     assert told == ["a-01", "a-02", OTHER]
+    assert [service.topics.state(device) in service.cleared for device in told] == [True] * 3
