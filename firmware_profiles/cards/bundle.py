@@ -1,6 +1,6 @@
 """Builds a release: the client and the wheels that it needs, for one Python and one architecture, signed.
 
-The wheels are fetched once by pip, as binaries of the same versions as are installed here, and kept. Our own part is
+The wheels are fetched once by pip, and kept: those whose SHA-256 stand in `wheels.txt`, and no others. Our own part is
 copied from this installation. What a board does not import is left out (`trimming`).
 """
 
@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
-from importlib.metadata import distribution, distributions
+from collections.abc import Collection, Mapping, Sequence
+from importlib import resources
+from importlib.metadata import distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import hushfleet
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
@@ -39,11 +38,8 @@ _OURS = {  # and what of each stays here; the folders of a checkout are below `h
     "hushfleet.edge_client": ("cli.py",),
     "hushfleet.firmware_profiles": ("cli.py", "cards"),
 }
-# The last versions for a Python that this installation's own are too new for; what these need is here or not imported.
-_LAST = {"3.10": {"numpy": "2.2.6", "onnxruntime": "1.23.2", "pillow": "12.3.0", "tomli": "2.5.0"}}
-_UNUSED = ("flatbuffers", "packaging", "protobuf", "pycparser")  # asked for by parts that `trimming` leaves out
+_PINS = resources.files("hushfleet.firmware_profiles.cards") / "wheels.txt"
 _DATA = (".py", ".toml", ".typed")
-_HASHES = "wheels.json"
 _START = "import sys\n\nfrom hushfleet.edge_client.__main__ import main\n\nsys.exit(main())\n"
 
 
@@ -67,7 +63,8 @@ def build(
     :param key: signs it; None: nobody does yet.
     :param wheels: a folder with the wheels, where no index can be reached.
     :param system: whether it renews `slots.pyz` and the units of boards, too.
-    Raises `BadInput` where wheels are missing.
+
+    Raises `BadInput` where wheels are missing, or are others than `wheels.txt` names.
     """
     if python not in PYTHONS or arch not in ARCHITECTURES:
         offered = f"{', '.join(PYTHONS)} and {', '.join(ARCHITECTURES)}"
@@ -97,69 +94,72 @@ def build(
         )
 
 
-def fetch_wheels(python: str, arch: str, *, source: Path | None = None) -> list[Path]:
-    """The wheels of a board's packages, with the versions that are installed here, or `_LAST`; kept, with their hashes.
+def pinned_wheels(python: str) -> dict[str, list[str]]:
+    """What `wheels.txt` has for this Python: `numpy==2.4.6` -> SHA-256 of each wheel of it that may be taken."""
+    pinned = {}
+    for line in _PINS.read_text("utf-8").replace("\\\n", " ").splitlines():
+        need, *hashes = re.split(r"\s+--hash=sha256:", line)
+        if hashes:
+            wanted = Requirement(need)
+            if wanted.marker is None or wanted.marker.evaluate({"python_version": python}):
+                pinned[f"{wanted.name}{wanted.specifier}"] = hashes
+    return pinned
 
-    :param source: a folder that has them; None: the cache, or pip's index. Raises `BadInput` where some are missing.
+
+def pip_target(python: str, arch: str) -> list[str]:
+    """Options by which pip chooses wheels for a board in place of this machine."""
+    platforms = [f"--platform=manylinux{glibc}_{arch}" for glibc in _GLIBC]
+    return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
+
+
+def fetch_wheels(python: str, arch: str, *, source: Path | None = None) -> list[Path]:
+    """The wheels of a board's packages, as `wheels.txt` pins them; kept.
+
+    :param source: a folder that has them; None: the cache, or pip's index.
+
+    Raises `BadInput` where some are missing, or have another SHA-256.
     """
-    wanted = _requirements(python, arch)
-    target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
-    target += [f"--platform=manylinux{glibc}_{arch}" for glibc in _GLIBC]
-    digest = hashlib.sha256("\n".join(target + wanted).encode()).hexdigest()[:16]
+    target, pinned = pip_target(python, arch), pinned_wheels(python)
+    lines = [" --hash=sha256:".join([need, *hashes]) for need, hashes in pinned.items()]
+    digest = hashlib.sha256("\n".join(target + lines).encode()).hexdigest()[:16]
     kept = user_cache_dir() / "wheels" / digest
-    if source is None and (whole := _whole(kept)):
+    if source is None and (whole := _whole(kept, pinned)):
         return whole
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as name:
-        fetched = Path(name) / "wheels"
+        fetched, wanted = Path(name) / "wheels", Path(name) / "wanted.txt"
+        wanted.write_text("\n".join(lines))
         local = [] if source is None else ["--no-index", f"--find-links={source}"]
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        done = subprocess.run([*pip, *target, *local, f"--dest={fetched}", *wanted], capture_output=True, text=True)
+        command = [*pip, *target, *local, f"--dest={fetched}", "--require-hashes", f"--requirement={wanted}"]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
-            reason = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["pip failed"]
             raise BadInput(
-                f"the wheels for Python {python} on {arch} cannot be had: {reason[-1].removeprefix('ERROR: ')}. Where "
-                f"no package index is reached, fetch them elsewhere and name their folder with --wheels: pip download "
-                f"--no-deps {' '.join(target)} {' '.join(wanted)}"
+                f"the wheels for Python {python} on {arch} cannot be had: {_reason(done.stderr)}. Where no package "
+                "index is reached, fetch them elsewhere and name their folder with --wheels: pip download --no-deps "
+                f"{' '.join(target)} {' '.join(pinned)}"
             )
-        hashes = {wheel.name: hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in fetched.glob("*.whl")}
-        (fetched / _HASHES).write_text(json.dumps(hashes, sort_keys=True))
         shutil.rmtree(kept, ignore_errors=True)
         fetched.rename(kept)
     return sorted(kept.glob("*.whl"))
 
 
-def _whole(folder: Path) -> list[Path]:
+def _reason(errors: str) -> str:
+    """The last error that pip names."""
+    changed = re.search(r"/([^/\s]+\.whl) .*Expected sha256.*Got\s+([0-9a-f]{64})", errors, re.DOTALL)
+    if changed:
+        name, digest = changed.groups()
+        return f"{name} has the SHA-256 {digest}, which wheels.txt does not name: it was changed, or is another build"
+    named = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
+    return named[-1] if named else "pip failed"
+
+
+def _whole(folder: Path, pinned: Mapping[str, Collection[str]]) -> list[Path]:
     """The wheels in a folder of the cache; none where one is missing or damaged."""
-    try:
-        hashes = json.loads((folder / _HASHES).read_text())
-        wheels = {folder / name: digest for name, digest in hashes.items()}
-        damaged = any(hashlib.sha256(path.read_bytes()).hexdigest() != digest for path, digest in wheels.items())
-    except (OSError, ValueError):
-        return []
-    return [] if damaged else sorted(wheels)
-
-
-def _requirements(python: str, arch: str) -> list[str]:
-    """What `hushfleet[edge]` needs of other packages, and what they need, pinned: `numpy==2.4.6`, ..."""
-    last = _LAST.get(python, {})
-    system = {"python_version": python, "python_full_version": f"{python}.0", "platform_machine": arch}
-    found: dict[str, str] = {}
-    todo = [("hushfleet", "edge")]
-    while todo:
-        package, extra = todo.pop()
-        for line in distribution(package).requires or ():
-            need = Requirement(line)
-            name = canonicalize_name(need.name)
-            wanted = need.marker is None or need.marker.evaluate({**system, "extra": extra})
-            if not wanted or name in found or name in _UNUSED:
-                continue
-            if name in last:
-                found[name] = last[name]
-            else:
-                found[name] = distribution(name).version
-                todo.append((name, ""))
-    return sorted(f"{name}=={version}" for name, version in found.items())
+    allowed = {digest for hashes in pinned.values() for digest in hashes}
+    wheels = sorted(folder.glob("*.whl"))
+    sound = all(hashlib.sha256(wheel.read_bytes()).hexdigest() in allowed for wheel in wheels)
+    return wheels if sound and len(wheels) == len(pinned) else []
 
 
 def _unpack_wheel(wheel: Path, folder: Path) -> str:

@@ -9,6 +9,7 @@ attributes of later forms into memory whole, of whatever size they are.
 from __future__ import annotations
 
 import compileall
+import contextlib
 import hashlib
 import io
 import itertools
@@ -193,7 +194,7 @@ def place(source: Path, releases: Path, *, trust: Trust | None) -> Manifest:
         check_payload(file, manifest)
         whole, part = releases / manifest.version, releases / f".{manifest.version}.part"
         if whole.is_dir():
-            if json.loads((whole / MANIFEST_NAME).read_bytes())["payload_sha256"] != manifest.payload_sha256:
+            if not _has_payload(whole, manifest.payload_sha256):
                 raise BadInput(f"another release {manifest.version} is installed; give this one another version")
             return manifest
         if shutil.disk_usage(releases).free < 2 * manifest.unpacked_bytes:  # the caches are smaller than the files
@@ -206,6 +207,13 @@ def place(source: Path, releases: Path, *, trust: Trust | None) -> Manifest:
     part.rename(whole)
     sync_folder(releases)
     return manifest
+
+
+def _has_payload(whole: Path, digest: str) -> bool:
+    """Whether the folder of a release was unpacked from the payload with this SHA-256."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        return bool(json.loads((whole / MANIFEST_NAME).read_bytes())["payload_sha256"] == digest)
+    return False
 
 
 def _copy(theirs: BinaryIO, ours: BinaryIO) -> None:

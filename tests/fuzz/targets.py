@@ -346,7 +346,7 @@ WIRE, FILES, STORES = (WireError,), (BadInput,), (StoreError, LedgerError)
 def _release() -> tuple[SignedManifest, bytes]:
     """The head of a release, and its payload before compression: an archive of a folder with two files."""
     archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in (("a", None), ("a/b.py", b"b = 1\n"), ("c.txt", bytes(600))):
             entry = tarfile.TarInfo(name)
             if content is None:

@@ -28,8 +28,9 @@ def _bundle(
 ) -> None:  # fmt: skip
     """Build a release of the software that is installed here, for cards and for roll-outs. A minute or two.
 
-    Other packages come from pip's index, with the versions that are installed here, and are kept. The release is signed
-    by `release.key` where that is in DIR. Where it lies on another machine, or more than one key must sign:
+    Other packages come from pip's index, with the versions and SHA-256 that this software knows of them, and are kept.
+    The release is signed by `release.key` where that is in DIR. Where it lies on another machine, or more than one key
+    must sign:
 
     1. here: `hushfleet fleet bundle greenhouse --version 0.3.1`
 
@@ -63,6 +64,8 @@ def _bundle(
             print(f"built {out}, {out.stat().st_size / 1e6:.1f} MB; {error}.\n{words_of_signing(folder, out)}")
             return
         out.unlink()
+    for name, digest in sorted(release.manifest.wheels.items()):
+        print(f"sha256:{digest}  {name}")
     print(
         f"built {release.file}, {release.size / 1e6:.1f} MB: new cards get it\n"
         f"next, for boards that run: hushfleet fleet rollout {path} --to {release.version}"

@@ -158,7 +158,8 @@ class ReleaseOffer(Checked):
 
     :param manifest: the head of the release, with the signature of the release key (`hushfleet.release`).
     :param digest, size: of the whole release file, whose chunks the fleet service serves.
-    :param attempt: a board tries each attempt at a release once; a higher one says that it should try again.
+    :param attempt: a board takes each attempt once, and no lower one after it; a higher one says that it should try
+        again.
     """
 
     device: Name

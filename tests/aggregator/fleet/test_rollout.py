@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.fleet import rollout as rollout_module
-from hushfleet.aggregator.fleet.cards import Target, release_for
+from hushfleet.aggregator.fleet.cards import Target, build_release, release_for
 from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release, releases
@@ -34,6 +35,7 @@ from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.config.schema import pack
 from hushfleet.errors import BadInput, BadSignature, Malformed
+from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.release import pack as pack_release
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
 from hushfleet.wire.format.identity import Identity
@@ -129,6 +131,24 @@ def test_the_newest_release_is_the_one_with_the_highest_numbers(desk: Desk, tmp_
     newest = release_for(desk.registry, Target("3.13", "aarch64"))
     assert newest is not None
     assert newest.version == "2.10.0"
+
+
+def test_a_permission_to_go_back_has_a_higher_number_than_all_before(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "fetch_wheels", lambda *_, **__: [])
+    target = Target("3.13", "aarch64")
+    ordinary = build_release(desk.folder, desk.registry, target, version="3.0").manifest
+    assert (ordinary.downgrade_from, ordinary.downgrade_serial) == ((), 0)
+    serials = []
+    for version, now in (("2.0.1", NOW), ("2.0.2", NOW), ("2.0.3", NOW - 1000), ("2.0.4", NOW + 1000)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)  # also by a clock that was put back
+        made = build_release(
+            desk.folder, desk.registry, target, version=version, downgrade_from=["3.0", "3.1"]
+        ).manifest
+        assert made.downgrade_from == ("3.0", "3.1")
+        serials.append(made.downgrade_serial)
+    assert serials == [NOW, NOW + 1, NOW + 2, NOW + 1000]
 
 
 def test_a_board_that_knows_a_later_roll_out_than_the_registry_is_no_riddle(desk: Desk) -> None:
