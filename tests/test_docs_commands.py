@@ -185,7 +185,10 @@ def check(command: str, folder: Path = ROOT) -> None:
     """Raises an error if the command does not parse; the files that it names are made, empty, where we are."""
     words = words_of(command)
     for word in words[1:]:
-        if re.fullmatch(r"[^.]\S*\.(pem|key|toml|csv|hfr|pub|json)", word) and not Path(word).is_absolute():
+        if (
+            re.fullmatch(r"[^.]\S*\.(pem|key|toml|csv|hfr|pub|json|signed|unsigned)", word)
+            and not Path(word).is_absolute()
+        ):
             Path(word).parent.mkdir(parents=True, exist_ok=True)
             Path(word).touch()
     program = Path(words[0]).name

@@ -137,7 +137,8 @@ def register(app: typer.Typer) -> None:
             def connect(will: Will) -> Link:
                 return MqttLink(address, client_id=key.client_id(f"aggregator-{federation}"), will=will)
 
-            roster_file = RosterFile(of_fleet.roster if of_fleet else roster) if of_fleet or roster else None
+            listed_in = of_fleet.roster if of_fleet else roster
+            roster_file = None if listed_in is None else RosterFile(listed_in)
             facts, secure = sum_facts_of(store, of_fleet, roster_file), engine.spec.privacy.secure
             if secure is not None:
                 said = server_sees(facts, min_devices=secure.min_devices)

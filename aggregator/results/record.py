@@ -31,9 +31,12 @@ from hushfleet.aggregator.results.result import (
 )
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.spec import SecureSpec, WireSpec
+from hushfleet.config.spec import SecureSpec, TaskSpec, WireSpec
+from hushfleet.errors import OtherVersion
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.terms import TRUST
+from hushfleet.secure.roster import Roster
+from hushfleet.secure.secure_round import assumption
 
 EVENTS_NAME = "events.jsonl"
 
@@ -98,6 +101,7 @@ def record(
         accounting=spec.privacy.accounting,
         trust=TRUST[spec.privacy.accounting],
         sums=_sums_info(spec.privacy.secure, sums),
+        assumption=_assumption(spec, store),
         accountant=accountant,
         clip_norm=spec.privacy.clip_norm,
         noise_multiplier=noise_multiplier,
@@ -154,3 +158,16 @@ def _wire_info(wire: WireSpec, *, noised: bool) -> WireInfo:
 
 def _column(table: dict[str, PrivacyRow], names: list[str], field: str) -> list[float | None]:
     return [getattr(table[name], field) if name in table else 0.0 for name in names]
+
+
+def _assumption(spec: TaskSpec, store: AggregatorStore) -> str | None:
+    """None without secure sums, before the first of them, and where the run began with another version's roster."""
+    data = store.get("roster")
+    if spec.privacy.secure is None or data is None:
+        return None
+    try:
+        roster = Roster.from_bytes(data)
+    except OtherVersion:
+        return None
+    name = roster.name if roster.signature else None
+    return assumption(spec.privacy.secure, devices=len(roster.devices), roster=name)

@@ -274,6 +274,7 @@ class Result(JsonRecord):
     accounting: Accounting
     trust: Trust | None = None  # files of earlier versions do not say it
     sums: SumsInfo | None = None  # likewise; None also where there are no secure sums
+    assumption: str | None = None  # of secure sums: what must be true of the fleet, by the newest roster
     accountant: Accountant = "rdp"  # what files without it were made with
     clip_norm: Annotated[Number, Field(gt=0)]
     noise_multiplier: Annotated[float, Field(ge=0)]

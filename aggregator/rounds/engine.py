@@ -27,7 +27,7 @@ from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
 from hushfleet.aggregator.rounds.progress import Progress
 from hushfleet.aggregator.rounds.round_sum import commit
-from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of
+from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of, stored_roster
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.rounds.unmasking import Unmasking
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
@@ -37,6 +37,7 @@ from hushfleet.errors import BadInput, StoreError, StoreFull, WireError
 from hushfleet.methods.state import RoundTerms
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
+from hushfleet.secure.secure_round import check_signed_limits
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 from hushfleet.wire.format.update import SIGNED, UpdateFormat
 
@@ -219,6 +220,8 @@ class RoundEngine:
         return cohort != plan.cohort
 
     def _open_secure(self, number: int, roster: Roster) -> None:
+        if (spec := self.spec.privacy.secure) is not None:
+            check_signed_limits(spec, roster)  # no draw mends that
         data, wanted = roster.to_bytes(), self._rules.cohort_size
         secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
         self.roster = data
@@ -429,7 +432,7 @@ class RoundEngine:
             return PlainSum(plan, half, checks=self.checks, store=self.store, rules=self._rules, device=self._device)
         if self.roster is None:
             raise StoreError(f"the roster of round {plan.round} is not in the store")
-        roster = Roster.from_bytes(self.roster)
+        roster = stored_roster(self.roster)
         return SecureSum(plan, half, spec, roster, checks=self.checks, store=self.store, masked=self._masked)
 
     def _begin(self, plan: RoundPlan) -> None:

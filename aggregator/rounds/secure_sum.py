@@ -20,7 +20,7 @@ from hushfleet.aggregator.rounds.round_sum import Answers, Sound
 from hushfleet.aggregator.rounds.server_half import ServerHalf
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.config.spec import SecureSpec
-from hushfleet.errors import BadInput, BadSignature, StoreError, WireError
+from hushfleet.errors import BadInput, BadSignature, OtherVersion, StoreError, WireError
 from hushfleet.methods.state import RoundTerms
 from hushfleet.secure.field import add_into, from_bytes
 from hushfleet.secure.masking import Masked
@@ -262,3 +262,14 @@ def roster_of(store: AggregatorStore, *, excluded: Collection[str] = ()) -> Rost
     if not keys:
         raise BadInput("no device is known, so a secure sum has no roster")
     return Roster.of(keys)
+
+
+def stored_roster(data: bytes) -> Roster:
+    """Of the open round. Raises `StoreError` for one that an earlier version has stored."""
+    try:
+        return Roster.from_bytes(data)
+    except OtherVersion as error:
+        raise StoreError(
+            "an earlier version of Hushfleet has opened a round of this run, with a roster that boards take no more: "
+            "let that version close the round, or begin another run"
+        ) from error

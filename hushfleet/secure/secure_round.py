@@ -35,7 +35,7 @@ class SecureRound:
             raise BadInput(f"the plan of round {plan.round} has no secure sum")
         self.spec, self.roster, self.size = spec, roster, size
         self.prime = PRIMES[spec.bits]
-        _check_signed_limits(spec, roster)
+        check_signed_limits(spec, roster)
         if plan.round > MAX_SECURE_ROUNDS:
             raise BadInput(
                 f"round {plan.round}: with secure sums no round above {MAX_SECURE_ROUNDS} is taken, since each is a "
@@ -77,11 +77,6 @@ class SecureRound:
             raise BadInput(f"no committee of {self.rule.members} devices stands {self.rule.corrupt} corrupt members")
         self.committee: list[int] = roster.committee(self.cohort, seed=seed, size=self.rule.members)
         self._places = {roster.devices[index]: index for index in self.cohort}
-
-    @property
-    def assumption(self) -> str:
-        """What has to be true of the fleet, in words."""
-        return assumption(self.spec, devices=len(self.roster.devices), roster=self.roster.name)
 
     @property
     def devices(self) -> list[str]:
@@ -157,17 +152,25 @@ class SecureRound:
         return b"%s device %d member %d" % (self.context, device, member)
 
 
-def assumption(spec: SecureSpec, *, devices: int, roster: str) -> str:
-    """What a task's secure sums count on, in words: of how many devices in the roster of this name."""
+def assumption(spec: SecureSpec, *, devices: int, roster: str | None) -> str:
+    """What a task's secure sums rest on, in words.
+
+    :param devices: in the roster.
+    :param roster: its name; None for one that no operator has signed.
+    """
     honest = devices - corrupt_devices(devices, honest_fraction=spec.honest_fraction)
-    return (
-        f"protected as long as at least {honest} of {devices} boards of {roster} are honest; no sum of fewer than "
-        f"{spec.min_devices} is opened"
-    )
+    if roster is None:
+        of = f"{devices} boards are honest, and the server keeps to the protocol: no operator has signed who they are"
+    else:
+        of = f"{devices} boards of {roster} are honest"
+    return f"protected as long as at least {honest} of {of}; no sum of fewer than {spec.min_devices} is opened"
 
 
-def _check_signed_limits(spec: SecureSpec, roster: Roster) -> None:
-    """The aggregator writes the task; what it may count on is the operator's word, where an operator has signed."""
+def check_signed_limits(spec: SecureSpec, roster: Roster) -> None:
+    """The aggregator writes the task; what it may count on is the operator's word, where an operator has signed.
+
+    Raises `BadInput` for a task that goes beyond it.
+    """
     if not roster.signature:
         return
     if spec.honest_fraction > roster.honest_fraction:

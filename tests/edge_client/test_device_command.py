@@ -23,6 +23,7 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.graphs.session import GradientGraph
+from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
 from support.edge import DEVICE, Bench, Package
@@ -135,15 +136,36 @@ def test_status_names_the_trust_model(
 ) -> None:
     allowed = replace(config, limits=replace(config.limits, accounting="secure", min_devices=8))
     bench = make_bench(package=with_secure_sums(package), config=allowed)
-    SecureFleet(bench).open_round(1)
+    fleet = SecureFleet(bench)
+    fleet.open_round(1)
     bench.until(lambda: bench.entry_status(1) == "acked")
     assert main(["status", str(device_toml), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["trust"], report["trust_allowed"]) == ("secure-sum", "local")
+    assert "only as long as the aggregator follows the protocol" in report["assumption"]
     assert main(["status", str(device_toml)]) == 0
     text = capsys.readouterr().out
     assert "against whoever sees the sums that it is in" in text
     assert "secure-sum, in digits-test: sums of 8 devices or more, with the noise of 7 honest ones" in text
+
+
+def test_status_says_what_secure_sums_rest_on(
+    make_bench: MakeBench, package: Package, config: DeviceConfig, device_toml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = Identity.generate()
+    signed_by = replace(config.device, roster_key=operator.public_key.hex())
+    limits = replace(config.limits, accounting="secure", min_devices=8)
+    bench = make_bench(package=with_secure_sums(package), config=replace(config, limits=limits, device=signed_by))
+    fleet = SecureFleet(bench, operator=operator)
+    text = device_toml.read_text()
+    device_toml.write_text(text.replace("[device]", f'[device]\nroster_key = "{signed_by.roster_key}"'))
+    fleet.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    main(["status", str(device_toml)])
+    assert (
+        f"sums       protected as long as at least 11 of 12 boards of {fleet.roster.name} are honest; no sum of fewer "
+        "than 8 is opened"
+    ) in capsys.readouterr().out
 
 
 def test_predict_uses_the_devices_own_model(

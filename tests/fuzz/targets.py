@@ -173,7 +173,7 @@ def _answers() -> list[bytes]:
 
 def _rosters() -> list[bytes]:
     roster = Roster.of({f"pi-{number}": bytes([number] * 32) for number in range(3)})
-    return [roster.to_bytes(), roster.signed(KEY).to_bytes()]
+    return [roster.to_bytes(), roster.signed(KEY, at=1e9, nonce=bytes(range(32))).to_bytes()]
 
 
 def _frames() -> list[bytes]:

@@ -72,7 +72,7 @@ def _init(
 
     Secure sums protect boards against whoever runs the server only if he does not hold the operator's key. So make it on
     another machine (`hushfleet devices roster-key operator.key`), and give its public half here. Each change of the
-    boards is then signed there: `hushfleet fleet roster --help`.
+    boards is then signed there: `hushfleet fleet roster`.
 
     Examples:
 

@@ -22,7 +22,7 @@ def register(fleet: typer.Typer) -> None:
         help="""Have the list of boards for secure sums signed on another machine, where the operator's key is.
 
         Whoever has both the fleet's folder and the operator's key can put boards of his own into the list, and read what
-        single boards send. So keep the key elsewhere (`hushfleet fleet init --operator-key`), with somebody else.
+        single boards send. So keep the key elsewhere, with somebody else (`--operator-key` of `hushfleet fleet init`).
         After boards were added, locked out or given new cards:
 
         1. here: `hushfleet fleet roster export greenhouse --out roster.unsigned`

@@ -35,6 +35,7 @@ from hushfleet.aggregator.results.report.verdict import (
     MODERATE_EPSILON,
     STRONG_EPSILON,
     Headline,
+    seen_by_server,
 )
 from hushfleet.aggregator.results.report.words import codec, from_to, number, points, size
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WirePoint
@@ -257,6 +258,8 @@ def _privacy_facts(result: Result, headline: Headline) -> PagePart:
             ("clip norm", number(result.clip_norm)),
             ("noise multiplier", number(result.noise_multiplier)),
             ("trust", TRUST[result.accounting]),
+            *([("secure sums", result.assumption)] if result.assumption else []),
+            *([("the server", seen_by_server(result.sums))] if result.sums else []),
             ("accounting", result.accounting),
             *(
                 [("values of sums that may have wrapped around", _wraps(result))]

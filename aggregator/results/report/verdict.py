@@ -189,10 +189,11 @@ def trust_answer(result: Result) -> str:
     """Who must be trusted for epsilon_server to hold."""
     trust = result.trust or TRUST[result.accounting]
     words = f"Trust model {trust}: {_TRUSTS[trust]}."
-    return f"{words} {_server_sees(result.sums)}" if trust == "secure-sum" else words
+    return f"{words} {seen_by_server(result.sums)}" if trust == "secure-sum" else words
 
 
-def _server_sees(sums: SumsInfo | None) -> str:
+def seen_by_server(sums: SumsInfo | None) -> str:
+    """The sentence of `server_sees` for a run with secure sums."""
     if sums is None:
         return server_sees(None)
     return server_sees(SumFacts(sums.roster_by, sums.keys_in_folder), min_devices=sums.min_devices)

@@ -86,6 +86,7 @@ def test_a_task_of_secure_sums_is_completed() -> None:
         ({"privacy": {"honest_fraction": 0.05}}, "may have no honest one"),
         ({"round": {"min_updates": 101}}, "a round has 100 devices"),
         ({"method": {"name": "fedglp-adp"}}, "a mask of its own"),
+        ({"round": {"rounds": 10_001}}, "with secure sums 10000 at most"),
     ],
 )
 def test_what_does_not_go_with_secure_sums(sections: dict[str, Any], reason: str) -> None:

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.aggregator.fleet.device_file import device_toml
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.members import counted, from_csv
+from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput
@@ -160,3 +161,41 @@ def test_device_toml_is_read_by_the_board_and_allows_what_the_task_asks(tmp_path
     assert config.fleet is not None
     assert config.roster_key == bytes.fromhex(config.fleet.operator_key)
     assert config.server_key is not None
+
+
+def small_sums(honest_fraction: float) -> str:
+    words = f'[privacy]\naccounting = "secure"\nhonest_fraction = {honest_fraction}'
+    return TASK.replace("[privacy]", words)
+
+
+def test_a_card_says_what_secure_sums_may_count_on(tmp_path: Path) -> None:
+    """A board that lacks it would take the same."""
+    folder = make_folder(tmp_path / "plant")
+    with FleetRegistry(folder.path) as registry:
+        board = registry.needed("greenhouse-01")
+    limits = tomllib.loads(device_toml(folder, board))["limits"]
+    assert (limits["honest_fraction"], limits["min_devices"]) == (0.9, 10)
+    file = folder.path / FILE_NAME
+    file.write_text(file.read_text().replace("honest_fraction = 0.9", "honest_fraction = 0.75"))
+    assert tomllib.loads(device_toml(FleetFolder(folder.path), board))["limits"]["honest_fraction"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "opens sums of 2 boards, and boards of this fleet are in none of fewer than 10"),
+        (("--min-devices", 2, "--honest-fraction", 0.8), "honest_fraction = 0.9 of the boards, and this fleet on 0.8"),
+    ],
+)
+def test_a_task_that_counts_on_more_than_the_fleet_is_refused(tmp_path: Path, words: Any, said: str) -> None:
+    file = tmp_path / "task.toml"
+    file.write_text(small_sums(0.9))
+    with pytest.raises(BadInput, match=said):
+        run("init", tmp_path / "plant", "--broker-name", "b.example", "--task", file, *words)
+    assert not (tmp_path / "plant").exists()
+    run("init", tmp_path / "plant", "--broker-name", "b.example", "--task", file, "--min-devices", 2)
+    sums = FleetFolder(tmp_path / "plant").config.secure_sums
+    assert (sums.honest_fraction, sums.min_devices) == (0.9, 2)
+    file.write_text(small_sums(1.0).replace('name = "', 'name = "next-', 1))
+    with pytest.raises(BadInput, match="honest_fraction = 1 of the boards"):
+        set_task(FleetFolder(tmp_path / "plant"), file)

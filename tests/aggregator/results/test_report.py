@@ -156,6 +156,13 @@ def test_values_of_secure_sums_that_may_have_wrapped_are_told() -> None:
     assert told not in Page(render_report(sample())).sections["privacy"]
 
 
+def test_what_secure_sums_rest_on_is_told() -> None:
+    words = "protected as long as at least 90 of 100 boards of roster 7 of 2026-11-26 are honest"
+    secure = sample().model_copy(update={"accounting": "secure", "trust": "secure-sum", "assumption": words})
+    assert f"secure sums\n{words}\n" in Page(render_report(secure)).sections["privacy"]
+    assert "secure sums\n" not in Page(render_report(sample())).sections["privacy"]
+
+
 @pytest.mark.parametrize(
     ("codec", "step", "unit", "told"),
     [

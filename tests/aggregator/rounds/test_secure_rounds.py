@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 
-from hushfleet.errors import StoreFull
+from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.secure.field import PRIMES, add_into
+from hushfleet.secure.roster import RosterContent
+from hushfleet.wire.format.identity import Identity
 from support.secure import SecureFleet
 
 Make = Callable[..., SecureFleet]
@@ -303,3 +306,31 @@ def test_a_draw_of_too_few_devices_is_given_up_at_once(make: Make) -> None:
     assert fleet.engine.should_close(fleet.now)
     assert fleet.engine.close().participants == 0
     assert (fleet.engine.closed_rounds, fleet.engine.global_digest) == (number, before)
+
+
+@pytest.mark.parametrize("cohort_size", [None, 20])
+def test_a_task_that_goes_beyond_what_the_operator_signed_is_not_opened(make: Make, cohort_size: int | None) -> None:
+    """Nor given up round after round, as a draw of too few is."""
+    fleet = make(devices=40, min_devices=8, **({} if cohort_size is None else {"cohort_size": cohort_size}))
+    keys = {name: each.public_key for name, each in fleet.identities.items()}
+    operator = Identity.generate()
+    for limits, why in (
+        ({"honest_fraction": 0.9, "min_devices": 8}, "of 1 of the devices to be honest; the operator has signed 0.9"),
+        ({"honest_fraction": 1.0, "min_devices": 9}, "sums of 8 devices; the operator has signed 9 or more in roster"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            fleet.engine.open_round((), roster=RosterContent.of(keys, **limits).signed(operator))
+        assert fleet.engine.plan is None
+    signed = RosterContent.of(keys, honest_fraction=1.0, min_devices=8).signed(operator)
+    assert fleet.engine.open_round((), roster=signed).round == 1
+
+
+def test_a_round_that_an_earlier_version_has_opened_is_refused_in_words(make: Make) -> None:
+    fleet = make()
+    fleet.engine.open_round(())
+    assert fleet.engine.roster is not None
+    fields = msgspec.msgpack.decode(fleet.engine.roster)
+    old = msgspec.msgpack.encode({name: fields[name] for name in ("devices", "keys", "signature")})
+    fleet.store.put("roster", old)
+    with pytest.raises(StoreError, match="an earlier version of Hushfleet has opened a round of this run"):
+        fleet.restart()

@@ -19,6 +19,7 @@ from hushfleet.config.spec import (
     DropoutSpec,
     ModelSpec,
     PrivacySpec,
+    SecureSpec,
     TaskSpec,
     WireSpec,
 )
@@ -75,6 +76,11 @@ def test_privacy_without_noise_needs_no_bound_but_noise_does() -> None:
 
 def test_values_at_the_edge_of_their_ranges_are_accepted() -> None:
     assert replace(SPEC, rounds=1_000_000, memory_mib=0).rounds == 1_000_000
+    secure = replace(SPEC.privacy, accounting="secure", clip_norm=1.0, noise_split=1, secure=SecureSpec(16, 2, 2))
+    summed = replace(SPEC, privacy=secure, wire=WireSpec(codec="masked"), rounds=10_000)
+    assert summed.rounds == 10_000
+    with pytest.raises(ValueError, match="rounds = 10001: must be at most 10000"):
+        replace(summed, rounds=10_001)
     assert WireSpec(step=16.0, relative_step=1.0, chunk_bytes=1024).step == 16.0
     assert WireSpec(chunk_bytes=1 << 19).chunk_bytes == 1 << 19
     assert replace(SPEC.model, gradient=BlobRef(bytes(32), MAX_GRAPH_BYTES)).gradient.size == MAX_GRAPH_BYTES
