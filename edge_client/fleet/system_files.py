@@ -65,6 +65,8 @@ def renew(root: Path, version: str, *, units: Path) -> bool:
 
 def _rehearsed(root: Path, source: Path) -> str:
     """Runs the new `slots.pyz` on this board's state, in a folder of its own: why it must not be taken, else empty."""
+    for left in root.glob(".rehearsal-*"):  # by a power cut
+        shutil.rmtree(left, ignore_errors=True)
     try:
         state = json.loads((root / "slots.json").read_text("utf-8"))
         with tempfile.TemporaryDirectory(dir=root, prefix=".rehearsal-") as name:

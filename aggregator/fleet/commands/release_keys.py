@@ -35,8 +35,11 @@ def register(fleet: typer.Typer) -> None:
         Boards hear of it within a minute when they are connected, and check it against the root key on their card.
         """,
     )
-    for name, command in {"new": _new, "show": _show, "rotate": _rotate, "sign": _sign, "import": _import}.items():
-        keys.command(name)(command)
+    keys.command("new")(_new)
+    keys.command("show")(_show)
+    keys.command("rotate")(_rotate)
+    keys.command("sign")(_sign)
+    keys.command("import")(_import)
     fleet.add_typer(keys, name="release-key")
     fleet.command("sign")(_sign_release)
 

@@ -12,7 +12,7 @@ from hushfleet.aggregator.fleet.units import write_units
 from support.desk import make_folder
 
 KEYS = ("ca/ca.key", "operator.key")
-OFFLINE = ("release.key", "wifi")  # commands alone read these
+OFFLINE = ("release.key", "root.key", "wifi")  # commands alone read these
 
 
 def test_only_the_fleet_service_sees_the_keys_of_authority_and_operator(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.fleet import spending, words
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processes
@@ -102,6 +103,27 @@ def run_events(folder: FleetFolder) -> EventLog:
     log.write("decline", round=1, device="board-3", code="budget", reason="it would spend 9 of 8")
     log.write("round_close", round=1, participants=2, uplink_bytes=190, downlink_bytes=50, multiplier_release=2.0)
     return log
+
+
+@pytest.mark.parametrize(
+    ("freeze", "what", "shown"),
+    [
+        ("", [], "0.3.0"),
+        ("unheard", ["has not been told the newest release for a week"], "0.3.0, hears of no newer one"),
+        ("older", ["has run an older release than the newest for a week"], "0.3.0, not the newest"),
+    ],
+)
+def test_a_board_that_is_kept_from_newer_releases_is_shown(
+    desk: Desk, freeze: str, what: list[str], shown: str
+) -> None:
+    desk.hear("board-1", desk.birth("board-1"))
+    desk.hear("board-1", desk.health("board-1", freeze=freeze))
+    view = desk.view()
+    first = view.boards[0]
+    assert [problem.what for problem in first.problems] == what
+    assert first.is_urgent == bool(freeze)
+    assert words.release(first) == shown
+    assert f'hushfleet_board_frozen{{board="board-1"}} {float(bool(freeze))}' in metrics(view).decode()
 
 
 def test_boards_are_as_they_say(desk: Desk) -> None:

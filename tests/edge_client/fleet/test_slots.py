@@ -21,10 +21,10 @@ import pytest
 from hushfleet.edge_client.fleet import slots as module
 from hushfleet.edge_client.fleet.slots import MOST_CHECKS, MOST_STARTS, STEADY_CHECKS, Slots, SlotsError, State
 from hushfleet.firmware_profiles.cards.seed import slots_archive
-from hushfleet.release import archive, pack, this_platform
+from hushfleet.release import Trust, archive, pack, this_platform
 from hushfleet.wire.format.identity import Identity
 from support.kill import CALL, KillPoints, forked
-from support.releases import put_trust
+from support.releases import put_trust, statement
 
 KEY = Identity.generate()
 
@@ -382,6 +382,29 @@ def test_killed_at_any_point_a_board_has_a_whole_release_and_can_be_updated(
         board.slots.begin()
         assert board.running() == "4.0"
         shutil.rmtree(tmp_path / str(point))
+
+
+def test_killed_while_it_takes_a_statement_a_board_has_the_former_or_the_newer_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.os, "fsync", lambda *_: None)  # the machine lives on
+    named = {"release_keys is replaced": ("replace", ("Slots._replace", "Slots._take_keys"))}
+    points, result = KillPoints(("edge_client/fleet", "hushfleet/release"), named), tmp_path / "result"
+    newer = statement(Identity.generate().public_key.hex(), number=2).to_line()
+
+    def hearing(folder: Path) -> Board:
+        board = Board(folder)
+        (board.state / "release_keys").write_text(newer)
+        return board
+
+    calm = hearing(tmp_path / "calm")
+    labels = points.labels(lambda: calm.slots.check(), result)
+    for point, what in points.chosen(labels, spread=min(20, len(labels))).items():
+        board = hearing(tmp_path / str(point))
+        points.kill(lambda: board.slots.check(), point, result)  # noqa: B023
+        assert Trust.of_board(board.root).number in (1, 2), what
+        board.slots.check()
+        assert Trust.of_board(board.root).line == newer, what
 
 
 def test_whatever_is_renamed_was_synced_before_and_its_folder_is_afterwards(
