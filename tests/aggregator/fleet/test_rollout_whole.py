@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.processes import Child, brokers_of, started
@@ -18,6 +17,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.fleet.rollout import begin, current, seats
 from hushfleet.aggregator.fleet.sightings import sightings
+from hushfleet.wire.format.identity import Identity
 from support.desk import Board, make_folder, served, until
 from support.releases import (
     Change,
@@ -43,8 +43,8 @@ class Releases:
     """Built once for all tests, signed by one key."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.key = folder, Ed25519PrivateKey.generate()
-        self.public = self.key.public_key().public_bytes_raw()
+        self.folder, self.key = folder, Identity.generate()
+        self.public = self.key.public_key
 
     def get(self, version: str, change: Change | None = None) -> Path:
         out = self.folder / f"{version}.hfr"
