@@ -65,7 +65,7 @@ def test_a_blank_board_enrols_and_is_known_to_all(fleet: FleetFolder, tmp_path: 
 
 
 def grow_old(fleet: FleetFolder, board: Board, *, days: float) -> None:
-    """As if its certificate, of 730 days, had been signed so many days ago: in its first half it is not renewed."""
+    """Gives it a certificate of 730 days that was signed so many days ago: in its first half none is renewed."""
     authority = Authority.load(fleet.ca / "ca.pem", fleet.ca / "ca.key")
     then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
     key = read_request(board.tls.request(), device=board.device)
