@@ -242,7 +242,7 @@ class FleetRegistry(SqliteFile):
             self.write("DELETE FROM knocks WHERE id = ?", (device,))
 
     def revoked_serials(self, *, now: float) -> set[int]:
-        """Of those that have not ended a day ago, since a broker refuses the others by their date."""
+        """Serials for the list of revoked certificates. One that ended a day ago is left out: its date refuses it."""
         query = "SELECT serial FROM certificates WHERE revoked AND not_after > ?"
         return {int(serial, 16) for (serial,) in self.rows(query, (now - LISTED_AFTER_END_S,))}
 

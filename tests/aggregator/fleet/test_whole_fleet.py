@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import ssl
 import threading
 import time
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.access import apply, reload_brokers
+from hushfleet.aggregator.fleet.authority import Authority, read_request
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.storage.identity_file import load_or_create
@@ -62,9 +64,24 @@ def test_a_blank_board_enrols_and_is_known_to_all(fleet: FleetFolder, tmp_path: 
     link.close()
 
 
+def grow_old(fleet: FleetFolder, board: Board, *, days: float) -> None:
+    """Gives it a certificate of 730 days that was signed so many days ago: in its first half none is renewed."""
+    authority = Authority.load(fleet.ca / "ca.pem", fleet.ca / "ca.key")
+    then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
+    key = read_request(board.tls.request(), device=board.device)
+    issued = authority.sign_client(board.device, key, days=730, now=then)
+    with FleetRegistry(fleet.path) as registry:
+        registry.write(
+            "UPDATE certificates SET serial = ?, pem = ?, not_after = ? WHERE id = ?",
+            (f"{issued.serial:x}", issued.pem, issued.not_after, board.device),
+        )
+    board.tls.keep(issued.pem)
+
+
 def test_a_certificate_is_renewed_at_two_thirds_of_its_life(fleet: FleetFolder, tmp_path: Path) -> None:
     board = Board(fleet, tmp_path, SECOND)
     assert board.enrol()
+    grow_old(fleet, board, days=500)
     before, validity = board.tls.certificate_file.read_bytes(), board.tls.validity()
     assert validity is not None
     now = [validity.renew_at - 1]
