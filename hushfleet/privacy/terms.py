@@ -15,3 +15,5 @@ AS_PUBLISHED = (
     'times what the task asks for, or infinite; "strict" keeps it'
 )
 """The line that a run of such a task says at its start."""
+HONEST_FRACTION, MIN_DEVICES = 0.9, 10
+"""Of secure sums, where nobody says otherwise: which share of the boards is honest, and the fewest in a sum."""
