@@ -194,6 +194,8 @@ def test_every_published_cell_is_found_and_says_what_left_without_noise() -> Non
     for one in published:
         found = [kept.of(cell) for cell in cells[one.digest]]
         assert one in found, one.cell
+        said = one.task.get("privacy", {}).get("accounting", "as-published")  # the default when they were run
+        assert {cell.task().privacy.accounting for cell in cells[one.digest]} == {said}, one.cell
     raw = [one.task for one in published if one.raw_values]
     assert {(task["method"]["name"], task["privacy"]["accounting"]) for task in raw} == RAW
 
