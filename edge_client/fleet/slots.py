@@ -122,7 +122,7 @@ class State:
         serial = max(self.downgrade_serial, downgrade_serial)
         return replace(self._next(self.good, self.previous, version), downgrade_serial=serial)
 
-    def _next(self, good: str, previous: str | None = None, trial: str | None = None, **outcome: str) -> State:
+    def _next(self, good: str, previous: str | None = None, trial: str | None = None, **outcome: Any) -> State:
         return State(good, previous, trial, floor=self.floor, downgrade_serial=self.downgrade_serial, **outcome)
 
 

@@ -26,7 +26,7 @@ START_BYTES = _START.size
 _KEY_BYTES = 32
 SIGNATURE_BYTES = _KEY_BYTES + 64  # with the key
 MOST_SIGNATURES = 8
-MANIFEST_CAP = 7 * 1024  # a release of some twenty wheels has 3 KiB; an offer carries a head of at most 8 KiB
+MANIFEST_CAP = 7 * 1024  # one of nine wheels has 1.5 KiB; an offer carries a head of at most 8 KiB
 HEAD_CAP = START_BYTES + MANIFEST_CAP + 1 + MOST_SIGNATURES * SIGNATURE_BYTES
 RELEASE_CAP = 2**28  # bytes of the whole file
 _VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
@@ -245,7 +245,10 @@ def _is_version(value: object) -> bool:
 
 
 def _is_wheel(item: tuple[object, object]) -> bool:
-    return all(_is(str, part) for part in item) and bool(_WHEEL.fullmatch(item[0]) and _DIGEST.fullmatch(item[1]))  # type: ignore[arg-type]
+    name, digest = item
+    if not isinstance(name, str) or not isinstance(digest, str):
+        return False
+    return _WHEEL.fullmatch(name) is not None and _DIGEST.fullmatch(digest) is not None
 
 
 def _is(kind: type, value: object) -> bool:
