@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hushfleet.errors import BadInput
-from hushfleet.secure.roster import HONEST_FRACTION, MAX_DEVICES, MIN_DEVICES
+from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.devices.register import DeviceRegister
@@ -128,7 +128,7 @@ def _roster(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Take it to the machine that has the operator's key.")],
     federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
     honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the devices, at least: boards decline a task that counts on more.")] = HONEST_FRACTION,
-    min_devices: Annotated[int, typer.Option(min=2, max=MAX_DEVICES, help="The fewest in a sum: boards decline a task that opens smaller ones.")] = MIN_DEVICES,
+    min_devices: Annotated[int, typer.Option(min=2, help="The fewest in a sum: boards decline a task that opens smaller ones.")] = MIN_DEVICES,
 ) -> None:  # fmt: skip
     """Write the list of devices for secure sums, to be signed: all that are accepted by a key that is known.
 

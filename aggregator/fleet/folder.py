@@ -16,7 +16,8 @@ from msgspec import Meta
 from hushfleet.config.schema import Checked, NotNegative, Positive, Share, read_file
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
-from hushfleet.secure.roster import HONEST_FRACTION, MAX_DEVICES, MIN_DEVICES
+from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
+from hushfleet.secure.roster import MAX_DEVICES
 from hushfleet.wire.format.topics import Name, check_name
 
 FILE_NAME = "fleet.toml"

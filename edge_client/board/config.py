@@ -26,8 +26,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
-from hushfleet.privacy.terms import Accounting
-from hushfleet.secure.roster import HONEST_FRACTION, MIN_DEVICES
+from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
 from hushfleet.user_files import expanded
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress

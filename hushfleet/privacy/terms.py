@@ -10,3 +10,5 @@ Accountant = Literal["exact", "rdp"]
 Trust = Literal["local", "secure-sum", "as-published"]
 TRUST: dict[Accounting, Trust] = {"strict": "local", "secure": "secure-sum", "as-published": "as-published"}
 """Whom a device must trust, in words for people: nobody; enough of the other devices; or as the paper has it."""
+HONEST_FRACTION, MIN_DEVICES = 0.9, 10
+"""Of secure sums, where nobody says otherwise: which share of the boards is honest, and the fewest in a sum."""

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from hushfleet.config.schema import Checked, Count, Share, pack, require, unpack
 from hushfleet.errors import BadSignature, Malformed, OtherVersion
+from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 from hushfleet.secure.committee import corrupt_devices
 from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.topics import Name
@@ -24,8 +25,6 @@ from hushfleet.wire.format.topics import Name
 MAX_DEVICES = 100_000
 MAX_ROSTER_BYTES = MAX_DEVICES * (KEY_BYTES + 65) + 1024
 NONCE_BYTES = 32
-HONEST_FRACTION, MIN_DEVICES = 0.9, 10
-"""Of secure sums, where nobody says otherwise: which share of the boards is honest, and the fewest in a sum."""
 _SIGNED = b"hushfleet roster\0"
 _FIRST_FORMAT = {"devices", "keys", "signature"}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hushfleet.errors import BadInput
-from hushfleet.secure.roster import HONEST_FRACTION, MAX_DEVICES, MIN_DEVICES
+from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -62,7 +62,7 @@ def _init(
     page_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the status page.")] = 8443,
     classes: Annotated[str | None, typer.Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None,
     honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of secure sums: the share of the boards that is honest, at least. Boards decline a task that counts on more.")] = HONEST_FRACTION,
-    min_devices: Annotated[int, typer.Option(min=2, max=MAX_DEVICES, help="Of secure sums: the fewest boards in one. Boards decline a task that opens smaller ones.")] = MIN_DEVICES,
+    min_devices: Annotated[int, typer.Option(min=2, help="Of secure sums: the fewest boards in one. Boards decline a task that opens smaller ones.")] = MIN_DEVICES,
     operator_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="The operator's key, which signs who may be in a secure sum, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
     root_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="Root's key, which says who signs releases, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
 ) -> None:  # fmt: skip
