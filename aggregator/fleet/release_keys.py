@@ -25,8 +25,8 @@ def trust(folder: FleetFolder) -> Trust:
     """What a new card trusts. Raises `BadInput`."""
     if not folder.root_public.exists():
         raise BadInput(
-            f"there is no {folder.root_public}: this fleet was made by an earlier version, which had no root key. Make a "
-            "new fleet (hushfleet fleet init), and new cards"
+            f"there is no {folder.root_public}: this fleet was made by an earlier version, which had no root key. Make "
+            "a new fleet (hushfleet fleet init), and new cards"
         )
     return Trust.read(folder.root_public, folder.release_keys)
 

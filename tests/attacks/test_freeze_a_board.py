@@ -6,6 +6,7 @@ said. A thief of the daily key can say of the newest release what they like.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from hushfleet.edge_client.board.config import (
     FleetSection,
     LimitsSection,
 )
+from hushfleet.edge_client.fleet import freshness
 from hushfleet.edge_client.fleet.freshness import FROZEN_AFTER_S, SAVE_EVERY_S, Freshness
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.installed import Installed
@@ -112,6 +114,15 @@ def test_an_honest_fleet_is_never_called_frozen(board: Board) -> None:
         board.run(1)
         assert board.says == ""
     assert board.words[0].startswith(f"releases   the newest is {HERE}")
+
+
+def test_without_a_count_of_silence_nobody_notices(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attack, as it was: offers and words are held back for half a year, and the board looks well."""
+    monkeypatch.setattr(freshness, "FROZEN_AFTER_S", math.inf)
+    board.hear(1000)
+    board.run(180)
+    assert board.says == ""
+    assert board.words[0].startswith("releases   the newest is")
 
 
 def test_all_word_of_releases_is_held_back(board: Board) -> None:
