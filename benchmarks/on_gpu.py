@@ -31,6 +31,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -114,16 +115,17 @@ class Machine:
 
 
 def make_environments(machine: Machine, limit_s: float) -> str | None:
-    """Each package of PEERS by itself: where one cannot be had, the other is still measured."""
+    """Each step by itself: this project without all that it needs, or one of the peers, can still be measured."""
     ends = time.monotonic() + limit_s
     wheels = machine.options.wheels
-    source = ["--no-index", "--no-build-isolation", "--find-links", str(wheels.absolute())] if wheels else []
+    source = ["--no-index", "--find-links", str(wheels.absolute())] if wheels else []
+    here: list[str] = []
+    with suppress(PackageNotFoundError):  # building this project needs setuptools 77, and perhaps no index is in reach
+        here = ["--no-build-isolation"] if int(version("setuptools").partition(".")[0]) >= 77 else []
     others = "\n".join(path for path in sys.path if path.endswith("-packages"))
     failures = []
-    for name, steps in (
-        ("own", [["-e", f"{ROOT}[benchmarks]", *TEST_PACKAGES]]),
-        ("peers", [[peer] for peer in PEERS]),
-    ):
+    own = [[*here, "--no-deps", "-e", str(ROOT)], [*here, *TEST_PACKAGES, "-e", f"{ROOT}[benchmarks]"]]
+    for name, steps in (("own", own), ("peers", [[peer] for peer in PEERS])):
         home = machine.work / name
         failure = machine.run([sys.executable, "-m", "venv", str(home)], ends - time.monotonic())
         for site in home.glob("lib/python*/site-packages"):
@@ -243,4 +245,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # what it has started ends with it
     sys.exit(main())
