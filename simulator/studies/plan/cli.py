@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from hushfleet.errors import BadInput, PrivacyError
+from hushfleet.privacy.terms import HONEST_FRACTION
 
-HONEST_FRACTION = 0.9
 HELP = """Will it pay? What a board would gain by taking part, what it would give away, and what it takes.
 
 For method `hush`: a small shared head on fixed features, secure sums, a whole device protected. The answer comes from

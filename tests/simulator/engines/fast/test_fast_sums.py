@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.simulator.run_folder import Simulation, begin
 
@@ -40,6 +41,16 @@ def test_who_is_drawn_follows_from_the_seed(short_task: Any, runs: Any, audit: A
     assert cohorts(once) == cohorts(again) != cohorts(differently)
     assert len(set(cohorts(once))) == 3, "another draw each round"
     assert audit.models(once) == audit.models(again)
+
+
+def test_a_result_says_what_its_sums_rest_on(short_task: Any, runs: Any, tmp_path: Path) -> None:
+    run = runs.fast(begin(hush(short_task, devices=40, rounds=1), tmp_path / "run", data_dir=None))
+    with AggregatorStore(run.folder.aggregator) as store:
+        result = record(store, run.prepared, engine="fast", seed=7)
+    assert result.assumption == (
+        "protected as long as at least 36 of 40 boards are honest, and the server keeps to the protocol: no operator "
+        "has signed who they are; no sum of fewer than 20 is opened"
+    )
 
 
 @pytest.mark.slow
