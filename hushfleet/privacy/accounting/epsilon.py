@@ -33,6 +33,8 @@ __all__ = ["Adjacency", "Step", "check_delta", "epsilon", "noise_multiplier_for"
 
 Adjacency = Literal["add-or-remove", "exchange"]
 _SEARCHES = 200
+_HUGE = 1e4
+_SMALLER_DELTAS = (1e-3, 1e-6, 1e-9, 1e-12)
 _LARGE = 50.0  # above it the grid may have to be coarse
 
 
@@ -89,6 +91,9 @@ def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
     if shift:
         pairs.append((Pair(1 / shift, 1.0, exchange), 1))  # as one step
     found = min(whole, epsilon_bound(pairs, delta))
+    smaller = next((each for each in _SMALLER_DELTAS if each < delta), None)
+    if found > _HUGE and smaller is not None:  # no grid is fine enough; what holds at a smaller delta holds here, too
+        found = min(found, _exactly(steps, smaller, exchange))
     if exchange or found < min(whole, _LARGE):
         return found  # better than Rényi's bound, whose moments would cost more time than all else here
     return min(found, renyi_epsilon(steps, delta=delta))

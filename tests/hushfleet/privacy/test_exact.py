@@ -236,6 +236,7 @@ wide = st.builds(
 @example(history=[Step(0.1, 1e-3, 1000)], delta=1e-5, more=1e7, adjacency="add-or-remove")
 @example(history=[Step(0.1, 0.9, 1000)], delta=0.5, more=5e4, adjacency="add-or-remove")
 @example(history=[Step(0.00252, 9.66e-6, 18258)], delta=8e-11, more=1000.0, adjacency="exchange")
+@example(history=[Step(0.001, 0.1, 1000)], delta=0.5, more=5e4, adjacency="add-or-remove")
 def test_nothing_that_tells_more_costs_less(
     history: list[Step], delta: float, more: float, adjacency: Adjacency
 ) -> None:
