@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.fleet import rollout as rollout_module
-from hushfleet.aggregator.fleet.cards import Target, build_release, release_for
+from hushfleet.aggregator.fleet.cards import Target, build_known_release, release_for
 from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release, releases
@@ -33,6 +33,7 @@ from hushfleet.aggregator.fleet.rollout import (
 )
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.updating import Updating
+from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.config.schema import pack
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.firmware_profiles.cards import bundle
@@ -137,13 +138,14 @@ def test_a_permission_to_go_back_has_a_higher_number_than_all_before(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "fetch_wheels", lambda *_, **__: [])
+    adopt(desk.folder, load(desk.folder.release_key))
     target = Target("3.13", "aarch64")
-    ordinary = build_release(desk.folder, desk.registry, target, version="3.0").manifest
+    ordinary = build_known_release(desk.folder, desk.registry, target, version="3.0").manifest
     assert (ordinary.downgrade_from, ordinary.downgrade_serial) == ((), 0)
     serials = []
     for version, now in (("2.0.1", NOW), ("2.0.2", NOW), ("2.0.3", NOW - 1000), ("2.0.4", NOW + 1000)):
         monkeypatch.setattr(time, "time", lambda now=now: now)  # also by a clock that was put back
-        made = build_release(
+        made = build_known_release(
             desk.folder, desk.registry, target, version=version, downgrade_from=["3.0", "3.1"]
         ).manifest
         assert made.downgrade_from == ("3.0", "3.1")

@@ -36,7 +36,7 @@ from hushfleet.wire.format.fleet_messages import RELEASE_CHUNK_BYTES, ReleaseOff
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Want, decode_message, encode_message
 from hushfleet.wire.format.topics import Topics
-from support.releases import put_trust
+from support.releases import put_trust, statement
 
 DEVICE, TOPICS = "greenhouse-01", Topics("greenhouse")
 KEY, OPERATOR = Identity.generate(), Identity.generate()
@@ -316,7 +316,6 @@ def test_a_board_of_an_earlier_version_believes_its_operators_key(bench: Bench) 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"key": Identity.generate()},
         {"version": "0.9"},
         {"python": "cp27"},
         {"oldest_store": 9, "store": 9},
@@ -333,6 +332,18 @@ def test_a_release_that_cannot_be_installed_is_refused_once_before_it_is_fetched
     assert (standing.slot, standing.tried, standing.attempt) == ("returned", offer.version, 1)
     assert bench.installed.was_answered(1)
     assert not bench.installed.was_answered(2), "another attempt is another question"
+
+
+def test_a_release_by_a_key_that_root_has_not_named_is_not_fetched_until_root_names_it(bench: Bench) -> None:
+    """The offer and the word of the key come in messages of their own, and either may come first."""
+    key = Identity.generate()
+    data = release(bench.tmp_path / "a", "2.0", key=key)
+    bench.offer(data)
+    assert bench.wants() == []
+    assert not bench.installed.was_answered(1)
+    bench.installed.hear_keys(statement(key.public_key.hex(), number=2).to_line())
+    bench.offer(data)
+    assert len(bench.wants()) == 1
 
 
 def test_an_offer_that_was_withdrawn_is_not_taken_when_somebody_sends_it_again(bench: Bench) -> None:
