@@ -160,7 +160,7 @@ class LimitsSection(Checked):
     @classmethod
     def of_simulation(cls, privacy: PrivacySpec, **others: Any) -> LimitsSection:
         """FOR SIMULATION ONLY: all that the task asks. Simulated data have no owner, and the one who simulates is
-        operator, aggregator and every board at once, so limits would protect nobody from anybody."""
+        operator, aggregator and every board at once, so limits would have no effect."""
         secure = privacy.secure
         trust = {} if secure is None else {"min_devices": secure.min_devices, "honest_fraction": secure.honest_fraction}
         limits = {"epsilon_server": math.inf, "delta": privacy.delta, "accounting": privacy.accounting}

@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Self
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,7 @@ MAX_DEVICES = 100_000
 MAX_ROSTER_BYTES = MAX_DEVICES * (KEY_BYTES + 65) + 1024
 NONCE_BYTES = 32
 _SIGNED = b"hushfleet roster\0"
+_Content = TypeVar("_Content", bound="RosterContent")
 _FIRST_FORMAT = {"devices", "keys", "signature"}
 
 
@@ -55,13 +56,13 @@ class RosterContent(Checked):
 
     @classmethod
     def of(
-        cls,
+        cls: type[_Content],
         keys: dict[str, bytes],
         *,
         federation: str = "default",
         honest_fraction: float = HONEST_FRACTION,
         min_devices: int = MIN_DEVICES,
-    ) -> Self:
+    ) -> _Content:
         """:param keys: device id -> Ed25519 public key."""
         devices = tuple(sorted(keys))
         return cls(devices, b"".join(keys[device] for device in devices), federation, honest_fraction, min_devices)

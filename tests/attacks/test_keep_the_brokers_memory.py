@@ -27,6 +27,7 @@ from hushfleet.wire.link.interface import Delivery, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
 from support.desk import FEDERATION, QUICK, Board, event_of, make_folder, serving, until
 
+pytestmark = pytest.mark.needs("mosquitto")
 TOPICS = Topics(FEDERATION)
 DEVICE = "greenhouse-01"
 MESSAGE_BYTES, MESSAGES = 512 << 10, 64  # 32 MiB

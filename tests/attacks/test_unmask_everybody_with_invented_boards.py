@@ -70,7 +70,7 @@ def victim(
         assert card.roster_key is not None
         device = replace(config.device, roster_key=card.roster_key.hex())
         owned = replace(config, device=device, limits=replace(config.limits, accounting="secure", min_devices=8))
-        return SecureFleet(make_bench(package=with_secure_sums(package), config=owned))
+        return SecureFleet(make_bench(package=with_secure_sums(package).with_spec(rounds=100), config=owned))
 
     return make
 

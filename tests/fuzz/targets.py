@@ -137,7 +137,7 @@ def _unsigned(made: list[bytes]) -> list[bytes]:
 
 def _framed(data: bytes) -> bytes:
     """A kind and a body become a message with the right length and signature."""
-    head = m.MAGIC + bytes([m.VERSION])
+    head = m.MAGIC + bytes([m.version_of(data[0]) if data else m.VERSION])
     return _signed(head + data[:1] + struct.pack("<I", len(data[1:])) + data[1:], f"hushfleet {FEDERATION}\0".encode())
 
 

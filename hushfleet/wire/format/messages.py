@@ -335,7 +335,7 @@ def peek_kind(data: bytes) -> type[Message]:
     magic, version, kind, body_bytes = _HEAD.unpack_from(data)
     if magic != MAGIC:
         raise Malformed(f"a message begins with {MAGIC!r}, not with {bytes(magic)!r}")
-    expected = _version(kind)
+    expected = version_of(kind)
     if version != expected:
         older = "the sender" if version < expected else "this side"
         raise OtherVersion(f"the message has wire version {version}, this side speaks {expected}; update {older}")
@@ -370,13 +370,14 @@ def decode_message(data: bytes, *, federation: str, public_key: bytes | None = N
     return message
 
 
-def _version(kind: int) -> int:
+def version_of(kind: int) -> int:
+    """The wire version of messages of this kind: that of a fleet's service, or that of rounds."""
     return FLEET_VERSION if kind in _OF_FLEET else VERSION
 
 
 def _head_and_body(message: Message) -> bytes:
     body, kind = pack(message), _NUMBERS[type(message)]
-    return _HEAD.pack(MAGIC, _version(kind), kind, len(body)) + body
+    return _HEAD.pack(MAGIC, version_of(kind), kind, len(body)) + body
 
 
 def _context(federation: str) -> bytes:

@@ -22,11 +22,18 @@ from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.release import pack
+from hushfleet.wire.format.fleet_messages import token_seed
+from hushfleet.wire.format.identity import Identity
 from support.desk import make_folder
 from support.stock import BOOKWORM, TRIXIE, make_image, needs_mtools, read_back
 
 pytestmark = needs_mtools
 DIFFERENT = {"user-data", "meta-data", "hushfleet/device.toml", "hushfleet/enrol.token"}
+
+
+def key_of(token: bytes) -> bytes:
+    """The public key that the registry keeps of a token."""
+    return Identity.from_bytes(token_seed(hashlib.sha256(token).digest())).public_key
 
 
 def flash(*arguments: object) -> str:
@@ -76,7 +83,7 @@ def test_forty_cards_differ_only_where_they_must(tmp_path: Path, fleet: FleetFol
             assert swapped["user-data"] == first["user-data"]
             assert json.loads(files["meta-data"])["local-hostname"] == name
             token = files["hushfleet/enrol.token"].strip()
-            assert registry.tokens(name, now=time.time()) == [hashlib.sha256(token).digest()]
+            assert registry.tokens(name, now=time.time()) == [key_of(token)]
             tokens.add(token)
     assert len(tokens) == len({files["meta-data"] for files in cards.values()}) == 40
     kept = b"".join(path.read_bytes() for path in fleet.path.glob("*") if path.is_file())
@@ -145,7 +152,7 @@ def test_written_again(tmp_path: Path, fleet: FleetFolder) -> None:
     assert {str(path) for path in again if again[path] != first[path]} == {"meta-data", "hushfleet/enrol.token"}
     with FleetRegistry(fleet.path) as registry:
         token = again[Path("hushfleet/enrol.token")].strip()
-        assert registry.tokens("greenhouse-02", now=time.time()) == [hashlib.sha256(token).digest()]
+        assert registry.tokens("greenhouse-02", now=time.time()) == [key_of(token)]
 
 
 def test_older_systems_and_packed_images(tmp_path: Path, fleet: FleetFolder) -> None:

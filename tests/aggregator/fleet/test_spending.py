@@ -17,6 +17,7 @@ from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView, RunView
 from hushfleet.aggregator.results.report.words import lifetime_words, number
 from hushfleet.aggregator.results.result import Result
+from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
 from support.local_link import LocalHub
 from support.whole import Whole, prepared_digits
@@ -60,7 +61,8 @@ def test_a_report_says_what_boards_have_spent_in_all(
     begin(whole, register, "second")
     assert whole.drive(lambda: whole.coordinator.engine.finished)
     engine, lifetimes = whole.coordinator.engine, Spending(LIMITS).lifetimes(register)
-    write_results(engine.store, prepared_digits("second"), Console(width=400), lifetimes=lifetimes)
+    sums = SumFacts("aggregator")
+    write_results(engine.store, prepared_digits("second"), Console(width=400), sums=sums, lifetimes=lifetimes)
     result = Result.load(engine.store.folder / "result.json")
     for row, board in zip(result.privacy, boards, strict=True):
         own = board.store.ledger.epsilon_server(delta=DELTA)
@@ -88,7 +90,7 @@ def test_without_a_fleet_the_report_says_where_the_whole_number_is(whole: Whole)
         whole.board(name)
     assert whole.drive(lambda: whole.coordinator.engine.finished)
     engine = whole.coordinator.engine
-    write_results(engine.store, prepared_digits("alone"), Console(quiet=True))
+    write_results(engine.store, prepared_digits("alone"), Console(quiet=True), sums=SumFacts("aggregator"))
     assert [row.lifetime for row in Result.load(engine.store.folder / "result.json").privacy] == [None, None]
     assert "in other tasks is not known to this aggregator" in (engine.store.folder / "report.html").read_text()
 

@@ -83,7 +83,9 @@ def shown(*what: Any) -> str:
 
 
 BOARD: dict[str, Any] = {
-    **dict.fromkeys(("certificate", "stopped_because", "accelerator", "model", "waits_for", "own_head")),
+    **dict.fromkeys(
+        ("certificate", "stopped_because", "accelerator", "model", "waits_for", "own_head", "releases", "assumption")
+    ),
     **{name: [] for name in ("data", "raw_values", "tasks", "waiting")},
     "device": "a",
     "public_key": "00",
@@ -116,7 +118,7 @@ def test_all_say_the_same_of_one_epsilon(epsilon: float) -> None:
         "report": privacy_answer(judge(result), devices=2),
         "comparison": shown(comparison_table({"a": result, "b": result}, title="")),
         "end of a run": shown(summary_table(result)),
-        "fleet": words.privacy(run),
+        "fleet": words.privacy(run, None),
         "page": words.meaning(run),
         "board": next(line for line in status.told(BOARD | {"epsilon_server": epsilon}) if line.startswith("means ")),
         "plan": show._promise(planned, needs(planned))["given away"],
