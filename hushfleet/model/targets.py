@@ -100,14 +100,19 @@ class Targets(Checked):
             right[:, column] = True
             values = np.sort(targets[right.all(1), column].astype(np.float64))
             # The best window of two tolerances begins at a value.
-            held = np.searchsorted(values, values + 2 * (self.tolerance or 0), "right") - np.arange(len(values))
-            middle = values[held.argmax()] + (self.tolerance or 0)
+            held = np.searchsorted(values, values + 2 * self._reach, "right") - np.arange(len(values))
+            first = int(held.argmax())
+            middle = (values[first] + values[first + held[first] - 1]) / 2
             right[:, column] = self._within(targets[:, column] - middle)
         return float(right.all(1).mean())
 
+    @property
+    def _reach(self) -> float:
+        """The tolerance, and a little more: a float32 target is not to be missed by its own rounding."""
+        return (self.tolerance or 0) * (1 + 1e-6)
+
     def _within(self, errors: np.ndarray) -> np.ndarray:
-        """A float32 target is not to be missed by its own rounding."""
-        return np.asarray(np.abs(errors) <= (self.tolerance or 0) * (1 + 1e-6))
+        return np.asarray(np.abs(errors) <= self._reach)
 
     def blank(self, count: int, outputs: int) -> np.ndarray:
         """Some targets, where none are known: zeros."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score
 from torch.nn import functional as F
@@ -69,6 +69,7 @@ def test_right_is_subset_accuracy_or_within_the_tolerance_in_the_targets_unit(si
 
 
 @given(st.lists(st.integers(-40, 40), min_size=1, max_size=12))
+@example([-4, 6, 6])  # float32 makes the distance of these larger than two tolerances
 def test_the_best_constant_is_the_best(tenths: list[int]) -> None:
     """Of one output: no constant on a fine grid is better. Tenths, so that ends of the tolerance are met."""
     y = np.array(tenths, np.float32)[:, None] / 10
