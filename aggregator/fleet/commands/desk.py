@@ -99,7 +99,7 @@ def _init(
         broker = BrokerPart(tuple(broker_name), port, enrolment_port)
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
-    operator = None if operator_key is None else keys.read_public(operator_key)
+    operator = None if operator_key is None else keys.read_public(operator_key, "--operator-key")
     sums = SecureSumsPart(honest_fraction, min_devices)
     check_sums(checked, sums)
     made = create_fleet(
