@@ -43,6 +43,8 @@ __all__ = ["Comparison", "Data", "Run", "Task", "compare", "events", "open_run",
 TaskSource = Task | Path | str | Mapping[str, Any]
 _LOOK_EVERY_S = 0.1
 _RETRY_S = 0.001
+_preparing = threading.Lock()
+"""Threads take turns: PyTorch traces one network at a time, and two runs must not find the same free folder."""
 
 
 def task(source: TaskSource, changes: Mapping[str, Any] | None = None) -> Task:
@@ -101,31 +103,34 @@ def simulate(
     :param quiet: print nothing.
     :raises BadInput: which value, and what to do.
     """
-    changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
-    if isinstance(method, Published):
-        if engine != "fast" or workers > 1:
-            raise BadInput("a method of a Python program runs in its process alone; give method='FILE.py:NAME' instead")
-        workers = 1
-    if data is not None:
-        # With a stand-in for the file, which lies in the folder that has the task's name.
-        own = as_data(data)
-        changed |= {"data.name": "arrays", "data.path": "data.npz"}
-        changed |= {} if own.train_device is None else {"data.partition": "given"}
-    asked = task(source, changed)
-    files = RunFolder(run_path(None if out is None else Path(out), asked.name).absolute())
-    if data is not None:
-        if not resume:
-            save_data(own, files)
-        asked = task(asked, {"data.path": str(files.data)})
-    clocked = bool(boards) and engine != "live"
-    options = RunOptions(
-        engine=engine, runtime=runtime, workers=workers, lean=lean, local_only=alone, clocked=clocked
-    )  # fmt: skip
-    mix = read_boards(boards, devices=asked.data.devices, seed=asked.seed) if boards else None
-    console = Console(quiet=quiet)
-    with shown(console):
-        data_path = None if data_dir is None else Path(data_dir)
-        simulation = open_simulation(asked, files.path, data_dir=data_path, mix=mix, resume=resume)
+    with _preparing:
+        changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
+        if isinstance(method, Published):
+            if engine != "fast" or workers > 1:
+                raise BadInput(
+                    "a method of a Python program runs in its process alone; give method='FILE.py:NAME' instead"
+                )
+            workers = 1
+        if data is not None:
+            # With a stand-in for the file, which lies in the folder that has the task's name.
+            own = as_data(data)
+            changed |= {"data.name": "arrays", "data.path": "data.npz"}
+            changed |= {} if own.train_device is None else {"data.partition": "given"}
+        asked = task(source, changed)
+        files = RunFolder(run_path(None if out is None else Path(out), asked.name).absolute())
+        if data is not None:
+            if not resume:
+                save_data(own, files)
+            asked = task(asked, {"data.path": str(files.data)})
+        clocked = bool(boards) and engine != "live"
+        options = RunOptions(
+            engine=engine, runtime=runtime, workers=workers, lean=lean, local_only=alone, clocked=clocked
+        )  # fmt: skip
+        mix = read_boards(boards, devices=asked.data.devices, seed=asked.seed) if boards else None
+        console = Console(quiet=quiet)
+        with shown(console):
+            data_path = None if data_dir is None else Path(data_dir)
+            simulation = open_simulation(asked, files.path, data_dir=data_path, mix=mix, resume=resume)
     loaded_run.cache_clear()  # this folder may have held another run, and this name another method
     run(simulation, options, console=console)
     return Run(files.path)

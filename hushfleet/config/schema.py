@@ -13,6 +13,7 @@ import json
 import math
 import re
 import sys
+import threading
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -92,6 +93,7 @@ def to_plain(value: Any) -> Any:
 def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:
     """The inverse of `to_plain`, also for TOML. Raises `Malformed` that names the field, the value and the rule."""
     where = where or kind.__name__
+    _decoder(kind)
     try:
         value = msgspec.convert(plain, kind, dec_hook=_decoded)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -116,7 +118,7 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
     Raises `Malformed`, and nothing else.
     """
     try:
-        value = msgspec.msgpack.decode(data, type=kind, dec_hook=_decoded)
+        value = _decoder(kind).decode(data)
     except msgspec.ValidationError as error:
         raise Malformed(_explained(error, kind, _unchecked(data), kind.__name__)) from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -154,7 +156,23 @@ def _fields(kind: type) -> tuple[list[str], type[msgspec.Struct]]:
     """
     kinds = hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
-    return names, msgspec.defstruct(kind.__name__, [(name, kinds[name]) for name in names], array_like=True)
+    row = msgspec.defstruct(kind.__name__, [(name, kinds[name]) for name in names], array_like=True)
+    _decoder(row)
+    return names, row
+
+
+_first_look = threading.RLock()
+
+
+@cache
+def _decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
+    """Decodes a type, and is made before any thread converts to that type.
+
+    msgspec keeps what it finds at its first look at a class, and a second thread that looks meanwhile takes half of it:
+    a segmentation fault.
+    """
+    with _first_look:
+        return msgspec.msgpack.Decoder(kind, dec_hook=_decoded)
 
 
 def _decoded(kind: Any, value: Any) -> Any:

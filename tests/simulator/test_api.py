@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 import hushfleet as hf
 from hushfleet.errors import BadInput
+from hushfleet.simulator import api
 from hushfleet.simulator.api import _interrupt, task
 
 SCRIPT = """
@@ -146,3 +148,29 @@ def test_a_folder_with_a_users_files_stays_as_it_is(tmp_path: Path, name: str) -
     with pytest.raises(BadInput, match="there is no run to resume"):
         hf.simulate(plain, data=data, out=tmp_path, resume=True, quiet=True)
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_two_threads_of_one_program_prepare_their_runs_in_turn(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside, gate, folders = threading.Lock(), threading.Barrier(2), []
+
+    def open_simulation(_: object, folder: Path, **__: object) -> None:
+        assert inside.acquire(blocking=False), "PyTorch would trace two networks at once"
+        time.sleep(0.05)
+        folder.mkdir(parents=True)
+        inside.release()
+
+    def simulate() -> None:
+        gate.wait()
+        folders.append(hf.simulate(plain, quiet=True))
+
+    monkeypatch.setattr(api, "open_simulation", open_simulation)
+    monkeypatch.setattr(api, "run", lambda *_, **__: None)
+    monkeypatch.setattr(api, "Run", lambda folder: folder)
+    plain = {"name": "t", "model": {"name": "linear"}, "method": {"name": "fedavg"}, "data": {"name": "digits"}}
+    threads = [threading.Thread(target=simulate) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(set(folders)) == 2
