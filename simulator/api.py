@@ -14,6 +14,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from rich.console import Console
 
 from hushfleet import methods
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
+from hushfleet.aggregator.config.toml_text import toml_value
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.progress import shown
 from hushfleet.data.arrays import Data
@@ -199,8 +201,10 @@ def _named(section: str, given: Any) -> dict[str, str]:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float | str | Path):
-        return str(value)
-    raise BadInput(f"{value!r} cannot be a value of a task: give a number, a word, or true or false")
+    plain = value.tolist() if hasattr(value, "tolist") else value  # of NumPy
+    if isinstance(plain, str | Path):
+        return str(plain)
+    with suppress(TypeError):
+        if isinstance(plain, int | float | list | tuple):
+            return toml_value(plain)
+    raise BadInput(f"{value!r} cannot be a value of a task: give a number, a word, true or false, or a list of them")

@@ -132,13 +132,23 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
 def read_file(path: Path) -> Any:
     """The content of a TOML file, or of a JSON file where its name ends so. Raises `BadInput`."""
     is_json = path.suffix == ".json"
+    text = ""
     try:
         text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
         return json.loads(text) if is_json else parse_toml(text)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # neither, not UTF-8, or an integer of thousands of digits
-        raise BadInput(f"{path} is not valid {'JSON' if is_json else 'TOML'}: {error}") from error
+        hint = "" if is_json else _of_backslashes(error, text)
+        raise BadInput(f"{path} is not valid {'JSON' if is_json else 'TOML'}: {error}{hint}") from error
+
+
+def _of_backslashes(error: ValueError, text: str) -> str:
+    """What to do about a Windows path, where the line that cannot be read has a backslash."""
+    line = re.search(r"\(at line (\d+)", str(error))
+    if "\\" not in text.split("\n")[int(line[1]) - 1 if line else -1]:
+        return ""
+    return "; between double quotes \\ begins an escape: write a Windows path between single quotes, or with /"
 
 
 @cache
