@@ -201,10 +201,16 @@ def _named(section: str, given: Any) -> dict[str, str]:
 
 
 def _toml(value: Any) -> str:
-    plain = value.tolist() if hasattr(value, "tolist") else value  # of NumPy
+    plain = _plain(value)
     if isinstance(plain, str | Path):
         return str(plain)
     with suppress(TypeError):
-        if isinstance(plain, int | float | list | tuple):
+        if isinstance(plain, int | float | list):
             return toml_value(plain)
     raise BadInput(f"{value!r} cannot be a value of a task: give a number, a word, true or false, or a list of them")
+
+
+def _plain(value: Any) -> Any:
+    """Without NumPy's types, and lists in the place of tuples."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

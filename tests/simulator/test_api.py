@@ -118,8 +118,18 @@ def test_a_task_of_a_dict_leaves_the_dict_as_it_was() -> None:
     assert task(changed, {"round.rounds": 4}).data.devices == 3
     with pytest.raises(BadInput, match=r"unknown field .devicez."):
         task(plain, {"data.devicez": 3})
-    with pytest.raises(BadInput, match="cannot be a value"):
-        task(plain, {"data.devices": None})
+    for value in (None, [1, None], {"a": 1}, {1, 2}):
+        with pytest.raises(BadInput, match="cannot be a value"):
+            task(plain, {"data.devices": value})
+
+
+def test_changes_may_be_lists_and_numbers_of_numpy() -> None:
+    plain = {"name": "t", "model": {"name": "linear"}, "method": {"name": "fedavg"}, "data": {"name": "arrays"}}
+    names, shape = ["5", 'café, "x"', "a\\b"], np.array([1, 8, 8])
+    changes = {"data.class_names": names, "data.input_shape": shape, "data.mean": (0.5,), "data.std": [np.float64(2)]}
+    data = task(plain, {**changes, "data.devices": np.int64(3), "model.loss": "binary"}).data
+    assert data.class_names == tuple(names)
+    assert (data.input_shape, data.mean, data.std, data.devices) == ((1, 8, 8), (0.5,), (2.0,), 3)
 
 
 def test_epsilon_is_that_of_the_command() -> None:
