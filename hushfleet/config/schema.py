@@ -172,17 +172,19 @@ def _fields(kind: type) -> tuple[list[str], type[msgspec.Struct]]:
 
 
 _first_look = threading.RLock()
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
-@cache
 def _decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
     """Decodes a type, and is made before any thread converts to that type.
 
     msgspec keeps what it finds at its first look at a class, and a second thread that looks meanwhile takes half of it:
     a segmentation fault.
     """
-    with _first_look:
-        return msgspec.msgpack.Decoder(kind, dec_hook=_decoded)
+    if kind not in _decoders:
+        with _first_look:
+            _decoders[kind] = msgspec.msgpack.Decoder(kind, dec_hook=_decoded)
+    return _decoders[kind]
 
 
 def _decoded(kind: Any, value: Any) -> Any:

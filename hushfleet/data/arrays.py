@@ -103,8 +103,8 @@ class Data:
         columns = tuple(map(str, self.column_names))
         check_names(columns, where)
         for part, (x, y) in parts.items():
-            if len(y) != len(x):
-                raise BadInput(f"{where}: {part}_x has {len(x)} samples, {part}_y {len(y)}")
+            if y.shape[:1] != x.shape[:1]:
+                raise BadInput(f"{where}: {part}_x has {len(x)} samples, and {part}_y the shape {list(y.shape)}")
         warn_of_row_numbers(next(iter(parts.values()))[0], where, columns)
         ys = [y for _, y in parts.values()]
         names = names or (class_names_of(ys, where) if targets.are_classes else _output_names(ys[0]))

@@ -47,9 +47,13 @@ def _is_columns(source: Any) -> bool:
 def _part(source: Any) -> Data:
     if isinstance(source, tuple | list) and len(source) in (2, 3) and all(hasattr(each, "shape") for each in source):
         x, y, *devices = (_array(each, "data") for each in source)
-        columns = getattr(source[0], "columns", ())  # of a frame
-        names = tuple("" if name is None else str(name) for name in columns)
-        return Data(x, y, train_device=devices[0] if devices else None, column_names=names)
+        is_frame = hasattr(source[0], "columns")
+        return Data(
+            _numbers(source[0]) if is_frame and x.dtype == object else x,
+            y,
+            train_device=devices[0] if devices else None,
+            column_names=tuple(map(str, source[0].columns)) if is_frame else (),
+        )
     if _is_columns(source):
         return from_hugging_face(source)
     if isinstance(source, str | PathLike):
@@ -95,6 +99,15 @@ def from_hugging_face(dataset: Any) -> Data:
         train_device=None if device is None else _array(list(dataset[device]), f"data: {device}"),
         class_names=tuple(map(str, classes)),
     )
+
+
+def _numbers(frame: Any) -> np.ndarray:
+    """Of a pandas frame with columns of several types, or with types of pandas' own; its gaps are NaN."""
+    for name, kind in frame.dtypes.items():
+        if kind.kind not in "uifb":
+            raise BadInput(f"data: the column {str(name)!r} is {kind}; it must be numbers")
+    values: np.ndarray = frame.to_numpy(dtype=float, na_value=np.nan)
+    return values
 
 
 def _stacked(samples: Any) -> np.ndarray:

@@ -87,7 +87,10 @@ def class_names_of(labels: Sequence[np.ndarray], where: str) -> tuple[str, ...]:
     """Those that occur, in order; of whole numbers all from 0, of which most must occur. Raises `BadInput`."""
     for each in labels:
         check_present(each, where)
-    if any(each.dtype.kind in "UO" for each in labels):
+    kinds = {each.dtype.kind in "UO" for each in labels}
+    if len(kinds) > 1:
+        raise BadInput(f"{where}: train_y and test_y must both be texts, or both numbers")
+    if kinds == {True}:
         texts = {text for each in labels for text in texts_of(each)}
         if fractions := [text for text in sorted(texts) if _is_fraction(text)]:
             raise BadInput(

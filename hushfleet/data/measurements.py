@@ -49,7 +49,7 @@ def warn_of_row_numbers(x: np.ndarray, where: str, names: Sequence[str] = ()) ->
             and (values == np.floor(values)).all()
             and len(np.unique(values)) == len(x)
         ):
-            name = repr(names[place]) if names else f"number {place} (from 0) of a sample's values"
+            name = repr(names[int(place)]) if names else f"number {place} (from 0) of a sample's values"
             _log.warning(
                 "%s: %s has the whole numbers %.0f to %.0f, each of them once, as row numbers are: unless it is a "
                 "measurement, leave it out, since a network learns the order of the samples from it",

@@ -99,6 +99,16 @@ def test_a_wild_value_of_the_test_part_is_refused() -> None:
         hf.Data(NOISE, Y, wild, Y).dataset("try")
 
 
+def test_frames_of_pandas_own_types_are_numbers_and_gaps() -> None:
+    nullable = FRAME.convert_dtypes().assign(on=Y.astype(bool), count=pd.array([1, 2] * (COUNT // 2), dtype="Int64"))
+    assert as_data((nullable, Y)).dataset("try").input_shape == (5, 1, 1)
+    nullable.loc[5, "count"] = pd.NA
+    with pytest.raises(BadInput, match=r"the first of them number 5 \(from 0\), hold values that are no finite"):
+        as_data((nullable, Y)).dataset("try")
+    with pytest.raises(BadInput, match=r"the column 'day' is datetime64.*; it must be numbers"):
+        as_data((FRAME.assign(day=pd.Timestamp("2026-01-01")), Y))
+
+
 def test_rare_events_and_constants_are_no_wild_values(caplog) -> None:
     rare = np.zeros((1000, 3), np.float32)
     rare[::100, 0], rare[500, 1], rare[:, 2] = 1, 1e6, 7

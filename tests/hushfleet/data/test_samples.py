@@ -95,6 +95,11 @@ def test_mistakes_of_own_data_say_what_to_do(data: Data, said: str) -> None:
         data.dataset("mine")
 
 
+def test_labels_of_both_parts_are_of_one_kind() -> None:
+    with pytest.raises(BadInput, match="train_y and test_y must both be texts, or both numbers"):
+        Data(X, ["a", "b"] * 10, X, [0, 1] * 10).dataset("mine")
+
+
 def test_labels_that_are_numbers_may_be_names() -> None:
     assert Data(X, ["1.0", "inf"] * 10).dataset("mine").class_names == ("1.0", "inf")  # as some programs write 1
     halves = ("0.5", "1.5")
