@@ -155,8 +155,8 @@ def load_arrays(path: Path) -> Data:
 def unmasked(values: Any, where: str) -> np.ndarray:
     """An array. Raises `BadInput` where a mask (`numpy.ma`) hides values, which would be used all the same."""
     if isinstance(values, np.ma.MaskedArray):
-        hidden = np.atleast_1d(np.ma.getmaskarray(values))
-        hidden = hidden.reshape(len(hidden), -1).any(1)
+        mask = np.atleast_1d(np.ma.getmaskarray(values))
+        hidden = np.asarray(mask.reshape(len(mask), -1).any(1))
         if hidden.any():
             raise BadInput(
                 f"{where}: of {hidden.sum()} samples, the first of them number {int(hidden.argmax())} (from 0), a mask "
