@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.config.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
-from hushfleet.data.folder import read_image
+from hushfleet.data.images import read_image
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DataSection
 from hushfleet.edge_client.board.local_data import LocalData, inputs_of

@@ -12,7 +12,6 @@ from msgspec import Meta
 from hushfleet.config.schema import (
     Checked,
     Finite,
-    Positive,
     PositiveOrInf,
     Probability,
     Share,
@@ -22,6 +21,7 @@ from hushfleet.config.schema import (
 )
 from hushfleet.config.spec import Augment, PrivacySpec, Rounds, Step, WireSpec
 from hushfleet.config.written import faults
+from hushfleet.data.labels import one_form
 from hushfleet.errors import HushfleetError, Malformed
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig, check_range
@@ -34,6 +34,7 @@ DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifa
 OWN_DATA = get_args(OwnData)
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _AtLeast1 = Annotated[int, Meta(ge=1)]
+_Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 
 
 def is_path(key: str, value: str) -> bool:
@@ -214,6 +215,10 @@ class PrivacySection(Checked):
             )
         if math.isinf(self.clip_norm) and (self.noise_multiplier or self.epsilon):
             raise ValueError("clip_norm = inf: must be finite where noise is added, since the noise is scaled to it")
+        if math.isfinite(self.clip_norm) and not 1e-9 <= self.clip_norm <= 1e6:  # what an update's steps can be
+            raise ValueError(f"clip_norm = {self.clip_norm:g}: must be 1e-9 to 1e6, or inf")
+        if self.noise_multiplier and self.noise_multiplier < 1e-6:
+            raise ValueError(f"noise_multiplier = {self.noise_multiplier:g}: must be 0, or 1e-6 to 1000")
 
 
 @dataclass(frozen=True)
@@ -254,9 +259,9 @@ class DataSection(Checked):
     class_names: tuple[str, ...] = ()
     input_shape: tuple[_AtLeast1, _AtLeast1, _AtLeast1] | None = None
     mean: tuple[Finite, ...] = ()
-    std: tuple[Positive, ...] = ()
+    std: tuple[_Deviation, ...] = ()
     target_mean: tuple[Finite, ...] = ()
-    target_std: tuple[Positive, ...] = ()
+    target_std: tuple[_Deviation, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -266,7 +271,7 @@ class DataSection(Checked):
             raise ValueError(f"partition = {self.partition!r} needs alpha, for example alpha = 1.0")
         if self.partition == "pathological" and self.classes_per_device is None:
             raise ValueError("partition = 'pathological' needs classes_per_device, for example 2")
-        if len(set(self.class_names)) != len(self.class_names):
+        if len(set(map(one_form, self.class_names))) != len(self.class_names):
             raise ValueError(f"class_names = {list(self.class_names)}: each name may stand there once")
         if self.name == "folder" and (not self.class_names or self.input_shape is None):
             raise ValueError("name = 'folder' needs class_names and input_shape, such as [3, 32, 32]")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,9 @@ import numpy as np
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import as_targets, as_values, opened
 from hushfleet.data.csv_file import read_csv
-from hushfleet.data.folder import ImageForm, load_folder, named, scan_folder
+from hushfleet.data.folder import ImageForm, files_below, load_folder, named, scan_folder
+from hushfleet.data.labels import one_form, texts_of
+from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import DataSection
 from hushfleet.edge_client.board.notes import Note
@@ -107,6 +109,7 @@ class LocalData:
         model = self._model
         if self._section.kind == "arrays":
             samples = load_arrays(path, model)
+            warn_of_row_numbers(samples.images, str(path))
         elif self._section.kind == "csv":
             samples = load_csv(path, model)
         else:
@@ -121,6 +124,7 @@ class LocalData:
         try:
             if self._section.kind == "arrays":
                 samples = load_arrays(path, model, skipped=skipped)
+                warn_of_row_numbers(samples.images, str(path))
             elif self._section.kind == "csv":
                 samples = load_csv(path, model, skipped=skipped)
             else:
@@ -173,16 +177,17 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
         values, labels = arrays[x], arrays[y]
     if skipped is not None:
         values, labels = _usable(values, labels, model, skipped)
-    return _fitting(as_values(values, f"{path}: {x}"), labels, model, f"{path}: {y}")
+    return _fitting(as_values(values, f"{path}: {x}"), labels, model, f"{path}: {y}", skipped)
 
 
 def load_csv(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
     """A line a sample, see `hushfleet.data.csv_file`; parameters as `load_arrays`. Raises `BadInput`."""
     outputs = () if model.targets.are_classes else model.class_names
-    values, labels, *_ = read_csv(path, input_shape=model.image_shape, outputs=outputs, skipped=skipped)
+    values, labels, _, names = read_csv(path, input_shape=model.image_shape, outputs=outputs, skipped=skipped)
+    warn_of_row_numbers(values, str(path), names)
     if skipped is not None:
         values, labels = _usable(values, labels, model, skipped)
-    return _fitting(values, labels, model, str(path))
+    return _fitting(values, labels, model, str(path), skipped)
 
 
 def _usable(
@@ -200,7 +205,7 @@ def _usable(
         if numeric:
             fits &= (labels >= 0) & (labels < len(model.class_names)) & (labels == np.floor(labels))
         else:
-            fits &= np.isin(labels.astype(str), model.class_names)
+            fits &= np.isin(texts_of(labels).astype(str), list(map(one_form, model.class_names)))
     elif not targets.are_classes and numeric:
         rows = labels.reshape(len(labels), -1)
         with np.errstate(over="ignore"):
@@ -217,10 +222,17 @@ def _usable(
     return values[fits], labels[fits]
 
 
-def _fitting(values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: str) -> Samples:
+def _fitting(
+    values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: str, skipped: list[str] | None
+) -> Samples:
     if values.shape[1:] != model.image_shape:
         raise BadInput(f"{where}: samples of {list(values.shape[1:])}, the task wants {list(model.image_shape)}")
     labels = as_targets(labels, model.class_names, model.targets, count=len(values), where=where)
+    if skipped is None:
+        refuse_far(values, model.mean, model.std, where)
+    elif (far := far_away(values, model.mean, model.std)).any():
+        skipped += (f"sample {place}, a million standard deviations from the mean" for place in np.flatnonzero(far))
+        values, labels = values[~far], labels[~far]
     return Samples(values, labels, model.mean, model.std, model.targets)
 
 
@@ -264,17 +276,8 @@ def _stamp(path: Path) -> Stamp:
     """The number of files, and a sum that follows the name, the date and the size of each: a file that was moved to
     another class keeps all but its name. Zeros where there is nothing."""
     count, total = 0, 0
-    for file in [str(path)] if path.is_file() else _files_of(path):
+    for file in [str(path)] if path.is_file() else files_below(path, data=path):
         with suppress(OSError):  # it was removed meanwhile
             status = os.stat(file)
             count, total = count + 1, total + hash((file, status.st_mtime_ns, status.st_size))
     return count, total
-
-
-def _files_of(path: Path) -> Iterator[str]:
-    """All that `scan_folder` would read, and more: of links to folders, those that are classes are followed."""
-    _, folders, _ = next(os.walk(path), ("", [], []))
-    classes = (os.path.join(path, name) for name in folders)
-    for top in (str(path), *filter(os.path.islink, classes)):
-        for folder, _, names in os.walk(top):
-            yield from (os.path.join(folder, name) for name in names)

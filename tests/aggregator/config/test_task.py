@@ -314,6 +314,9 @@ def test_every_method_runs_strict(name: str) -> None:
         ({"method": {"name": "fedavg", "gamma": 0.1}}, "method: unknown field 'gamma'"),
         ({"privacy": {"epsilon": 2, "noise_multiplier": 1}}, "privacy: give noise_multiplier or epsilon, not both"),
         ({"privacy": {"clip_norm": 0}}, "privacy.clip_norm = 0: must be positive"),
+        ({"privacy": {"clip_norm": 1e-40}}, "privacy: clip_norm = 1e-40: must be 1e-9 to 1e6, or inf"),
+        ({"privacy": {"clip_norm": 1e38}}, "privacy: clip_norm = 1e.38: must be 1e-9 to 1e6, or inf"),
+        ({"privacy": {"noise_multiplier": 1e-40}}, "privacy: noise_multiplier = 1e-40: must be 0, or 1e-6 to 1000"),
         ({"privacy": {"clip_norm": math.inf, "epsilon": 2}}, "privacy: clip_norm = inf: must be finite where noise"),
         ({"privacy": {"clip_norm": math.inf, "noise_multiplier": 1}}, "privacy: clip_norm = inf"),
         ({"privacy": {"delta": 1}}, "privacy.delta = 1: must be between 0 and 1"),
@@ -371,6 +374,13 @@ def test_a_broken_file_is_bad_input(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(BadInput, match=r"task.toml is not valid TOML"):
             load_task(path)
+    for line in ("\\Users\\me", "\\data\\new", "\\tmp\\"):
+        path.write_text(f'name = "a"\n[data]\npath = "C:{line}"\n')
+        with pytest.raises(BadInput, match=r"line 3.*; between double quotes \\ begins an escape: write"):
+            load_task(path)
+    written = {**plain(), "data": {"name": "csv", "path": "C:\temp\new.csv"}}
+    with pytest.raises(BadInput, match=r"path = 'C:\\temp\\new.csv': has a tab .* between single quotes, or with /"):
+        parse_task(written)
     assert issubclass(BadInput, HushfleetError)
     assert BadInput.exit_code == 2
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import tracemalloc
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,73 @@ def test_what_is_left_out_is_told_on_the_board(tmp_path, model, caplog):
     np.savez(path, x=SERIES, y=["sit", "walk", "walk", "sit"])
     assert len(data.samples()) == 4
     assert read_notes(tmp_path) == []
+
+
+def test_a_board_refuses_what_a_simulation_refuses(tmp_path, model):
+    """Or leaves it out, where a device may have no samples."""
+    far, nan = SERIES.copy(), np.array([0, np.nan, 1, 0])
+    far[1, 0, 0] = 1e30
+    for x, y, said in (
+        (far, [0, 1, 1, 0], "1 samples, the first of them number 1 (from 0), hold a value such as 1e+30"),
+        (SERIES, nan, "1 samples, the first of them number 1 (from 0), have no label ('nan')"),
+        (SERIES, ["sit", "NA", "walk", "sit"], "number 1 (from 0), have no label ('NA'); leave these samples out"),
+    ):
+        np.savez(tmp_path / "d.npz", x=x, y=y)
+        with pytest.raises(BadInput, match=re.escape(said)):
+            samples("arrays", tmp_path / "d.npz", model)
+        section = DataSection("arrays", str(tmp_path / "d.npz"))
+        assert LocalData(section, model, may_be_empty=True).samples().labels.tolist() == [0, 1, 0]
+
+
+def test_a_board_warns_of_row_numbers_and_takes_names_in_either_form(tmp_path, model, caplog):
+    task = replace(model, class_names=("café", "thé"))
+    names = [unicodedata.normalize("NFD", "café"), "thé"] * 10
+    x = np.random.default_rng(0).normal(size=(20, 6))
+    x[:, 2] = np.arange(20)
+    np.savez(tmp_path / "d.npz", x=x.reshape(20, 2, 3), y=names)
+    rows = (f"{name},{','.join(map(str, row))}" for name, row in zip(names, x, strict=True))
+    (tmp_path / "d.csv").write_text("\n".join(["label,a,b,id,d,e,f", *rows]), encoding="utf-8")
+    for kind, name in (("arrays", "number 2 (from 0) of a sample's values"), ("csv", "'id'")):
+        for lenient in (False, True):
+            section = DataSection(kind, str(tmp_path / f"d.{'csv' if kind == 'csv' else 'npz'}"))
+            found = LocalData(section, task, may_be_empty=lenient).samples()
+            assert found.labels.tolist() == [0, 1] * 10
+            assert f"{name} has the whole numbers 0 to 19" in caplog.text
+            caplog.clear()
+
+
+EXCEL = "label;device;ax;ay\nsit;anna;0,5;1\n;;;\nwalk;bert;-1,25;2\n;;;\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("separator", [";", "\t", ","])
+def test_files_of_excel_are_read(tmp_path, encoding, separator):
+    text = EXCEL.replace(",", ".") if separator == "," else EXCEL
+    mark = "\ufeff" if encoding.endswith("e") else ""
+    text = (mark + text).replace(";", separator).replace("\n", "\r\n")
+    (tmp_path / "d.csv").write_bytes(text.encode(encoding))
+    found = load_csv_set(tmp_path / "d.csv")
+    assert found.train_x.tolist() == [[0.5, 1], [-1.25, 2]]
+    assert (found.train_y.tolist(), found.train_device.tolist()) == (["sit", "walk"], ["anna", "bert"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"label;a\nup;1,5\nup;1.234,5\n", "line 3: 'a' = '1.234,5' is no number"),
+        (b"label;a\nup;1,5\nup;1.234\n", "line 3: 'a' = '1.234' is no number"),
+        (b"label;a\nup;1.234\nup;1,5\n", "line 3: 'a' = '1,5' is no number"),
+        (b"label,a\nup,1;5\n", "line 2: 'a' = '1;5' is no number"),
+        (b'label,a\nup,"1,5"\n', "line 2: 'a' = '1,5' is no number"),
+        ("label;a\nKüche;1\n".encode("cp1252"), "is not UTF-8 (invalid start byte); save it as CSV UTF-8"),
+        ("label;a\nup;1\n".encode("utf-16")[:-1], "is not UTF-16-LE (truncated data); save it as CSV UTF-8"),
+        ("label;a\nup;1\n".encode("utf-16-le"), "the first line must name the columns"),
+    ],
+)
+def test_files_of_excel_that_cannot_be_read_for_sure_are_refused(tmp_path, text, said):
+    (tmp_path / "d.csv").write_bytes(text)
+    with pytest.raises(BadInput, match=re.escape(said)):
+        load_csv_set(tmp_path / "d.csv")
 
 
 def test_data_that_have_become_unusable_are_refused_each_time(tmp_path, model):
