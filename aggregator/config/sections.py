@@ -315,6 +315,34 @@ class RoundSection(Checked):
                 "out at either end, for example 0.1"
             )
 
+    def check(self, devices: int, *, secure: bool) -> None:
+        """Raises `ValueError` where a fleet of so many devices could never open a round, or close one with a model.
+
+        :param secure: the cohort of a secure sum follows from the roster, whoever is present when the round opens.
+        """
+        cohort = self.cohort_size or devices
+        if cohort > devices:
+            raise ValueError(
+                f"round.cohort_size = {cohort}: the fleet has {devices} devices (data.devices); take 0 for all of them"
+            )
+        if self.min_updates > cohort:
+            raise ValueError(
+                f"round.min_updates = {self.min_updates}: a round has {cohort} devices, so none could ever close with "
+                f"so many updates; take {cohort} or fewer"
+            )
+        if self.min_devices is None:
+            return
+        if self.min_devices > devices:
+            raise ValueError(
+                f"round.min_devices = {self.min_devices}: the fleet has {devices} devices (data.devices), so no round "
+                f"could ever open; take {devices} or fewer"
+            )
+        if self.min_devices < self.min_updates and not secure:
+            raise ValueError(
+                f"round.min_devices = {self.min_devices}: a round that opens with so few devices could never close "
+                f"with round.min_updates = {self.min_updates}; take {self.min_updates} or more"
+            )
+
 
 @dataclass(frozen=True)
 class WireSection(WireSpec):

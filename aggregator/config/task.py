@@ -59,6 +59,7 @@ class Task(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.round.check(self.data.devices, secure=self.privacy.accounting == "secure")
         self._complete_sums()
         self._check_epsilon()
         self._check_loss()
