@@ -105,7 +105,9 @@ def check_participation(engine: RoundEngine, plan: RoundPlan, *, least: int = 1)
     """Raises `HushfleetError` for an open round in which fewer than `least` of the cohort take part, unless budgets are
     why: a run that has begun then ends by itself."""
     why = [
-        (code, reason) for _, _, code, reason in engine.store.declines(plan.round) if code != "budget" or plan.round == 1
+        (code, reason)
+        for _, _, code, reason in engine.store.declines(plan.round)
+        if code != "budget" or plan.round == 1
     ]
     if engine.accepted < least and why:
         code, reason = why[0]
