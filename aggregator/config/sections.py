@@ -27,6 +27,7 @@ from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig, check_range
 from hushfleet.model.targets import Loss, Tolerance
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
+from hushfleet.secure.committee import committee_rule
 from hushfleet.user_files import expanded, in_file
 
 OwnData = Literal["folder", "arrays", "csv"]
@@ -318,6 +319,42 @@ class RoundSection(Checked):
             raise ValueError(
                 "trim belongs to aggregation = 'trimmed-mean', which needs it: the share of the updates that is left "
                 "out at either end, for example 0.1"
+            )
+
+    def check(self, devices: int, *, honest_fraction: float | None) -> None:
+        """Raises `ValueError` where a fleet of so many devices could never open a round, or close one with a model.
+
+        :param honest_fraction: of secure sums, whose cohort follows from the roster, whoever is present when the round
+            opens; None: there are none.
+        """
+        cohort = self.cohort_size or devices
+        if cohort > devices:
+            raise ValueError(
+                f"round.cohort_size = {cohort}: the fleet has {devices} devices (data.devices); take 0 for all of them"
+            )
+        if self.min_updates > cohort:
+            raise ValueError(
+                f"round.min_updates = {self.min_updates}: a round has {cohort} devices, so none could ever close with "
+                f"so many updates; take {cohort} or fewer"
+            )
+        if honest_fraction is not None:
+            committee = committee_rule(cohort, honest_fraction=honest_fraction, roster=devices)
+            if committee.packed < 1:
+                raise ValueError(
+                    f"privacy.honest_fraction = {honest_fraction:g}: of {committee.members} members of a committee "
+                    f"{committee.corrupt} may be corrupt, so none could ever open a sum; more trust is needed"
+                )
+        if self.min_devices is None:
+            return
+        if self.min_devices > devices:
+            raise ValueError(
+                f"round.min_devices = {self.min_devices}: the fleet has {devices} devices (data.devices), so no round "
+                f"could ever open; take {devices} or fewer"
+            )
+        if self.min_devices < self.min_updates and honest_fraction is None:
+            raise ValueError(
+                f"round.min_devices = {self.min_devices}: a round that opens with so few devices could never close "
+                f"with round.min_updates = {self.min_updates}; take {self.min_updates} or more"
             )
 
 

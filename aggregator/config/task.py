@@ -60,6 +60,8 @@ class Task(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._complete_sums()
+        secure = self.privacy.accounting == "secure"
+        self.round.check(self.data.devices, honest_fraction=self.privacy.honest_fraction if secure else None)
         self._check_epsilon()
         self._check_loss()
         self._check_augment()
@@ -92,8 +94,6 @@ class Task(Checked):
         if least == 1:
             cohort, rate = self.cohort_size, self.sampling_rate
             least = max(2, math.ceil(LEAST_SHARE * (cohort - 3 * math.sqrt(cohort * (1 - rate))) - 1e-9))
-        if least > self.cohort_size:
-            raise ValueError(f"round.min_updates = {least}: a round has {self.cohort_size} devices")
         object.__setattr__(self, "wire", replace(self.wire, codec="masked"))
         object.__setattr__(self, "round", replace(self.round, min_updates=least))
         try:

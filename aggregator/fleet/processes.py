@@ -19,9 +19,11 @@ from pathlib import Path
 from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.broker.config import find_mosquitto
 from hushfleet.aggregator.broker.process import check_port_free, speaks_tls
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.task_check import obstacles
 from hushfleet.errors import BadInput, HushfleetError
 
 STOP_TIMEOUT_S = 10.0
@@ -101,14 +103,23 @@ def run_fleet(folder: FleetFolder, stop: threading.Event) -> None:
     ports, run = folder.config.broker, folder.run
     with started(folder, brokers_of(folder)) as brokers, started(folder, _services_of(folder)) as services:
         print(f"the broker listens on the ports {ports.port} and {ports.enrolment_port}; logs are in {folder.logs}")
+        _print_obstacles(folder)
         while not stop.wait(0.2):
             with contextlib.suppress(BadInput):  # a task file that is being written by hand
                 if folder.run != run:
                     run = folder.run
                     print(f"the aggregator goes on with {run}")
+                    _print_obstacles(folder)
                     services[-1].restart()
             for child in (*brokers, *services):
                 child.watch(time.monotonic())
+
+
+def _print_obstacles(folder: FleetFolder) -> None:
+    """Boards may come while the fleet runs, so these are notes and no errors."""
+    with contextlib.suppress(BadInput):  # the aggregator says what is wrong with the task
+        for why in obstacles(load_task(folder.task), folder):
+            print(f"note: {why}", flush=True)
 
 
 @contextlib.contextmanager

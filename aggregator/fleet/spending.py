@@ -48,6 +48,14 @@ class Spending:
             return known
         return digest, epsilon_server_of(_charges(counts), delta=self.delta)
 
+    def with_charge(self, charge: Charge, device: str, register: DeviceRegister | None) -> float:
+        """Epsilon_server of a board after one more charge. Raises `StoreError`.
+
+        :param register: None where nothing was charged yet.
+        """
+        counts = [] if register is None else register.charge_counts(device)
+        return epsilon_server_of([*_charges(counts), charge], delta=self.delta)
+
     def most(self, register: DeviceRegister) -> Lifetime | None:
         """The board that has spent most, as of the last `update`; None where none has. Raises `StoreError`."""
         if not self._known:
