@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +63,7 @@ def _push(
                     folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels
                 )
         target = next(target for target in targets if release_for(registry, target) == release)
-        card = card_of(folder, board, release=release, target=target, images=images)
+        card = replace(card_of(folder, board, target=target, images=images), release=folder.releases / release.file)
         days = folder.config.enrolment.token_days
         registry.add_token(device, card.token.encode(), expires=time.time() + days * DAY_S)
     push(host, card)

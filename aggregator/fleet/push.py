@@ -20,7 +20,8 @@ from typing import IO
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, MountedBoot
 from hushfleet.firmware_profiles.cards.bundle import PYTHONS
-from hushfleet.firmware_profiles.cards.seed import FOLDER, Card, stage
+from hushfleet.firmware_profiles.cards.customised import FOLDER
+from hushfleet.firmware_profiles.cards.seed import Card, stage
 
 _SAYS = "hushfleet looks around:"  # a login may print other things before
 _LOOK = (
@@ -91,7 +92,7 @@ class _NoWriter:
     def files(self, card: Card, boot: BootPartition) -> dict[str, str]:
         return {}
 
-    def afterwards(self, card: Card) -> dict[str, str]:
+    def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
         return {}
 
 

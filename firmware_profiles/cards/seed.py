@@ -14,9 +14,9 @@ from typing import Protocol
 
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
+from hushfleet.firmware_profiles.cards.customised import FOLDER, original
 from hushfleet.firmware_profiles.cards.wifi import Wifi
 
-FOLDER = "hushfleet"
 _KIT = resources.files("hushfleet.firmware_profiles.cards") / "kit"
 _SLOTS = {  # what `slots.py` imports, by package
     "hushfleet": ("__init__.py", "atomic_file.py", "errors.py"),
@@ -76,7 +76,7 @@ class Writer(Protocol):
     def files(self, card: Card, boot: BootPartition) -> dict[str, str]:
         """Files in the root of the partition: name -> text."""
 
-    def afterwards(self, card: Card) -> dict[str, str]:
+    def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
         """What replaces a secret file that must not be missing."""
 
 
@@ -102,8 +102,13 @@ def stage(card: Card, writer: Writer, boot: BootPartition, folder: Path) -> None
     (ours / "ca.pem").write_bytes(card.ca)
     if card.images is not None:
         shutil.copytree(card.images, ours / "images", copy_function=shutil.copyfile)
-    _write_all(ours / "after", writer.afterwards(card))
-    _write_all(folder, writer.files(card, boot))
+    _write_all(ours / "after", writer.afterwards(card, boot))
+    files = writer.files(card, boot)
+    _write_all(folder, files)
+    for name in files:
+        if (before := original(boot, name)) not in (None, files[name].encode()):
+            (ours / "before").mkdir(exist_ok=True)
+            (ours / "before" / name).write_bytes(before or b"")
 
 
 def slots_archive() -> bytes:
