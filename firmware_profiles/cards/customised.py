@@ -19,16 +19,19 @@ from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
 
 FOLDER = "hushfleet"
 BEFORE = f"{FOLDER}/before"
+FIRST_BOOT = f"{FOLDER}/first-boot.sh"
 _REMEDY = "delete that file, or write the system to the card anew without customisation"
 _KNOWN_PASSWORDS = ('"ubuntu:ubuntu', '"name": "ubuntu", "password": "ubuntu"')  # of Ubuntu's stock image
 
 
 def original(boot: BootPartition, name: str) -> bytes | None:
-    """A file of the partition's root as it was before the first card was written; None: there was none."""
+    """A file of the partition's root as it was before the first card was written; None: there was none.
+
+    The folder alone says nothing: a card may have been pulled out before it was complete.
+    """
     kept = boot.read(f"{BEFORE}/{name}")
-    if kept is not None or FOLDER in boot.names():
-        return kept
-    return boot.read(name)
+    is_ours = any(FIRST_BOOT.encode() in (boot.read(start) or b"") for start in ("user-data", "firstrun.sh"))
+    return kept if kept is not None or is_ours else boot.read(name)
 
 
 def read_yaml(boot: BootPartition, name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
 from hushfleet.firmware_profiles.cards.customised import (
     BEFORE,
+    FIRST_BOOT,
     FOLDER,
     is_netplan,
     original,
@@ -29,15 +30,14 @@ from hushfleet.firmware_profiles.cards.customised import (
 from hushfleet.firmware_profiles.cards.seed import Card, Writer
 from hushfleet.firmware_profiles.cards.stock_image import System
 
-_SCRIPT = f"{FOLDER}/first-boot.sh"
-_START = f'for d in /boot/firmware /boot; do if [ -e "$d/{_SCRIPT}" ]; then exec sh "$d/{_SCRIPT}"; fi; done'
+_START = f'for d in /boot/firmware /boot; do if [ -e "$d/{FIRST_BOOT}" ]; then exec sh "$d/{FIRST_BOOT}"; fi; done'
 _FIRSTRUN = f"""\
 #!/bin/sh
 # Started once by cmdline.txt; the installation follows after the next start. What rpi-imager left to be run comes last,
 # since it may end this system.
 boot=/boot/firmware
 [ -d "$boot/{FOLDER}" ] || boot=/boot
-sh "$boot/{FOLDER}/first-boot.sh" --later
+sh "$boot/{FIRST_BOOT}" --later
 sed -i 's| systemd\\.run[a-z_]*=[^ ]*||g; s| systemd\\.unit=kernel-command-line\\.target||' "$boot/cmdline.txt"
 rm -f "$boot/firstrun.sh"
 sync

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.firmware_profiles.cards import boot_partition
 from hushfleet.firmware_profiles.cards.boot_partition import MountedBoot
 from hushfleet.firmware_profiles.cards.seed import Card, Writer
 from hushfleet.firmware_profiles.cards.wifi import Wifi
@@ -123,6 +124,24 @@ def test_user_key_and_wifi_of_rpi_imager_stay(tmp_path: Path, card: Card) -> Non
         if name != "config.txt":
             assert files[f"hushfleet/before/{name}"] == text
     assert written(tmp_path / "boot", card, CLOUD_INIT) == files, "written again"
+
+
+def test_a_card_that_was_pulled_out_half_written_loses_nothing(
+    tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot = tmp_path / "boot"
+    with monkeypatch.context() as patch:
+        patch.setattr(boot_partition, "write_whole", lambda path, *_, **__: pull_out_at(path, "ca.pem"))
+        with pytest.raises(HushfleetError):
+            written(boot, card, CLOUD_INIT, imager())
+    assert (boot / "hushfleet").is_dir()
+    (alice,) = content(written(boot, card, CLOUD_INIT), "user-data")["users"]
+    assert alice["name"] == "alice"
+
+
+def pull_out_at(path: Path, name: str) -> None:
+    if path.name == name:
+        raise OSError("pulled out")
 
 
 def test_our_wifi_and_login_come_beside_theirs_and_only_ours_is_erased(tmp_path: Path, card: Card) -> None:
