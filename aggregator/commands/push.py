@@ -49,6 +49,11 @@ def _push(
         host, wanted = look_at(destination, shlex.split(ssh)), load_board(board.board).architecture
         if host.arch != wanted:
             raise BadInput(f"{destination} is {host.arch}, and {device} is a {board.board}, which is {wanted}")
+        if host.bits != "64":
+            raise BadInput(
+                f"{destination} has a {host.bits}-bit system on a 64-bit processor, and releases are for 64-bit systems: "
+                "write the 64-bit image to it"
+            )
         targets = [Target(python, host.arch) for python in host.pythons if python in PYTHONS]
         if not targets:
             raise BadInput(
