@@ -165,14 +165,15 @@ def _add(
     """
     from hushfleet import atomic_file
     from hushfleet.aggregator.fleet.members import counted, from_csv
+    from hushfleet.config.schema import to_plain
+    from hushfleet.config.toml_text import to_toml
     from hushfleet.firmware_profiles.cards.wifi import read_wifi
     from hushfleet.wire.format.topics import check_name
 
     if (count is None) == (csv is None):
         raise BadInput("give --count N, or --csv FILE")
     profile = "" if wifi is None else check_name(wifi.stem, "the name of the Wi-Fi file")
-    if wifi is not None:
-        read_wifi(wifi)
+    network = None if wifi is None else read_wifi(wifi)
     with opened(path) as (folder, registry):
         if csv is not None:
             boards = from_csv(csv, board=board, wifi=profile)
@@ -191,9 +192,9 @@ def _add(
             )
 
         def keep_wifi() -> None:
-            if wifi is not None:
+            if network is not None:
                 folder.wifi(profile).parent.mkdir(mode=0o700, exist_ok=True)
-                atomic_file.write_whole(folder.wifi(profile), wifi.read_bytes(), durable=True)
+                atomic_file.write_whole(folder.wifi(profile), to_toml(to_plain(network)).encode(), durable=True)
                 folder.wifi(profile).chmod(0o600)
 
         # both or neither: other cards may go by the former file, and boards cannot be added twice

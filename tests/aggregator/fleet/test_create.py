@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.members import counted, from_csv
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.config.toml_text import to_toml
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput
 from support.desk import TASK, make_folder
