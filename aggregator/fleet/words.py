@@ -31,7 +31,9 @@ def summary(view: FleetView) -> str:
     parts = [f"{view.present} of {len(view.boards)} boards are there"]
     if urgent:
         parts.append(f"{urgent} need{'s' if urgent == 1 else ''} somebody")
-    if view.aggregator != "unknown":
+    if view.run is not None and view.run.finished and view.aggregator != "running":
+        parts.append("the task is finished")
+    elif view.aggregator != "unknown":
         parts.append(f"the aggregator {'runs' if view.aggregator == 'running' else 'does not run'}")
     return ", ".join(parts)
 
@@ -39,7 +41,8 @@ def summary(view: FleetView) -> str:
 def progress(run: RunView) -> str:
     """`round 3 of 20 is open: 5 of 8 have answered`."""
     if run.finished:
-        return f"{run.task}: all {run.rounds_closed} rounds are done"
+        told = f"{run.task}: all {run.rounds_closed} rounds are done"
+        return f"{told}; boards wait for the next task: hushfleet fleet task DIR TASK.toml"
     if run.open_round is None:
         return f"{run.task}: {run.rounds_closed} of {run.rounds} rounds are done"
     asked = f" of {run.asked}" if run.asked else ""

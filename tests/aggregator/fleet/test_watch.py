@@ -19,6 +19,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, R
 from hushfleet.aggregator.fleet import spending, words
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.metrics import metrics
+from hushfleet.aggregator.fleet.processes import Child
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processes
@@ -177,6 +178,28 @@ def test_what_is_old_or_of_somebody_else_changes_nothing(desk: Desk) -> None:
     desk.hear("board-1", desk.birth("board-1", "training", session=1))
     board = desk.view().boards[0]
     assert (board.state, board.disk_percent) == ("training", None)
+
+
+def test_a_finished_task_is_no_fault() -> None:
+    run = a_view().run
+    assert run is not None
+    view = replace(a_view(), aggregator="stopped", run=replace(run, finished=True, rounds_closed=20, open_round=None))
+    assert words.summary(view) == "8 of 12 boards are there, 4 need somebody, the task is finished"
+    assert words.progress(run).startswith("greenhouse-hush-1a2b3c4d: round 12 of 20 is open")
+    assert words.progress(replace(run, finished=True)).endswith("hushfleet fleet task DIR TASK.toml")
+
+
+@pytest.mark.parametrize(("code", "level", "told"), [(0, "INFO", "all is done"), (2, "WARNING", "it has ended (2)")])
+def test_a_process_that_has_done_its_work_is_no_fault(
+    code: int, level: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = Child("it", ["sh", "-c", f"exit {code}"], None, when_done="all is done")
+    child.start()
+    assert child.process is not None
+    child.process.wait()
+    with caplog.at_level("INFO"):
+        child.watch(0.0)
+    assert [(record.levelname, record.message) for record in caplog.records] == [(level, told)]
 
 
 def test_the_run_as_its_log_tells_it(desk: Desk) -> None:
