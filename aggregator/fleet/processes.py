@@ -151,9 +151,7 @@ def brokers_of(folder: FleetFolder) -> list[Child]:
 
 def _services_of(folder: FleetFolder) -> list[Child]:
     own, path = [sys.executable, "-m", "hushfleet.aggregator.commands"], str(folder.path)
-    done = (
-        f"the task is finished; boards wait for the next one: hushfleet fleet task {path} TASK.toml. Ctrl-C ends this"
-    )
+    done = f"the task is finished; boards wait for the next one: hushfleet fleet task {path} TASK.toml"
     return [
         Child("the fleet service", [*own, "fleet", "serve", path], folder.logs / "service.log"),
         Child("the aggregator", [*own, "aggregator", "--fleet", path], None, when_done=done),
