@@ -102,6 +102,8 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         if name == "predict":
             command.add_argument("image", metavar="IMAGE", type=Path, help="a JPEG, PNG, ... file")
             command.add_argument("--top", type=int, default=3, metavar="N", help="classes to print (default 3)")
+        if name == "status":
+            command.add_argument("--details", action="store_true", help="say more of privacy, tasks and the own model")
         if name in ("predict", "status"):
             command.add_argument("--json", action="store_true", help="print JSON for other programs")
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
@@ -180,6 +182,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
+    from hushfleet.edge_client.owner_words import model_words
     from hushfleet.edge_client.predict import predict
 
     with _inspected(load_config(options.config)) as store:
@@ -188,7 +191,7 @@ def _predict(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"task": prediction.task, "model": prediction.model, "classes": dict(top)}))
     else:
-        print(f"{options.image}: by the {prediction.model} model of {prediction.task}")
+        print(f"{options.image}: by {model_words(prediction.model)}, of {prediction.task}")
         for name, value in top:
             print(f"  {value:10.5g}  {name}" if prediction.are_numbers else f"  {100 * value:5.1f} %  {name}")
     return 0
@@ -201,7 +204,7 @@ def _status(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     with _inspected(config) as store:
         report = status(config, store)
-    print(json.dumps(report) if options.json else "\n".join(told(report)))
+    print(json.dumps(report) if options.json else "\n".join(told(report, details=options.details)))
     return 0
 
 

@@ -62,4 +62,4 @@ class OwnHeads:
             return
         head = own_head_of(params, task.spec.model.layout, task.data.samples())
         self._store.keep_own_head(KeptHead.of(head, task=plan.task, global_params=params))
-        _log.info("round %d: own head: %s", plan.round, head.choice.words)
+        _log.info("round %d: this board now predicts with %s", plan.round, head.choice.plain)

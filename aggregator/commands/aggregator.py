@@ -123,9 +123,7 @@ def register(app: typer.Typer) -> None:
         ):
             raise nobody_is_known(folder)
         with AggregatorStore(folder) as store, DeviceRegister(of_fleet.aggregator if of_fleet else folder) as known:
-            policy = enrolment_of(
-                store, known, listed, closed=closed, may_be_empty=of_fleet is not None, console=console
-            )
+            policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
             with shown(console):
                 prepared = prepared_under_its_id(task, store, data_dir=data_dir, run_id=run_id)
             if task.privacy.accounting == "as-published":
@@ -163,6 +161,9 @@ def register(app: typer.Typer) -> None:
                 lifetimes = Spending(limits).lifetimes(known) if of_fleet else None
                 write_results(store, prepared, console, sums=facts, lifetimes=lifetimes)
         if not finished:
-            again = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
-            console.print(f"\n{again}", highlight=False, soft_wrap=True)
+            if of_fleet is not None:
+                words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {of_fleet.path}"
+            else:
+                words = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
+            console.print(f"\n{words}", highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED)

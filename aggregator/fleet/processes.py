@@ -41,12 +41,14 @@ class Child:
 
     :param log_file: where its output goes; None: to this terminal.
     :param port: where it listens, if others wait for that.
+    :param when_done: what is said when it has ended well; empty: it is expected to go on for ever.
     """
 
     name: str
     command: Sequence[str]
     log_file: Path | None
     port: int | None = None
+    when_done: str = ""
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     started: float = 0.0
@@ -88,7 +90,10 @@ class Child:
             self.failures = 0 if now - self.started > STABLE_S else self.failures
         elif status in (FINISHED, WRONG):
             self.over = True
-            log.warning("%s has ended (%d)", self.name, status)
+            if status == FINISHED and self.when_done:
+                log.info("%s", self.when_done)
+            else:
+                log.warning("%s has ended (%d)", self.name, status)
         elif not self.again_at:
             wait_s = min(LONGEST_WAIT_S, 2.0**self.failures)
             log.warning("%s died (%d); it is started again in %g s", self.name, status, wait_s)
@@ -157,9 +162,10 @@ def brokers_of(folder: FleetFolder) -> list[Child]:
 
 def _services_of(folder: FleetFolder) -> list[Child]:
     own, path = [sys.executable, "-m", "hushfleet.aggregator.commands"], str(folder.path)
+    done = f"the task is finished; boards wait for the next one: hushfleet fleet task {path} TASK.toml"
     return [
         Child("the fleet service", [*own, "fleet", "serve", path], folder.logs / "service.log"),
-        Child("the aggregator", [*own, "aggregator", "--fleet", path], None),
+        Child("the aggregator", [*own, "aggregator", "--fleet", path], None, when_done=done),
     ]
 
 

@@ -191,6 +191,7 @@ class FleetWatch:
             boards=tuple(boards),
             run=run,
             lifetime=None if self._register is None else self._spending.most(self._register),
+            privacy_left=None if self._register is None else self._spending.left(self._course.task, self._register),
             aggregator=aggregator,
             service=service,
             strangers=tuple(

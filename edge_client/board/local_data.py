@@ -3,15 +3,17 @@
 A board that keeps collecting images should train with them without a restart. Reading thousands of files for every
 round takes long, so they are read only if the name, the date or the size of one has changed.
 
-Where a task takes a device without samples, a sample that does not fit it counts as none, by itself, and data that
-cannot be read at all are no samples: a decline would tell, without a charge, what is in the data. What was left out is
-told on the board alone: in its log, and by `hushfleet-edge status`.
+Photographs that cannot be read, or that lie in no folder of a class, are left out. Where a task takes a device without
+samples, any sample that does not fit it counts as none, by itself, and data that cannot be read at all are no samples:
+a decline would tell, without a charge, what is in the data. What was left out is told on the board alone: in its log,
+and by `hushfleet-edge status`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,12 +23,12 @@ import numpy as np
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import as_targets, as_values, opened
 from hushfleet.data.csv_file import read_csv
-from hushfleet.data.folder import ImageForm, files_below, load_folder, named, scan_folder
+from hushfleet.data.folder import ImageForm, files_below, named, scan_folder
 from hushfleet.data.labels import one_form, texts_of
 from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import DataSection
-from hushfleet.edge_client.board.notes import Note
+from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
@@ -100,59 +102,71 @@ class LocalData:
         stamp = _stamp(path)
         if self._samples is None or stamp != self._stamp:
             self._samples, self._stamp, skipped = None, stamp, list[str]()
-            self._samples = self._load_leniently(path, skipped) if self._may_be_empty else self._load(path)
-            self._tell(path, skipped, used=len(self._samples))
+            self._samples = self._load(path, skipped)
             return_small_blocks()
         return self._samples
 
-    def _load(self, path: Path) -> LabelledSamples:
-        model = self._model
-        if self._section.kind == "arrays":
-            samples = load_arrays(path, model)
-            warn_of_row_numbers(samples.images, str(path))
-        elif self._section.kind == "csv":
-            samples = load_csv(path, model)
-        else:
-            samples = load_folder(path, **_form(model))
-        if not len(samples):
-            raise BadInput(f"data.path = {str(path)!r} holds no samples")
-        _warn_of_another_unit(samples, path)
-        return inputs_of(samples, self._features)
-
-    def _load_leniently(self, path: Path, skipped: list[str]) -> LabelledSamples:
-        model = self._model
+    def _load(self, path: Path, skipped: list[str]) -> LabelledSamples:
+        """:param skipped: is told what is left out."""
+        failed = ""
         try:
-            if self._section.kind == "arrays":
-                samples = load_arrays(path, model, skipped=skipped)
-                warn_of_row_numbers(samples.images, str(path))
-            elif self._section.kind == "csv":
-                samples = load_csv(path, model, skipped=skipped)
-            else:
-                samples, found = scan_folder(path, lenient=True, **_form(model))
-                skipped += found
+            samples = self._read(path, skipped)
+            if not len(samples) and not self._may_be_empty:
+                where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
+                cure = f"; put images into {path}/CLASS/, the classes are {names}" * (self._section.kind == "folder")
+                left_out = f"; left out: {reasons(skipped)}" if skipped else ""
+                raise BadInput(f"{where} holds no samples that fit the task{left_out}{cure}")
         except (BadInput, OSError) as error:
+            if not self._may_be_empty:
+                self._note.keep(DataUse(0, len(skipped), reasons(skipped) or str(error)))
+                raise
             self._stamp = None  # next time it may be readable, though nothing has changed
-            skipped.append(str(error))
-            samples = Samples(
-                np.empty((0, *model.image_shape), np.uint8),
-                model.targets.blank(0, len(model.class_names)),
-                model.mean,
-                model.std,
-                model.targets,
-            )
+            samples, failed = self._none(), str(error)
         if len(samples):
             _warn_of_another_unit(samples, path)
-        return inputs_of(samples, self._features, skipped=skipped)
+        inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
+        self._tell(path, DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty))
+        return inputs
 
-    def _tell(self, path: Path, skipped: Sequence[str], *, used: int) -> None:
-        words = f"data.path = {str(path)!r}: {used} samples are used"
-        if not used:
-            words += ", and this device takes part with noise alone"
-        if skipped:
-            words += f"; left out: {named(skipped)}"
-        if skipped or not used:
-            _log.warning("%s", words)
-        self._note.keep(words if skipped or not used else None)
+    def _read(self, path: Path, skipped: list[str]) -> Samples:
+        model, lenient = self._model, skipped if self._may_be_empty else None
+        if self._section.kind == "arrays":
+            samples = load_arrays(path, model, skipped=lenient)
+            warn_of_row_numbers(samples.images, str(path))
+            return samples
+        if self._section.kind == "csv":
+            return load_csv(path, model, skipped=lenient)
+        samples, found = scan_folder(path, lenient=True, **_form(model))
+        skipped += found
+        return samples
+
+    def _none(self) -> Samples:
+        model = self._model
+        return Samples(
+            np.empty((0, *model.image_shape), np.uint8),
+            model.targets.blank(0, len(model.class_names)),
+            model.mean,
+            model.std,
+            model.targets,
+        )
+
+    def _tell(self, path: Path, use: DataUse) -> None:
+        self._note.keep(use)
+        if use.why or not use.used:
+            alone = "" if use.used else ", and this device takes part with noise alone"
+            left_out = f"; {use.left_out} are left out: " if use.left_out else ": " if use.why else ""
+            _log.warning("data.path = %r: %d samples are used%s%s%s", str(path), use.used, alone, left_out, use.why)
+
+
+def reasons(skipped: Sequence[str]) -> str:
+    """Why samples were left out, the commonest reason first: `12: its folder is no class of this task, as new/1.jpg`.
+
+    :param skipped: `name: reason` of each, or a name alone.
+    """
+    parts = [each.partition(": ") for each in skipped]
+    counted = Counter(reason for _, _, reason in parts)
+    first = {reason: name for name, _, reason in reversed(parts)}
+    return named([f"{n}: {reason or 'does not fit'}, as {first[reason]}" for reason, n in counted.most_common()])
 
 
 def _form(model: ModelSpec) -> ImageForm:
@@ -218,7 +232,7 @@ def _usable(
     if fits.all():
         return values, labels
     (places,) = np.nonzero(~fits)
-    skipped += (f"sample {place}, with the label {labels[place]}" for place in places)
+    skipped += (f"sample {place} ({labels[place]}): its label does not fit the task" for place in places)
     return values[fits], labels[fits]
 
 
@@ -231,7 +245,7 @@ def _fitting(
     if skipped is None:
         refuse_far(values, model.mean, model.std, where)
     elif (far := far_away(values, model.mean, model.std)).any():
-        skipped += (f"sample {place}, a million standard deviations from the mean" for place in np.flatnonzero(far))
+        skipped += (f"sample {place}: a million standard deviations from the mean" for place in np.flatnonzero(far))
         values, labels = values[~far], labels[~far]
     return Samples(values, labels, model.mean, model.std, model.targets)
 

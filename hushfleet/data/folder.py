@@ -126,7 +126,8 @@ def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm])
             close = difflib.get_close_matches(entry.name, label_of, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             if lenient:
-                skipped.append(f"{entry.name}: no class of this task{hint}")
+                left = (file.relative_to(path).as_posix() for file in sorted(entry.rglob("*")) if file.is_file())
+                skipped += (f"{name}: its folder is no class of this task{hint}" for name in left)
                 continue
             raise BadInput(
                 f"{path} has the sub-folder {entry.name!r}, which is no class of this task{hint}; "
