@@ -68,6 +68,7 @@ def _flash(
     from hushfleet.firmware_profiles.cards.stock_image import System, read_system
     from hushfleet.firmware_profiles.cards.write import write_card
     from hushfleet.firmware_profiles.cards.writers import choose_writer
+    from hushfleet.user_files import checked_folder
 
     if (image is None) == (boot is None):
         raise BadInput("name the stock image (--image IMAGE --out FOLDER) or a mounted boot partition (--boot MOUNT)")
@@ -75,6 +76,8 @@ def _flash(
         raise BadInput("--image and --out FOLDER go together: the boards' images go there, IMAGE itself is not changed")
     if boot is not None and len(device or ()) != 1:
         raise BadInput("a mounted boot partition is one card: name its board with one --device ID")
+    if out is not None:
+        checked_folder(out)
     ssh_keys = [] if ssh_key is None else [read_ssh_key(ssh_key)]
     with opened(fleet) as (folder, registry), contextlib.ExitStack() as temporary:
         boards = choose_boards(registry, devices=device or (), count=count, again=force, now=time.time())

@@ -38,7 +38,7 @@ def _bundle(
 
     3. here: `hushfleet fleet release greenhouse hushfleet-0.3.1-cp313-aarch64.hfr`
 
-    Example:  hushfleet fleet bundle greenhouse --python 3.13 --version 0.3.1
+    Example: `hushfleet fleet bundle greenhouse --python 3.13 --version 0.3.1`
     """
     from rich.console import Console
 

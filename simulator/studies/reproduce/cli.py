@@ -18,11 +18,11 @@ in --results are taken too. The report is OUT/PAPER/TABLE.html, with TABLE.json 
 
 Examples:
 
-`hushfleet reproduce --list --data-dir DIR`
+`hushfleet reproduce --list`
 
-`hushfleet reproduce fedglp-adp --table 1 --dataset fashion-mnist --seeds 1 --data-dir DIR`
+`hushfleet reproduce fedglp-adp --table 1 --dataset fashion-mnist --seeds 1`
 
-`hushfleet reproduce fedglp-adp --table 1 --method fedglp-adp --column eps-2 --quick --data-dir DIR`
+`hushfleet reproduce fedglp-adp --table 1 --method fedglp-adp --column eps-2 --quick`
 
 `hushfleet reproduce --report`
 """
@@ -75,11 +75,11 @@ def register(app: typer.Typer) -> None:
         from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
         from hushfleet.simulator.studies.reproduce.show import listed
         from hushfleet.simulator.units import shown_time
-        from hushfleet.user_files import checked_folder
+        from hushfleet.user_files import checked_file, checked_folder
 
         console = Console()
         if whole_page:
-            write_page(Kept(results), out or PAGE, console)
+            write_page(Kept(results), checked_file(out or PAGE), console)
             return
         out = checked_folder(out or OUT)
         kept = Kept(out, results)
