@@ -34,6 +34,7 @@ from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import SecureSpec, TaskSpec, WireSpec
 from hushfleet.errors import OtherVersion
+from hushfleet.methods import title_of
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.terms import TRUST
 from hushfleet.secure.roster import Roster
@@ -91,7 +92,7 @@ def record(
     noise_multiplier = prepared.method.sigma(RoundTerms())
     return Result(
         task=spec.task,
-        method=spec.method,
+        method=title_of(spec.method),
         dataset=task.data.name,
         partition=task.partition_label,
         devices=max(len(names), 1),

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from hushfleet.aggregator.results.json_record import mistakes
 from hushfleet.config.schema import read_file
 from hushfleet.errors import BadInput
 
@@ -270,8 +271,7 @@ def _parsed(kind: type[_Parsed], plain: dict[str, Any], path: Path) -> _Parsed:
     try:
         return kind.model_validate(plain)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise BadInput(f"{path}: " + "; ".join(lines)) from error
+        raise BadInput(f"{path}: {'; '.join(mistakes(error))}") from error
 
 
 def _table_order(path: Path) -> tuple[int, int, str]:

@@ -151,6 +151,16 @@ def test_other_files_are_refused_in_words(tmp_path: Path, text: str, told: str) 
         Result.load(tmp_path / "absent" / "result.json")
 
 
+def test_lists_that_do_not_fit_are_told_in_our_own_words(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    sample(rounds=3).save(path)
+    data = strict_json(path)
+    data["details"]["accuracy_own_common"].pop()
+    path.write_text(json.dumps(data))
+    with pytest.raises(BadInput, match=r"the whole: details\.accuracy_own_common has 2 entries, and must have 3$"):
+        Result.load(path)
+
+
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     sample().save(path)
