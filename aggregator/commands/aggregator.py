@@ -159,7 +159,7 @@ def register(app: typer.Typer) -> None:
             if finished:
                 limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
                 lifetimes = Spending(limits).lifetimes(known) if of_fleet else None
-                write_results(store, prepared, console, sums=facts, lifetimes=lifetimes)
+                write_results(store, prepared, console, sums=facts, federation=federation, lifetimes=lifetimes)
         if not finished:
             again = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
             console.print(f"\n{again}", highlight=False, soft_wrap=True)

@@ -8,6 +8,7 @@ What only a simulation knows (own accuracies, label counts, the local-only basel
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -54,6 +55,7 @@ def record(
     runtime: str = "",
     sums: SumFacts | None = None,
     lifetimes: Mapping[str, Lifetime] | None = None,
+    federation: str | None = None,
 ) -> Result:
     """The result of all rounds that are closed.
 
@@ -64,6 +66,7 @@ def record(
     :param runtime: what computed the gradients, in a simulation.
     :param sums: who could unmask devices, where the task has secure sums.
     :param lifetimes: of a fleet: what each of its boards has spent over all tasks.
+    :param federation: its name on the broker, in the field.
     """
     task, spec = prepared.task, prepared.spec
     closed = [row for row in store.rounds() if row.metrics is not None and row.closed_at is not None]
@@ -92,6 +95,8 @@ def record(
     noise_multiplier = prepared.method.sigma(RoundTerms())
     return Result(
         task=spec.task,
+        recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        federation=federation,
         method=title_of(spec.method),
         dataset=task.data.name,
         partition=task.partition_label,

@@ -280,6 +280,8 @@ class Result(JsonRecord):
 
     schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
     task: str
+    recorded_at: str | None = None  # files of earlier versions do not say it
+    federation: str | None = None  # likewise; None in simulations
     method: str
     dataset: str
     partition: str
