@@ -72,13 +72,11 @@ class TableRow(Axis):
 
     :param same_in_all_columns: the columns do not touch it (no noise), so one cell serves them all.
     :param alone: each device trains alone, as `train_alone` does it: the task's method only says how.
-    :param passes: gradients that the method takes for each sample and epoch, for the estimate of time.
     :param metric: where it is not the table's, such as for a method without own models; a group's goes before.
     """
 
     same_in_all_columns: bool = False
     alone: bool = False
-    passes: Annotated[float, Field(gt=0)] = 1.0
     metric: Metric | None = None
 
 
