@@ -91,7 +91,7 @@ def _flash(
         target = choose_target(boards, how, system, python=python)
         release = release_for(registry, target)
         if release is None:
-            print(f"building a release for Python {target.python} on {target.arch}: a minute or two, once")
+            print(f"building a release for Python {target.python} on {target.arch}, once")
             with shown(Console()):
                 release = build_known_release(folder, registry, target, version=hushfleet.__version__, wheels=wheels)
         cards = [

@@ -66,6 +66,7 @@ def run_rounds(
         for device in simulation.fleet.devices:
             events.write("presence", device=device.name, state="ready", board=device.board)
         spent = all_have_spent(store, names)
+        work.done = store.last_closed_round
         on_closed(store.last_closed_round)
         while not engine.finished and not spent:
             plan = engine.plan or engine.open_round(names, roster=roster)
@@ -79,7 +80,7 @@ def run_rounds(
                 deliver(answer, engine, plan, events)
             check_participation(engine, plan)
             summary = engine.close()
-            work.done = plan.round
+            work.count()
             events.write("round_close", **summary.to_dict())
             on_closed(plan.round)
             spent = summary.participants == 0 and all_have_spent(store, names)

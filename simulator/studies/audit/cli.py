@@ -112,7 +112,7 @@ def _played(
     with shown(console), doing("trials", total=effort.trials) as work:
 
         def show(done: int) -> bool:
-            work.done = min(done, effort.trials)
+            work.count(min(done, effort.trials) - work.done)
             return True
 
         yield from findings(subject, effort, show)

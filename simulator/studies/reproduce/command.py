@@ -68,7 +68,7 @@ class Shown(AbstractContextManager["Shown"]):
                 self._began[cell.key] = now
                 self._resumed |= {cell.key} if at else set()
         left = self._left_s(now)
-        self._work.about_s = None if left is None else self._work.elapsed_s + left
+        self._work.ends_at = None if left is None else now + left
         names = [f"{cell.label} ({at}/{cell.rounds})" for cell, at in under_way[:1]]
         names += [f"and {len(under_way) - 1} more"] * (len(under_way) > 1)
         self._work.what = f"{self._count - len(self._waiting)} of {self._count} cells; {' '.join(names)}"
