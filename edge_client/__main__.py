@@ -33,27 +33,28 @@ INTERRUPTED = 130
 
 _EXAMPLE = """\
 examples:
-  hushfleet-edge device.toml                      run this device until it is stopped
-  hushfleet-edge status device.toml               what it has spent, and on what
-  hushfleet-edge predict device.toml photo.jpg    what its own model sees in an image
-  hushfleet-edge update device.toml FILE.hfr      install a release from a stick
+  hushfleet-edge device.toml                   run it until it is stopped
+  hushfleet-edge status device.toml            what it has spent, and on what
+  hushfleet-edge predict device.toml photo.jpg   what its own model sees
+  hushfleet-edge update device.toml new.hfr    install a release from a stick
 
 a small device.toml:
   [device]
   id = "greenhouse-07"
-  state_dir = "state"              # relative to this file; never share or copy it
-  board = "raspberry-pi-4-4gb"     # `hushfleet boards` lists them
+  state_dir = "state"            # relative to this file; never share or copy it
+  board = "raspberry-pi-4-4gb"   # `hushfleet boards` lists them
 
   [broker]
   url = "mqtts://broker.example:8883"
   ca_file = "ca.pem"
 
   [data]
-  kind = "folder"                  # one sub-folder of images for each class
+  kind = "folder"                # one sub-folder of images for each class
   path = "images"
 
   [limits]
-  epsilon_server = 8.0             # the device sits rounds out rather than spend more; inf: no limit
+  epsilon_server = 8.0           # it sits rounds out rather than spend more;
+                                 # inf: no limit
 """
 
 
@@ -81,8 +82,8 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     """`run` is the command when none is named, since that is what a board does all day."""
     parser = argparse.ArgumentParser(
         prog="hushfleet-edge",
-        description="Hushfleet's client for boards: trains on the device's own images and sends only "
-        "clipped and noised updates.",
+        description="Hushfleet's client for boards: trains on the device's own images, and sends\n"
+        "only clipped and noised updates.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

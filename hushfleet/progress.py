@@ -20,19 +20,24 @@ class Work:
 
     :param what: in words, as in "loading digits".
     :param total: how many parts it has; None where that is not known.
-    :param about_s: seconds that it usually takes, where there are no parts to count.
-    :param done: parts that are finished.
+    :param done: parts that are finished, also by an earlier process.
+    :param alike: whether each part takes about as long; if not, no time is said.
+    :param ends_at: when it will end, by the monotonic clock, where whoever does it has measured that otherwise.
     """
 
     what: str
     total: int | None = None
-    about_s: float | None = None
     done: int = 0
+    alike: bool = True
+    ends_at: float | None = None
     began: float = field(default_factory=time.monotonic)
+    _warm: tuple[float, int] | None = None
 
     def count(self, parts: int = 1) -> None:
         """So many more parts are finished."""
         self.done += parts
+        if self._warm is None:
+            self._warm = time.monotonic(), self.done
         for listener in listeners:
             listener()
 
@@ -42,10 +47,14 @@ class Work:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that are left; None where nothing can be said."""
-        if self.total is not None and self.done:
-            return self.elapsed_s * (self.total - self.done) / self.done
-        return None if self.about_s is None else max(0.0, self.about_s - self.elapsed_s)
+        """Seconds that are left, by the parts after the first, which warms up; None until there are two of them."""
+        now = time.monotonic()
+        if self.ends_at is not None:
+            return max(0.0, self.ends_at - now)
+        if self.total is None or not self.alike or self._warm is None or self.done - self._warm[1] < 2:
+            return None
+        since, before = self._warm
+        return (now - since) * (self.total - self.done) / (self.done - before)
 
 
 under_way: list[Work] = []
@@ -57,9 +66,9 @@ listeners: list[Callable[[], None]] = []
 
 
 @contextmanager
-def doing(what: str, *, total: int | None = None, about_s: float | None = None) -> Iterator[Work]:
+def doing(what: str, *, total: int | None = None, alike: bool = True) -> Iterator[Work]:
     """The work is under way inside of this context; count its parts by `work.count()`."""
-    work = Work(what, total, about_s)
+    work = Work(what, total, alike=alike)
     under_way.append(work)
     try:
         yield work

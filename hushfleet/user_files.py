@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hushfleet.errors import BadInput
@@ -93,12 +94,34 @@ def from_file(name: str, *, key: str) -> object:
 
 def checked_folder(folder: Path, option: str = "--out") -> Path:
     """The folder, which need not be there yet. Raises `BadInput` where nothing could be written into it."""
-    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not existing.is_dir():
-        raise BadInput(f"{option} {folder}: {existing} is a file, not a folder; choose another place")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise BadInput(f"{option} {folder}: {existing} may not be written to; choose another place")
+    _check_place(folder, (folder, *folder.absolute().parents), option)
     return folder
+
+
+def checked_file(file: Path, option: str = "--out") -> Path:
+    """The file, which need not be there yet. Raises `BadInput` where it could not be written."""
+    if os.path.isdir(file):
+        raise BadInput(f"{option} {file} is a folder; give the name of a file")
+    _check_place(file, file.absolute().parents, option)
+    return file
+
+
+def _check_place(place: Path, folders: Sequence[Path], option: str) -> None:
+    """:param folders: those that hold it, from the inside; the first that is there must take a new entry."""
+    existing = next(each for each in folders if os.path.lexists(each))
+    if not existing.is_dir():
+        what = "a link to nothing" if existing.is_symlink() else "a file, not a folder"
+        raise BadInput(f"{option} {place}: {existing} is {what}; choose another place")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            place.stat()  # its name may be too long
+        with tempfile.TemporaryFile(dir=existing):  # root's rights say nothing: in /proc nobody makes a file
+            pass
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise BadInput(
+            f"{option} {place}: nothing can be written to {existing} ({why}); choose another place"
+        ) from None
 
 
 def refuse_others(folder: Path, ours: Collection[str], option: str = "--out") -> None:

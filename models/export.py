@@ -52,14 +52,12 @@ def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_d
     gradient, inference = (read_cached(path) for path in paths.values())
     if gradient is not None and inference is not None:
         return Graphs(gradient, inference)
-    with doing(f"exporting and checking the graphs of {model.name}, once", total=3) as work:
+    with doing(f"exporting and checking the graphs of {model.name}, once"):
         from hushfleet.models import checks, tracing  # take seconds to import, and are needed once for each network
 
         try:
             gradient = tracing.export_gradient(model, objective)
-            work.done = 1
             inference = tracing.export_inference(model)
-            work.done = 2
         except Exception as error:  # of somebody's own network anything may be raised, in many classes
             cause = error.__cause__ or error
             reason = (str(cause).splitlines() or [""])[0]

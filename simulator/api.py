@@ -18,13 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from hushfleet import methods
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
-from hushfleet.aggregator.config.toml_text import toml_value
 from hushfleet.aggregator.observe.events import EventTail
+from hushfleet.aggregator.observe.notebook import run_console
 from hushfleet.aggregator.observe.progress import shown
+from hushfleet.config.toml_text import toml_value
 from hushfleet.data.arrays import Data
 from hushfleet.data.conversion import as_data
 from hushfleet.errors import BadInput
@@ -129,7 +128,7 @@ def simulate(
             engine=engine, runtime=runtime, workers=workers, lean=lean, local_only=alone, clocked=clocked
         )  # fmt: skip
         mix = read_boards(boards, devices=asked.data.devices, seed=asked.seed) if boards else None
-        console = Console(quiet=quiet)
+        console = run_console(quiet=quiet)
         with shown(console):
             data_path = None if data_dir is None else Path(data_dir)
             simulation = open_simulation(asked, files.path, data_dir=data_path, mix=mix, resume=resume)

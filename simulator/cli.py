@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet simulate simulator/demo_paper.toml --engine live --emulate --boards raspberry-pi-zero-2-w,jetson-orin-nano`
 
-        `hushfleet simulate tasks/digits-hush.toml --out runs/a --resume` (after Ctrl-C)
+        After Ctrl-C: `hushfleet simulate tasks/digits-hush.toml --out runs/a --resume`
         """
         from rich.console import Console
 

@@ -70,7 +70,7 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet demo --out runs/demo`
 
-        `hushfleet demo secure` (the second half alone)
+        The second half alone: `hushfleet demo secure`
         """
         from rich.console import Console
 

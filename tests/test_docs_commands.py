@@ -83,7 +83,8 @@ def without_fences(path: Path) -> str:
 
 
 def in_help(command: Any, name: str) -> Iterator[Command]:
-    shown = re.findall(r"`(hushfleet[ -][^`]+)`|^ *(?:Example: +)?(hushfleet .+)$", command.help, re.MULTILINE)
+    text = re.sub(r"\\\n +", "", command.help)
+    shown = re.findall(r"`(hushfleet[ -][^`]+)`|^ *(hushfleet .+)$", text, re.MULTILINE)
     for index, found in enumerate(shown):
         yield Command(f"{name} --help:{index}", "".join(found).strip())
     for sub, each in getattr(command, "commands", {}).items():

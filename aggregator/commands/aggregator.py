@@ -159,7 +159,7 @@ def register(app: typer.Typer) -> None:
             if finished:
                 limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
                 lifetimes = Spending(limits).lifetimes(known) if of_fleet else None
-                write_results(store, prepared, console, sums=facts, lifetimes=lifetimes)
+                write_results(store, prepared, console, sums=facts, federation=federation, lifetimes=lifetimes)
         if not finished:
             if of_fleet is not None:
                 words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {of_fleet.path}"

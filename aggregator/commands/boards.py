@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """List the board profiles, or show one in full.
 
-        Example:  hushfleet boards raspberry-pi-5-8gb
+        Example: `hushfleet boards raspberry-pi-5-8gb`
         """
         from hushfleet.firmware_profiles.board import board_names, load_board
 

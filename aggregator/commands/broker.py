@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
         Examples:
 
-        `hushfleet broker` (for this machine alone)
+        For this machine alone: `hushfleet broker`
 
         `hushfleet broker --host 0.0.0.0 --port 8883 --ca-file ca.pem --cert-file broker.pem --key-file broker.key`
         """

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
         Runs that differ by their seed alone have a column more, with the mean over seeds and its standard error.
 
-        Example:  hushfleet compare runs/a runs/b --out both.html
+        Example: `hushfleet compare runs/a runs/b --out both.html`
         """
         from rich.console import Console
 
@@ -31,7 +31,10 @@ def register(app: typer.Typer) -> None:
             write_comparison,
         )
         from hushfleet.plain_json import to_json
+        from hushfleet.user_files import checked_file
 
+        if out is not None:
+            checked_file(out)
         results = load_runs(runs)
         if out is not None:
             reports = {name: str(folder / "report.html") for name, folder in zip(results, runs, strict=True)}

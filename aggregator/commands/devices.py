@@ -145,8 +145,10 @@ def _roster(
     from hushfleet import atomic_file
     from hushfleet.aggregator.fleet.folder import FILE_NAME
     from hushfleet.secure.roster import Roster, RosterContent
+    from hushfleet.user_files import checked_file
     from hushfleet.wire.format.topics import check_name
 
+    checked_file(out)
     if (run / FILE_NAME).exists():
         raise BadInput(f"{run} is a fleet's folder, whose list is written by: hushfleet fleet roster export {run}")
     check_name(federation, "the federation's name")

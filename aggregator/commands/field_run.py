@@ -215,12 +215,13 @@ def write_results(
     console: Console,
     *,
     sums: SumFacts,
+    federation: str,
     lifetimes: Mapping[str, Lifetime] | None = None,
 ) -> None:
     """:param sums: who could unmask devices, where the task has secure sums.
     :param lifetimes: of a fleet, what its boards have spent over all tasks.
     """
-    result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes)
+    result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes, federation=federation)
     result.save(store.folder / "result.json")
     from hushfleet.aggregator.results.report import write_report  # draws, which takes long to import
 

@@ -71,6 +71,7 @@ def _flash(
     from hushfleet.firmware_profiles.cards.stock_image import System, read_system
     from hushfleet.firmware_profiles.cards.write import write_card
     from hushfleet.firmware_profiles.cards.writers import choose_writer, named_writer
+    from hushfleet.user_files import checked_folder
 
     if (image is None) == (boot is None):
         raise BadInput("name the stock image (--image IMAGE --out FOLDER) or a mounted boot partition (--boot MOUNT)")
@@ -81,6 +82,8 @@ def _flash(
     if python is not None:
         require_python(python)  # before an image is unpacked
     named = None if writer is None else named_writer(writer)
+    if out is not None:
+        checked_folder(out)
     ssh_keys = [] if ssh_key is None else [read_ssh_key(ssh_key)]
     with opened(fleet) as (folder, registry), contextlib.ExitStack() as temporary:
         boards = choose_boards(registry, devices=device or (), count=count, again=force, now=time.time())
@@ -97,7 +100,7 @@ def _flash(
         kept = [name for name in how.files(cards[0], partition) if original(partition, name) is not None]
         release = release_for(registry, target)
         if release is None:
-            print(f"building a release for Python {target.python} on {target.arch}: a minute or two, once")
+            print(f"building a release for Python {target.python} on {target.arch}, once")
             with shown(Console()):
                 release = build_known_release(folder, registry, target, version=hushfleet.__version__, wheels=wheels)
         cards = [replace(card, release=folder.releases / release.file) for card in cards]

@@ -18,18 +18,19 @@ def register(app: typer.Typer) -> None:
     ) -> None:  # fmt: skip
         """Write a run's figures by round to TensorBoard or MLflow, while it goes on or afterwards.
 
-        Example:  hushfleet log runs/demo/paper --to tensorboard
+        Example: `hushfleet log runs/demo/paper --to tensorboard`
         """
         from rich.console import Console
 
         from hushfleet.aggregator.results.tracking import Mlflow, Sink, TensorBoard, figures_of
         from hushfleet.errors import BadInput
+        from hushfleet.user_files import checked_folder
 
+        folder = checked_folder(out or run / "tensorboard")
         figures = figures_of(run, follow=follow)
         first = next(figures, None)
         if first is None:
             raise BadInput(f"no round of {run} has closed yet")
-        folder = out or run / "tensorboard"
         sink: Sink = TensorBoard(folder) if to == "tensorboard" else Mlflow("hushfleet", run.resolve().name)
         count = 1
         try:

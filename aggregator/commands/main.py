@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 import hushfleet
+from hushfleet.aggregator.commands.help import in_plain_text
 from hushfleet.errors import HushfleetError
 
 if sys.version_info < (3, 11):  # noqa: UP036 - the package is for boards, too
@@ -50,9 +51,9 @@ class _LoadedWhenCalled(TyperGroup):
 def load_command(name: str) -> Any:
     """The click command of this name, with its options."""
     entry, *_ = entry_points(group="hushfleet.commands", name=name)
-    app = typer.Typer(rich_markup_mode="markdown")
+    app = typer.Typer(rich_markup_mode=None)
     entry.load()(app)
-    return get_group(app).commands[name]
+    return in_plain_text(get_group(app).commands[name])
 
 
 def build_app() -> typer.Typer:
@@ -61,7 +62,7 @@ def build_app() -> typer.Typer:
         name="hushfleet",
         cls=_LoadedWhenCalled,
         no_args_is_help=True,
-        rich_markup_mode="markdown",
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
         help="Personalized federated learning with local differential privacy, over MQTT.\n\n"
         "Start with `hushfleet demo`. Every command explains itself with `--help`.",
@@ -77,7 +78,8 @@ def build_app() -> typer.Typer:
             raise typer.Exit()
 
     for entry in sorted(entry_points(group="hushfleet.commands"), key=lambda e: e.name):
-        app.command(entry.name, help=_first_line(entry))(_not_loaded)
+        line = _first_line(entry)
+        app.command(entry.name, help=line, short_help=line)(_not_loaded)
     return app
 
 

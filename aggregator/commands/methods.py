@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """List all methods that are installed, their sources and their settings in a task file.
 
-        Example:  hushfleet methods --json
+        Example: `hushfleet methods --json`
         """
         from rich.console import Console
         from rich.table import Table

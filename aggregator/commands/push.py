@@ -62,7 +62,7 @@ def _push(
             )
         release = next(filter(None, (release_for(registry, target) for target in targets)), None)
         if release is None:
-            print(f"building a release for Python {targets[0].python} on {host.arch}: a minute or two, once")
+            print(f"building a release for Python {targets[0].python} on {host.arch}, once")
             with shown(Console()):
                 release = build_known_release(
                     folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels

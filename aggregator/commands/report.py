@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
         With what the server could see, where `hushfleet invert RUN/task.json --out RUN` has drawn it.
 
-        Example:  hushfleet report runs/demo
+        Example: `hushfleet report runs/demo`
         """
         from rich.console import Console
 
@@ -28,8 +28,9 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.results.report import write_report
         from hushfleet.aggregator.results.report.comparison import load_runs, write_comparison
         from hushfleet.aggregator.results.result import Result
+        from hushfleet.user_files import checked_file
 
-        console, path = Console(), out or run / "report.html"
+        console, path = Console(), checked_file(out or run / "report.html")
         folders = sorted(file.parent for file in run.glob("*/result.json"))
         if (run / "result.json").exists() or not folders:
             result = Result.load(run / "result.json")

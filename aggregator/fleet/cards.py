@@ -28,7 +28,6 @@ from hushfleet.release import add_signature
 
 _OLD_PYTHON = "3.11"  # of Raspberry Pi OS Bookworm, the newest system that `firstrun` is for
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # by the unit of the client
-USUAL_BUILD_S = 90.0  # where wheels come from an index; from a folder less
 
 
 def choose_boards(
@@ -148,7 +147,7 @@ def build_release(
             "another one with --version"
         )
     out = folder.unsigned / f"hushfleet-{version}-{target.platform}.hfr"
-    with doing(f"building a release for Python {target.python} on {target.arch}", about_s=USUAL_BUILD_S):
+    with doing(f"building a release for Python {target.python} on {target.arch}"):
         bundle.build(
             out,
             key=None,

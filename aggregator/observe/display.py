@@ -10,6 +10,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Self
 
 from rich.columns import Columns
@@ -21,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hushfleet.aggregator.observe.fleet_state import RunState
+from hushfleet.aggregator.observe.notebook import NotebookConsole
 from hushfleet.aggregator.observe.progress import Heartbeat, time_in_words
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.gains import Comparison
@@ -64,31 +66,33 @@ class FleetDisplay:
         self._progress = Progress(*columns, expand=True, console=console, speed_estimate_period=math.inf)
         self._rounds = self._progress.add_task("rounds", total=None)
         self._lock = threading.Lock()
-        self._live: Live | None = None
+        self._redrawn = self.console.is_terminal or isinstance(self.console, NotebookConsole)
+        self._shown = ExitStack()
         self._heartbeat = Heartbeat(self.console, self._under_way)
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._live = Live(self, console=self.console, refresh_per_second=4)
-            self._live.start()
+        shown: AbstractContextManager[Any]
+        if isinstance(self.console, NotebookConsole):
+            shown = self.console.moving(self, stays=True)
+        elif self._redrawn:
+            shown = Live(self, console=self.console, refresh_per_second=4)
         else:
-            self._heartbeat.__enter__()
+            shown = self._heartbeat
+        self._shown.enter_context(shown)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
-            self._live = None
-        else:
-            self._heartbeat.__exit__(None, None, None)
+        self._shown.close()
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Takes in one event of the run's log."""
         with self._lock:
             self.state.apply(event)
-            if self.console.is_terminal:
-                return
             kind = event.get("event")
+            if kind == "run":  # it may go on: what was done before says nothing of the speed
+                self._progress.reset(self._rounds, completed=self.state.progress)
+            if self._redrawn:
+                return
             if kind == "run":
                 line = self._start_line()
             elif kind == "round_close":

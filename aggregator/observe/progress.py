@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
+from hushfleet.aggregator.observe.notebook import NotebookConsole
 from hushfleet.progress import Work, under_way
 
 EVERY_S = 10.0
@@ -21,7 +22,10 @@ EVERY_S = 10.0
 @contextmanager
 def shown(console: Console) -> Iterator[None]:
     """Shows what `hushfleet.progress` knows to be under way."""
-    if console.is_terminal:
+    if isinstance(console, NotebookConsole):
+        with console.moving(_Line(), stays=False):
+            yield
+    elif console.is_terminal:
         with Live(_Line(), console=console, transient=True, refresh_per_second=8):
             yield
     else:

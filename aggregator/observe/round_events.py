@@ -7,7 +7,7 @@ from typing import Any
 from hushfleet.aggregator.ingest.checks import Verdict
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.config.spec import TaskSpec
-from hushfleet.methods import method_of
+from hushfleet.methods import method_of, title_of
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.terms import AS_PUBLISHED
 from hushfleet.wire.format.messages import RoundPlan
@@ -18,7 +18,7 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
     method = method_of(spec)
     return {
         "task": spec.task,
-        "method": spec.method,
+        "method": title_of(spec.method),
         "engine": engine,
         "unit": spec.privacy.unit,
         "accounting": spec.privacy.accounting,

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 FOLDER_MEAN = 0.5
 FOLDER_STD = 0.25
-USUAL_GRAPH_S = {"scattering": 11.0}  # of features, once
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +159,7 @@ def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | Non
     from hushfleet.models.features.hidden import read_weights
 
     if section.features is not None:
-        with doing(f"making the graph of the features {section.features}", about_s=USUAL_GRAPH_S.get(section.features)):
+        with doing(f"making the graph of the features {section.features}"):
             return get_features(section.features, shape)
     network = get_model(section.name)
     _check_shape(task, network.input_shape, shape)

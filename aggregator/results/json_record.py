@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 
 def _read(value: Any) -> Any:
@@ -50,3 +50,11 @@ class JsonRecord(BaseModel):
         if isinstance(data, dict):
             return {name: v.tolist() if hasattr(v, "tolist") else v for name, v in data.items()}
         return data
+
+
+def mistakes(error: ValidationError) -> list[str]:
+    """Each as "where: what"; a validator of ours says it in its own words, without pydantic's."""
+    return [
+        f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {each.get('ctx', {}).get('error') or each['msg']}"
+        for each in error.errors(include_url=False)
+    ]

@@ -8,6 +8,7 @@ What only a simulation knows (own accuracies, label counts, the local-only basel
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -34,6 +35,7 @@ from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import SecureSpec, TaskSpec, WireSpec
 from hushfleet.errors import OtherVersion
+from hushfleet.methods import title_of
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.terms import TRUST
 from hushfleet.secure.roster import Roster
@@ -53,6 +55,7 @@ def record(
     runtime: str = "",
     sums: SumFacts | None = None,
     lifetimes: Mapping[str, Lifetime] | None = None,
+    federation: str | None = None,
 ) -> Result:
     """The result of all rounds that are closed.
 
@@ -63,6 +66,7 @@ def record(
     :param runtime: what computed the gradients, in a simulation.
     :param sums: who could unmask devices, where the task has secure sums.
     :param lifetimes: of a fleet: what each of its boards has spent over all tasks.
+    :param federation: its name on the broker, in the field.
     """
     task, spec = prepared.task, prepared.spec
     closed = [row for row in store.rounds() if row.metrics is not None and row.closed_at is not None]
@@ -91,7 +95,9 @@ def record(
     noise_multiplier = prepared.method.sigma(RoundTerms())
     return Result(
         task=spec.task,
-        method=spec.method,
+        recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        federation=federation,
+        method=title_of(spec.method),
         dataset=task.data.name,
         partition=task.partition_label,
         devices=max(len(names), 1),

@@ -65,9 +65,16 @@ def versions() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """What was typed, without a password in an address, and without `--resume`: the whole run is meant."""
-    words = [Path(sys.argv[0]).name, *(word for word in sys.argv[1:] if word != "--resume")]
-    return shlex.join([re.sub(r"://[^@/\s]*@", "://", word) for word in words])
+    """What was typed, without a password in an address, and without `--resume`: the whole run is meant.
+
+    Empty where nothing was, as in a notebook.
+    """
+    program, words = Path(sys.argv[0]), [word for word in sys.argv[1:] if word != "--resume"]
+    if program.name in ("", "-", "-c") or "ipykernel" in program.name:
+        return ""
+    is_ours = program.stem == "hushfleet" or program.parts[-3:] == ("aggregator", "commands", "__main__.py")
+    typed = ["hushfleet"] if is_ours else ["python"] * (program.suffix == ".py") + [str(program)]
+    return shlex.join([re.sub(r"://[^@/\s]*@", "://", word) for word in (*typed, *words)])
 
 
 def commit() -> str | None:

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.results.fleet_timeline import FleetTimeline
-from hushfleet.aggregator.results.json_record import Count, Fraction, JsonRecord, Measured, Number
+from hushfleet.aggregator.results.json_record import Count, Fraction, JsonRecord, Measured, Number, mistakes
 from hushfleet.aggregator.results.server_sees import RosterBy
 from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput
@@ -280,6 +280,8 @@ class Result(JsonRecord):
 
     schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
     task: str
+    recorded_at: str | None = None  # files of earlier versions do not say it
+    federation: str | None = None  # likewise; None in simulations
     method: str
     dataset: str
     partition: str
@@ -358,7 +360,9 @@ class Result(JsonRecord):
         try:
             return cls.model_validate(data, extra="ignore")
         except ValidationError as error:
-            raise BadInput(f"{path} is not a result of schema {SCHEMA}: {_in_words(error)}") from error
+            first, *others = mistakes(error)
+            more = f" (and {len(others)} more)" if others else ""
+            raise BadInput(f"{path} is not a result of schema {SCHEMA}: {first}{more}") from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -390,10 +394,3 @@ def _check_shape(name: str, values: Sequence[Any], length: int, width: int | Non
         raise ValueError(f"details.{name} has {len(values)} entries, and must have {length}")
     if width is not None and (widths := {len(row) for row in values} - {width}):
         raise ValueError(f"details.{name} has rows of {sorted(widths)} entries, and must have {width} in each")
-
-
-def _in_words(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(step) for step in first["loc"]) or "the whole"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{place}: {first['msg']}{more}"

@@ -18,7 +18,9 @@ def copy_sparse(source: Path, target: Path) -> None:
     Raises `BadInput` for a damaged `.xz`, `StoreFull` where there is no room, and `HushfleetError` where a disk fails.
     """
     packed = source.suffix == ".xz"
-    work = doing(f"{'unpacking' if packed else 'copying'} {source.name}, MiB", total=source.stat().st_size >> 20)
+    size = source.stat().st_size >> 20
+    # What is empty in an image goes by in no time, and unpacks to gigabytes.
+    work = doing(f"{'unpacking' if packed else 'copying'} {source.name}, MiB", total=size, alike=False)
     part = target.with_name(f"{target.name}.part")
     try:
         with work as copied, source.open("rb") as image, part.open("wb") as new:

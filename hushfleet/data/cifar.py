@@ -130,7 +130,7 @@ def _read_tar(archive: Path) -> Iterator[tuple[str, bytes]]:
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is not None:
                     yield member.name, content.read()
-                work.done = packed.tell() >> 20
+                work.count((packed.tell() >> 20) - work.done)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise BadInput(f"{archive} cannot be read: {error}; fetch it again") from error
 

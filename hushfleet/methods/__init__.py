@@ -102,6 +102,11 @@ def is_offered(name: str) -> bool:
     return name.startswith(OFFERED)
 
 
+def title_of(name: str) -> str:
+    """The name for tables and reports: of a method in a file, or of a Python program, the one that it gives itself."""
+    return find_method(name).name if in_file(name) or is_offered(name) else name
+
+
 def allow_file(name: str) -> str:
     """Allows one method of a file to this process and those that it starts. FOR SIMULATION ONLY.
 
@@ -180,4 +185,5 @@ __all__ = [
     "make_method",
     "method_of",
     "offer",
+    "title_of",
 ]

@@ -23,7 +23,6 @@ from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 COMPILERS = ("cc", "gcc", "clang")
 BUILD_TIMEOUT_S = 300
-USUAL_BUILD_S = 8  # of the compact networks, 8 to 14 on two busy cores
 # Not -ffast-math: it would assume that no value is NaN, and where GCC links with it, denormals of the whole process
 # become zeros. What the kernels reorder, they reorder themselves.
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
@@ -78,7 +77,7 @@ def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | 
     cached = (cache_dir or user_cache_dir() / "native") / f"{key[:32]}.so"
     if (library := _load_cached(cached)) is not None:
         return library
-    compiling = doing("compiling for this processor, once", about_s=USUAL_BUILD_S)
+    compiling = doing("compiling for this processor, once")
     with tempfile.TemporaryDirectory(prefix="hushfleet-native-") as folder, compiling:
         built = Path(folder) / "library.so"
         _run([*command, "-x", "c", "-", "-o", str(built), "-lm"], source)

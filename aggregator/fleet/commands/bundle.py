@@ -26,7 +26,7 @@ def _bundle(
     system: Annotated[bool, typer.Option("--system", help="It also renews what runs as root on a board, slots.pyz and the units; root must sign it, too.")] = False,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave it to be signed elsewhere, although a key is here.")] = False,
 ) -> None:  # fmt: skip
-    """Build a release of the software that is installed here, for cards and for roll-outs. A minute or two.
+    """Build a release of the software that is installed here, for cards and for roll-outs.
 
     Other packages come from pip's index, with the versions and SHA-256 that this software knows of them, and are kept.
     The release is signed by `release.key` where that is in DIR. Where it lies on another machine, or more than one key
@@ -38,7 +38,7 @@ def _bundle(
 
     3. here: `hushfleet fleet release greenhouse hushfleet-0.3.1-cp313-aarch64.hfr`
 
-    Example:  hushfleet fleet bundle greenhouse --python 3.13 --version 0.3.1
+    Example: `hushfleet fleet bundle greenhouse --python 3.13 --version 0.3.1`
     """
     from rich.console import Console
 

@@ -49,7 +49,7 @@ def _new(
 ) -> None:
     """Make a key, for root, releases or the operator, and print its public half.
 
-    Example:  hushfleet fleet release-key new release.key
+    Example: `hushfleet fleet release-key new release.key`
     """
     from hushfleet.aggregator.storage.identity_file import load_or_create
 
@@ -121,7 +121,7 @@ def _sign(
 
     Compare the public keys with what their owners tell you: who is named here decides what boards run.
 
-    Example:  hushfleet fleet release-key sign release_keys.unsigned --key root.key
+    Example: `hushfleet fleet release-key sign release_keys.unsigned --key root.key`
     """
     from hushfleet import atomic_file
     from hushfleet.aggregator.storage.identity_file import load
@@ -142,7 +142,7 @@ def _sign(
 def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="What `release-key sign` has signed.", **_FILE)]) -> None:  # fmt: skip
     """Take a statement that root has signed: boards hear of it, and releases are to be signed by its keys.
 
-    Example:  hushfleet fleet release-key import greenhouse release_keys.unsigned
+    Example: `hushfleet fleet release-key import greenhouse release_keys.unsigned`
     """
     from hushfleet.aggregator.fleet.release_keys import take
 
@@ -159,7 +159,7 @@ def _sign_release(
 
     Compare the SHA-256 with what the builder tells you, or with a release that you have built yourself.
 
-    Example:  hushfleet fleet sign hushfleet-0.3.1-cp313-aarch64.hfr --key release.key
+    Example: `hushfleet fleet sign hushfleet-0.3.1-cp313-aarch64.hfr --key release.key`
     """
     from hushfleet.aggregator.storage.identity_file import load
     from hushfleet.release import add_signature, check_payload, read_head

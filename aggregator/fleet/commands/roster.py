@@ -47,13 +47,15 @@ def _export(
 ) -> None:
     """Write the list of boards that the operator is to sign, and say what it changes.
 
-    Example:  hushfleet fleet roster export greenhouse --out roster.unsigned
+    Example: `hushfleet fleet roster export greenhouse --out roster.unsigned`
     """
     from hushfleet import atomic_file
     from hushfleet.aggregator.devices.register import DeviceRegister
     from hushfleet.aggregator.fleet.access import apply
     from hushfleet.aggregator.fleet.roster import to_sign, waiting
+    from hushfleet.user_files import checked_file
 
+    checked_file(out)
     with opened(path) as (folder, registry):
         apply(folder, registry)
         with DeviceRegister(folder.aggregator) as register:
@@ -83,10 +85,12 @@ def _sign(
 
     The last list that was signed is kept beside the key, as KEYFILE.FEDERATION.last: an older one is refused.
 
-    Example:  hushfleet fleet roster sign roster.unsigned --key operator.key --out roster.signed
+    Example: `hushfleet fleet roster sign roster.unsigned --key operator.key --out roster.signed`
     """
     from hushfleet.aggregator.devices.roster_signing import RosterSigner, read_roster
+    from hushfleet.user_files import checked_file
 
+    checked_file(out)
     wanted = read_roster(file)
     signer = RosterSigner(key, wanted.federation)
     changes = signer.changes(wanted)
@@ -109,7 +113,7 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
     Refused is one that is not signed by this fleet's operator, of another federation, not newer than the one that
     holds, or with a board that has been locked out, forgotten or given a new card since.
 
-    Example:  hushfleet fleet roster import greenhouse roster.signed
+    Example: `hushfleet fleet roster import greenhouse roster.signed`
     """
     from hushfleet.aggregator.devices.register import DeviceRegister
     from hushfleet.aggregator.fleet import words

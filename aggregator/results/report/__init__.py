@@ -24,6 +24,7 @@ from hushfleet.aggregator.results.report.verdict import (
 )
 from hushfleet.aggregator.results.report.words import gained, number, percent
 from hushfleet.aggregator.results.result import Result, write_whole
+from hushfleet.privacy.protection import protection
 
 __all__ = ["render_report", "write_report"]
 
@@ -75,14 +76,13 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
     return page.page(
         f"{result.method} on {result.dataset}",
         [section for part in parts if (section := page.present(part)) is not None],
-        under=f"{result.devices} devices, {len(result.rounds)} rounds, {result.partition}, engine {result.engine}, "
-        f"seed {'none' if result.seed is None else result.seed}",
+        under=_under(result),
         answer=[sentence for sentence in sentences if sentence],
         tiles=[
             _tile(*headline.rows[0]),
             _tile(*headline.rows[1]),
-            (number(headline.epsilon_server), "epsilon_server, worst device"),
-            (number(headline.epsilon_release), "epsilon_release, worst device"),
+            _epsilon_tile("epsilon_server", headline.epsilon_server),
+            _epsilon_tile("epsilon_release", headline.epsilon_release),
         ],
     )
 
@@ -94,3 +94,20 @@ def _tile(name: str, tested: Comparison) -> tuple[page.Cell, str]:
         return page.Cell(VERDICTS[tested.verdict], tested.verdict), f"{reached}, chance {percent(tested.chance)}"
     close = f"{VERDICTS['close']}; " if tested.verdict == "close" else ""
     return page.Cell(gained(tested.gain), tested.verdict or ""), f"{close}{reached}"
+
+
+def _epsilon_tile(name: str, epsilon: float | None) -> tuple[page.Cell, str]:
+    """The number of the worst device in the colour of its word."""
+    if epsilon is None:
+        return page.Cell(number(epsilon)), f"{name}, worst device"
+    word = protection(epsilon)
+    return page.Cell(number(epsilon), word.partition(" ")[0]), f"{name}, worst device: {word}"
+
+
+def _under(result: Result) -> str:
+    """What was run, and when."""
+    date = [] if result.recorded_at is None else [f"{result.recorded_at[:16].replace('T', ' ')} UTC"]
+    fleet = [] if result.federation is None else [f"federation {result.federation}"]
+    seed = [] if result.seed is None else [f"seed {result.seed}"]
+    size = [f"{result.devices} devices", f"{len(result.rounds)} rounds", result.partition, f"engine {result.engine}"]
+    return ", ".join([*date, f"task {result.task}", *fleet, *size, *seed])

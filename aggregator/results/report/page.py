@@ -169,6 +169,19 @@ def present(section: Section | None) -> Section | None:
     return replace(section, parts=[*parts, *note]) if parts else None
 
 
+def _spread(section: Section) -> Section:
+    """The section without empty halves: a plot that has nothing at its side spans the page."""
+    parts, beside = list(section.parts), list[int]()
+    for place, part in enumerate([*parts, None]):
+        if (isinstance(part, Plot) and not part.wide) or (isinstance(part, Prose) and part.css != "note"):
+            beside.append(place)
+            continue
+        if len(beside) % 2 and isinstance(last := parts[beside[-1]], Plot):
+            parts[beside[-1]] = replace(last, wide=True)
+        beside = []
+    return replace(section, parts=parts)
+
+
 def label(text: str, *, longest: int = 24) -> str:
     """A text from outside for a figure, which would take `<b>` for markup; too long a text loses its middle."""
     if len(text) > longest:
@@ -197,7 +210,7 @@ def page(
         under=under,
         answer=answer,
         tiles=tiles,
-        sections=sections,
+        sections=list(map(_spread, sections)),
         css=Markup(template("page.css")),
         scripts=scripts,
         allowed=Markup(" ".join(f"'sha256-{_digest(script)}'" for script in scripts)),

@@ -31,7 +31,7 @@ from hushfleet.aggregator.results.report.page import (
 )
 from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, wire_table
 from hushfleet.aggregator.results.report.verdict import SERVER_MEANINGS, Headline, seen_by_server, trust_of
-from hushfleet.aggregator.results.report.words import LIFETIME, codec, from_to, number, points, size
+from hushfleet.aggregator.results.report.words import LIFETIME, codec, from_to, number, points, repeating, size
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WirePoint
 from hushfleet.privacy.protection import LARGEST_EPSILON, NEGLIGIBLE_ABOVE
 from hushfleet.privacy.terms import TRUST
@@ -116,8 +116,9 @@ def traffic(result: Result) -> Section:
         return Section("bytes", title, "What the devices sent up.", [missing("No bytes were counted in this run.")])
     words = [f"The devices sent {size(sum(sent))} up in {len(xs)} rounds and received {size(down)}."]
     references = []
+    of_its_paper = ("Eq. (20) of the paper", "Eq. (20)", detail.eq20_bytes, 1)
     for name, told, values, color in (
-        ("Eq. (20) of the paper", "Eq. (20)", detail.eq20_bytes, 1),
+        *([of_its_paper] if result.method == "fedglp-adp" else []),
         ("float32, all parameters", "float32", detail.float32_bytes, 2),
     ):
         if total := sum(value or 0 for value in values):
@@ -381,7 +382,8 @@ def run_facts(result: Result) -> Section:
     parts: list[PagePart] = [Facts(facts)]
     again = result.rerun
     if again is not None:
-        facts[:0] = [("command", again.command), ("commit", again.commit or "not from a repository")]
+        command = repeating(again.command) or "a call of hushfleet.simulate in Python; the task is below"
+        facts[:0] = [("to run it again", command), ("commit", again.commit or "not from a repository")]
         facts += [(f"SHA-256 of the {name}", digest) for name, digest in again.digests.items()]
         facts += [("gradients by", again.runtime)] if again.runtime else []
         parts.append(Code("The task as a file", again.task))

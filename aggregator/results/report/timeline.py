@@ -378,7 +378,7 @@ def time_by_board(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
         "height": 150 + 34 * len(groups),
         "barmode": "stack",
         "bargap": 0.25,
-        "xaxis_title_text": "seconds of a mean round, until the next one opens",
+        "xaxis_title_text": "seconds of a mean round",
         "uniformtext": {"mode": "hide", "minsize": 10},
         "legend_traceorder": "normal",
     }

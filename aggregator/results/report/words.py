@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+from itertools import pairwise
 
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.result import Lifetime, WireInfo
@@ -86,3 +88,15 @@ def codec(wire: WireInfo, *, whole: bool = True) -> str:
         return wire.codec
     unit = "the noise" if wire.step_unit == "noise" else "a layer's root mean square"
     return f"{wire.codec}, step {number(wire.step)}" + (f" of {unit}" if whole else "")
+
+
+def repeating(command: str) -> str:
+    """The command that runs it again, into a folder of its own, since the former one is taken."""
+    words = shlex.split(command)
+    if words[:1] != ["hushfleet"]:
+        return command
+    return shlex.join(
+        word
+        for before, word in pairwise(["", *words])
+        if before != "--out" and word != "--out" and not word.startswith("--out=")
+    )

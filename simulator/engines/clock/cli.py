@@ -21,7 +21,7 @@ Examples:
 
 `hushfleet forecast tasks/digits-fedglp-adp.toml --boards raspberry-pi-zero-2-w,jetson-orin-nano`
 
-`hushfleet forecast TASK.toml --boards mix.toml --devices 5000 --rounds 200 --policy cohort_size=500
+`hushfleet forecast tasks/digits-hush.toml --boards mix.toml --devices 5000 --rounds 200 --policy cohort_size=500
 --policy cohort_size=500,quorum=0.8 --policy cohort_size=500,deadline_s=300 --plot policies.png`
 
 mix.toml says how many of which board there are, and what network lies behind them:
@@ -79,9 +79,10 @@ def register(app: typer.Typer) -> None:
         from hushfleet.simulator.engines.clock.show import costs_of, plot_forecasts, print_forecasts, sample_counts
         from hushfleet.simulator.engines.clock.sizes import sizes_of
         from hushfleet.simulator.fleet import device_names
+        from hushfleet.user_files import checked_file
 
         console = Console(stderr=as_json)
-        if plot is not None and plot.suffix.lower() not in PLOT_FORMATS:  # before any work is done
+        if plot is not None and checked_file(plot, "--plot").suffix.lower() not in PLOT_FORMATS:  # before any work
             raise BadInput(f"--plot {plot}: the name must end in {', '.join(PLOT_FORMATS)}")
         written = overridden(task_file, settings, method=method)
         if devices is None and boards.strip().endswith(".toml"):

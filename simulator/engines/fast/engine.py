@@ -68,6 +68,7 @@ def run_rounds(
             events.write("presence", device=device.name, state="ready", board=device.board)
         least = simulation.task.round.min_updates
         spent = too_few_can_pay(store, names, least=least)
+        work.done = store.last_closed_round
         on_closed(store.last_closed_round)
         while not engine.finished and not spent:
             plan = engine.plan or engine.open_round(names, roster=roster)
@@ -81,7 +82,7 @@ def run_rounds(
                 deliver(answer, engine, plan, events)
             check_participation(engine, plan, least=least)
             summary = engine.close()
-            work.done = plan.round
+            work.count()
             events.write("round_close", **summary.to_dict())
             on_closed(plan.round)
             spent = summary.participants == 0 and too_few_can_pay(store, names, least=least)

@@ -66,6 +66,7 @@ def register(app: typer.Typer) -> None:
         from hushfleet.aggregator.publish.prepare import prepare
         from hushfleet.aggregator.results.result import write_whole
         from hushfleet.errors import BadInput
+        from hushfleet.methods import title_of
         from hushfleet.simulator.command import overridden
         from hushfleet.simulator.studies.audit.games import Effort
         from hushfleet.simulator.studies.audit.show import print_findings, render_page, to_json
@@ -85,8 +86,9 @@ def register(app: typer.Typer) -> None:
             )
         effort = Effort(trials, seconds)
         found = list(_played(prepared, effort, console, seed=seed, field_noise=field_noise, with_run=one_run))
-        title = f"{task.method.name} on {task.data.name}, {task.privacy.accounting}"
-        text = to_json(task.name, task.method.name, task.privacy.accounting, found)
+        name = title_of(task.method.name)
+        title = f"{name} on {task.data.name}, {task.privacy.accounting}"
+        text = to_json(task.name, name, task.privacy.accounting, found)
         if as_json:
             print(text)
         else:
@@ -110,7 +112,7 @@ def _played(
     with shown(console), doing("trials", total=effort.trials) as work:
 
         def show(done: int) -> bool:
-            work.done = min(done, effort.trials)
+            work.count(min(done, effort.trials) - work.done)
             return True
 
         yield from findings(subject, effort, show)

@@ -74,7 +74,7 @@ def reconstruct(
             decay.step()
             with torch.no_grad():
                 x.clamp_(low, high)
-            work.done += 1
+            work.count()
     with torch.no_grad():
         best = objective().reshape(tries, count).argmin(dim=0)
         found = x.reshape(tries, count, *model.input_shape)[best, torch.arange(count)]

@@ -38,7 +38,9 @@ def register(app: typer.Typer) -> None:
 
         `hushfleet invert tasks/digits-fedglp-adp.toml --images 12 --seed 1 --json`
 
-        `hushfleet invert runs/a/task.json --out runs/a` (then `hushfleet report runs/a` shows it)
+        For the report of a run: `hushfleet invert runs/a/task.json --out runs/a`
+
+        Then the report shows it: `hushfleet report runs/a`
         """
         from rich.console import Console
 

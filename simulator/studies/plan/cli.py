@@ -20,7 +20,8 @@ Examples:
 
 `hushfleet plan --devices 60 --images 40 --classes 10 --epsilon 4`
 
-`hushfleet plan --devices 200 --images 20 --classes 4 --epsilon 2 --alpha 0.5` where each board sees classes of its own
+Where each board sees classes of its own:
+`hushfleet plan --devices 200 --images 20 --classes 4 --epsilon 2 --alpha 0.5`
 
 `hushfleet plan --devices 60 --images 40 --classes 4 --epsilon 4 --boards raspberry-pi-zero-2-w --out task.toml`
 
@@ -56,8 +57,9 @@ def register(app: typer.Typer) -> None:
         from hushfleet.simulator.studies.plan.needs import BoardTimes, needs
         from hushfleet.simulator.studies.plan.show import show, to_plain
         from hushfleet.simulator.studies.plan.task_file import task_text
+        from hushfleet.user_files import checked_file
 
-        if out is not None and out.exists():
+        if out is not None and checked_file(out).exists():
             raise BadInput(f"--out {out}: it is there already; choose another file")
         if local and honest_fraction != HONEST_FRACTION:
             raise BadInput("--honest-fraction does nothing with --local: each device adds all of the noise")

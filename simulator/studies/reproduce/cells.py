@@ -12,8 +12,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.data.download import ORIGINS
 from hushfleet.data.sets import is_at_hand, looked_for
@@ -131,7 +129,7 @@ class Cell:
         for given in (self.group, self.row, self.column, *self._specials):
             if given and given.open:
                 return given.open
-        if self.group.gpu and not torch.cuda.is_available():
+        if self.group.gpu and not _has_gpu():
             return "its network wants a GPU, and there is none here"
         method = self.plain.get("method", {}).get("name")
         if method not in METHODS:
@@ -202,3 +200,13 @@ def _missing(name: str, where: Path) -> str:
     if is_at_hand(name, data_dir=where):
         return ""
     return f"fetch it from {ORIGINS[name]} and put it into {where}: {looked_for(name)}"
+
+
+@cache
+def _has_gpu() -> bool:
+    """Asks PyTorch, which takes seconds to import, only where there is such a device."""
+    if not any(any(Path("/dev").glob(name)) for name in ("nvidia*", "nvhost*", "dxg")):
+        return False
+    import torch
+
+    return torch.cuda.is_available()

@@ -18,11 +18,11 @@ in --results are taken too. The report is OUT/PAPER/TABLE.html, with TABLE.json 
 
 Examples:
 
-`hushfleet reproduce --list --data-dir DIR`
+`hushfleet reproduce --list`
 
-`hushfleet reproduce fedglp-adp --table 1 --dataset fashion-mnist --seeds 1 --data-dir DIR`
+`hushfleet reproduce fedglp-adp --table 1 --dataset fashion-mnist --seeds 1`
 
-`hushfleet reproduce fedglp-adp --table 1 --method fedglp-adp --column eps-2 --quick --data-dir DIR`
+`hushfleet reproduce fedglp-adp --table 1 --method fedglp-adp --column eps-2 --quick`
 
 `hushfleet reproduce --report`
 """
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
     @app.command("reproduce", help=HELP)
     def reproduce_command(
         paper: Annotated[str | None, typer.Argument(help="See --list.")] = None,
-        list_all: Annotated[bool, typer.Option("--list", help="All tables and figures: cells, time, what is missing.")] = False,
+        list_all: Annotated[bool, typer.Option("--list", help="All tables and figures: cells, the time that they took, what is missing.")] = False,
         table: Annotated[str | None, typer.Option(help="Its number in the paper.")] = None,
         figure: Annotated[str | None, typer.Option(help="Or a figure's.")] = None,
         dataset: Annotated[list[str] | None, typer.Option(help="Only this row group; may be repeated.")] = None,
@@ -59,43 +59,35 @@ def register(app: typer.Typer) -> None:
         from rich.markup import escape
 
         from hushfleet.errors import BadInput
-        from hushfleet.simulator.command import interrupted
-        from hushfleet.simulator.studies.reproduce import table as tables
-        from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
-        from hushfleet.simulator.studies.reproduce.command import (
-            Shown,
-            estimates,
-            report,
-            to_run,
-            what_there_is,
-            write_page,
-        )
-        from hushfleet.simulator.studies.reproduce.kept import Kept
         from hushfleet.simulator.studies.reproduce.recipe import find_recipe, paper_names
-        from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
-        from hushfleet.simulator.studies.reproduce.show import listed
-        from hushfleet.simulator.units import shown_time
-        from hushfleet.user_files import checked_folder
+        from hushfleet.user_files import checked_file, checked_folder
 
         console = Console()
         if whole_page:
-            write_page(Kept(results), out or PAGE, console)
+            page = checked_file(out or PAGE)
+            from hushfleet.simulator.studies.reproduce.command import write_page
+            from hushfleet.simulator.studies.reproduce.kept import Kept
+
+            write_page(Kept(results), page, console)
             return
         out = checked_folder(out or OUT)
-        kept = Kept(out, results)
         if list_all or paper is None:
             of_one = {"--table": table, "--figure": figure, "--dataset": dataset, "--method": method, "--column": column,
                       "--reading": reading, "--runtime": runtime, "--show-task": show_task}  # fmt: skip
             for option in (name for name, value in of_one.items() if value):
                 raise BadInput(f"{option} does nothing in a list: name a PAPER and its table, without --list")
-            console.print(
-                listed(what_there_is([paper] if paper else paper_names(), kept, seeds, quick, data_dir, console))
-            )
+            from hushfleet.simulator.studies.reproduce.kept import Kept
+            from hushfleet.simulator.studies.reproduce.listing import listed
+
+            papers = [paper] if paper else paper_names()
+            console.print(listed(papers, Kept(out, results), seeds=seeds, quick=quick, data_dir=data_dir))
             return
-        recipe = find_recipe(paper, table=table, figure=figure)
+        recipe = find_recipe(paper, table=table, figure=figure)  # refuses what is not there before PyTorch is imported
         if recipe.open:
             claim = f" The paper says: {recipe.claim}" if recipe.claim else ""
             raise BadInput(f"{paper}, {recipe.label} ({recipe.title}) cannot be run: {recipe.open}.{claim}")
+        from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
+
         only = {"datasets": dataset or (), "methods": method or (), "columns": column or (), "readings": reading or ()}
         cells = cells_of(recipe, seeds=seeds, quick=quick, **only)
         if not cells:
@@ -103,6 +95,14 @@ def register(app: typer.Typer) -> None:
         if show_task:
             typer.echo(json.dumps(cells[0].plain, indent=1))
             return
+        from hushfleet.simulator.command import interrupted
+        from hushfleet.simulator.studies.reproduce import table as tables
+        from hushfleet.simulator.studies.reproduce.command import Shown, report, to_run
+        from hushfleet.simulator.studies.reproduce.kept import Kept
+        from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
+        from hushfleet.simulator.units import shown_time
+
+        kept = Kept(out, results)
         missing = missing_data({cell.data_set for cell in cells}, data_dir)
         for name, why in missing.items():
             console.print(f"[yellow]{name} is not here[/]: {escape(why)}", highlight=False)
@@ -110,21 +110,22 @@ def register(app: typer.Typer) -> None:
         waiting = to_run(cells, kept, missing)[:max_cells]
         try:
             shares = Shares.of(len(waiting), asked=jobs)
-            with Shown(waiting, kept, shares, console) as shown:
+            with Shown(waiting, shares.jobs, console) as shown:
                 for cell, outcome in run_cells(
                     waiting, kept, runs=runs, shares=shares, data_dir=data_dir, runtime=runtime, watch=shown.watch
                 ):
                     if isinstance(outcome, Failure):
                         failures[cell.key] = outcome.error
-                        shown.ended(cell, f"[red]failed[/] {escape(cell.label)}: {escape(outcome.error)}")
+                        words = f"[red]failed[/] {escape(cell.label)}: {escape(outcome.error)}"
                     else:
                         value = outcome.value(cell.metric, recipe.window)
                         reached = "not measured" if value is None else f"{100 * value:.2f} %"
-                        shown.ended(cell, f"{escape(cell.label)}: {reached} after {shown_time(outcome.seconds)}")
+                        words = f"{escape(cell.label)}: {reached} after {shown_time(outcome.seconds)}"
+                    shown.ended(cell, words, finished=not isinstance(outcome, Failure))
         except KeyboardInterrupt:
             raise interrupted(console, shlex.join(["hushfleet", *sys.argv[1:]])) from None
         finally:
-            progress = tables.Progress(kept, missing, estimates(cells, kept), failures)
+            progress = tables.Progress(kept, missing, failures)
             report(tables.make_table(recipe, cells, progress, quick=quick), out, console)
         if failures:
             raise typer.Exit(FAILED)

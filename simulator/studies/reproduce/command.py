@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 from rich.markup import escape
 
 from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.results.result import write_whole
-from hushfleet.progress import counted, doing
+from hushfleet.progress import doing
 from hushfleet.simulator.studies.reproduce import table as tables
-from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of, missing_data
-from hushfleet.simulator.studies.reproduce.estimate import Estimator
+from hushfleet.simulator.studies.reproduce.cells import Cell
 from hushfleet.simulator.studies.reproduce.kept import Kept
-from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes
+from hushfleet.simulator.studies.reproduce.recipe import load_paper
 from hushfleet.simulator.studies.reproduce.report import write_report
-from hushfleet.simulator.studies.reproduce.run import Shares
 from hushfleet.simulator.studies.reproduce.show import print_table, render_page
-from hushfleet.simulator.units import shown_time
-
-_REASON_LENGTH = 100
-SPEED = "how quick is this machine?"
 
 
 def to_run(cells: Sequence[Cell], kept: Kept, missing: Mapping[str, str]) -> list[Cell]:
@@ -37,20 +34,24 @@ def to_run(cells: Sequence[Cell], kept: Kept, missing: Mapping[str, str]) -> lis
 
 
 class Shown(AbstractContextManager["Shown"]):
-    """What is being run, with the time that is left, and a line for each cell that has ended.
+    """What is being run, and a line for each cell that has ended.
+
+    The time that is left is said once it is known: when a cell of each kind, a row of a group, has been run to its end.
+    Other cells of the kind take as long, whatever their column and seed.
 
     :param waiting: all cells that will be run.
-    :param shares: how many at a time, on how many processes.
+    :param jobs: how many at a time.
     """
 
-    def __init__(self, waiting: Sequence[Cell], kept: Kept, shares: Shares, console: Console) -> None:
-        self._console, self._processes = console, shares.processes
-        self._expected = _expected(waiting, kept, console)
-        self._total, self._done = max(sum(self._expected.values()), 1e-9), 0.0
+    def __init__(self, waiting: Sequence[Cell], jobs: int, console: Console) -> None:
+        self._console, self._jobs, self._count = console, jobs, len(waiting)
+        self._waiting = {cell.key: cell for cell in waiting}
+        self._began: dict[str, float] = {}
+        self._took = defaultdict[tuple[str, str], list[float]](list)
+        self._resumed: set[str] = set()
         self._open = ExitStack()
         if waiting:
-            about = shown_time(self._total / shares.processes)
-            console.print(f"{len(waiting)} cells to run, {shares.jobs} at a time: about {about}", highlight=False)
+            console.print(f"{len(waiting)} cells to run, {jobs} at a time", highlight=False)
 
     def __enter__(self) -> Shown:
         self._open.enter_context(shown(self._console))
@@ -61,16 +62,35 @@ class Shown(AbstractContextManager["Shown"]):
         self._open.close()
 
     def watch(self, under_way: Sequence[tuple[Cell, int]]) -> None:
-        done = self._done + sum(self._expected[cell.key] * min(1.0, at / cell.rounds) for cell, at in under_way)
-        gone, share = self._work.elapsed_s, done / self._total
-        # The estimate until there is something to judge it by.
-        left = gone * (1 - share) / share if share > 0.02 else self._total * (1 - share) / self._processes
-        self._work.about_s = gone + left
-        self._work.what = "; ".join(f"{cell.label} ({at}/{cell.rounds})" for cell, at in under_way[:2])
+        now = time.monotonic()
+        for cell, at in under_way:
+            if cell.key not in self._began:
+                self._began[cell.key] = now
+                self._resumed |= {cell.key} if at else set()
+        left = self._left_s(now)
+        self._work.ends_at = None if left is None else now + left
+        names = [f"{cell.label} ({at}/{cell.rounds})" for cell, at in under_way[:1]]
+        names += [f"and {len(under_way) - 1} more"] * (len(under_way) > 1)
+        self._work.what = f"{self._count - len(self._waiting)} of {self._count} cells; {' '.join(names)}"
 
-    def ended(self, cell: Cell, words: str) -> None:
-        self._done += self._expected[cell.key]
+    def ended(self, cell: Cell, words: str, *, finished: bool) -> None:
+        del self._waiting[cell.key]
+        if finished and cell.key in self._began and cell.key not in self._resumed:
+            self._took[_kind(cell)].append(time.monotonic() - self._began[cell.key])
         self._console.print(words, highlight=False)
+
+    def _left_s(self, now: float) -> float | None:
+        """Seconds; None where a kind of cell has not been measured."""
+        left = []
+        for cell in self._waiting.values():
+            if not (took := self._took[_kind(cell)]):
+                return None
+            left.append(max(0.0, fmean(took) - (now - self._began.get(cell.key, now))))
+        return max(sum(left) / self._jobs, *left, 0.0)
+
+
+def _kind(cell: Cell) -> tuple[str, str]:
+    return cell.group.id, cell.row.id
 
 
 def write_page(kept: Kept, page: Path, console: Console) -> None:
@@ -87,43 +107,3 @@ def report(table: tables.PaperTable, out: Path, console: Console) -> None:
     write_whole(path.with_suffix(".json"), json.dumps(table.to_plain(), indent=1, allow_nan=False) + "\n")
     write_whole(path.with_suffix(".html"), render_page(table, paper))
     console.print(f"report  {path.with_suffix('.html')}\nresult  {path.with_suffix('.json')}", highlight=False)
-
-
-def estimates(cells: Iterable[Cell], kept: Kept) -> dict[str, float]:
-    estimator = Estimator(kept)
-    waiting = [cell for cell in cells if kept.of(cell) is None]
-    return {cell.digest: seconds for cell in waiting if (seconds := estimator.seconds(cell)) is not None}
-
-
-def what_there_is(
-    papers: Sequence[str], kept: Kept, seeds: int, quick: bool, data_dir: Path | None, console: Console
-) -> list[tuple[str, list[list[str]]]]:
-    def line(recipe: Recipe) -> list[str]:
-        if recipe.open:
-            return [recipe.label, recipe.title, "", "", recipe.open]
-        cells = cells_of(recipe, seeds=seeds, quick=quick)
-        missing = missing_data({cell.data_set for cell in cells}, data_dir)
-        left = [cell for cell in cells if kept.of(cell) is None]
-        seconds = sum(estimates(to_run(left, kept, missing), kept).values())
-        lacking = [*recipe.needs, *(f"{name}: not at hand" for name in missing)]
-        lacking += [_short(cell.open) for cell in left if cell.open]
-        done, time_left = f"{len(cells) - len(left)}/{len(cells)}", shown_time(seconds) if seconds else ""
-        return [recipe.label, recipe.title, done, time_left, "; ".join(dict.fromkeys(lacking))]
-
-    recipes = [(name, recipe) for name in papers for recipe in load_recipes(name)]
-    lines: dict[str, list[list[str]]] = {name: [] for name in papers}
-    with shown(console):
-        for name, recipe in counted(recipes, SPEED, total=len(recipes)):
-            lines[name].append(line(recipe))
-    return [(f"{name}: {load_paper(name).source}", lines[name]) for name in papers]
-
-
-def _expected(cells: Sequence[Cell], kept: Kept, console: Console) -> dict[str, float]:
-    """Seconds of each cell, by its key."""
-    with shown(console), doing(SPEED):
-        estimator = Estimator(kept)
-        return {cell.key: estimator.seconds(cell) or 0.0 for cell in cells}
-
-
-def _short(reason: str) -> str:
-    return reason if len(reason) <= _REASON_LENGTH else reason[: _REASON_LENGTH - 3] + "..."

@@ -38,9 +38,6 @@ class KeptCell:
     :param uplink_bytes: of all devices and rounds.
     :param seconds: processor time of all its processes, all parts of an interrupted run together (in the oldest cells,
         and on a GPU, time by the clock).
-    :param samples: that were trained on, epochs counted.
-    :param tested: images that models were tested on.
-    :param rate: samples a second of the network's gradient on one core, by the trial before; None in the oldest cells.
     """
 
     cell: str
@@ -54,12 +51,9 @@ class KeptCell:
     rounds: int
     uplink_bytes: int
     seconds: float
-    samples: float
-    tested: float
     runtime: str
     processor: str
     versions: dict[str, str]
-    rate: float | None = None
 
     @cached_property
     def raw_values(self) -> tuple[str, ...]:
@@ -103,9 +97,13 @@ class KeptCell:
             plain = from_json(json.loads(path.read_text("utf-8")))
             if plain.pop("schema") != SCHEMA:
                 raise ValueError("it is of another schema")
-            return cls(**plain)
+            return cls(**{name: value for name, value in plain.items() if name not in _FORMER})
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadInput(f"{path} is no finished cell: {error}; delete it to have it run again") from error
+
+
+_FORMER = {"samples", "tested", "rate"}
+"""Keys of older files."""
 
 
 def cell_path(out: Path, key: str) -> Path:
@@ -143,8 +141,6 @@ def kept_cell(
     *,
     next_local: Mapping[int, float],
     seconds: float,
-    samples: float,
-    tested: float,
     runtime: str,
     processor: str,
 ) -> KeptCell:
@@ -171,8 +167,6 @@ def kept_cell(
         rounds=len(result.rounds),
         uplink_bytes=sum(row.uplink_bytes for row in result.rounds),
         seconds=round(seconds, 1),
-        samples=samples,
-        tested=tested,
         runtime=runtime,
         processor=processor,
         versions=result.versions,

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from hushfleet.aggregator.results.json_record import mistakes
 from hushfleet.config.schema import read_file
 from hushfleet.errors import BadInput
 
@@ -71,13 +72,11 @@ class TableRow(Axis):
 
     :param same_in_all_columns: the columns do not touch it (no noise), so one cell serves them all.
     :param alone: each device trains alone, as `train_alone` does it: the task's method only says how.
-    :param passes: gradients that the method takes for each sample and epoch, for the estimate of time.
     :param metric: where it is not the table's, such as for a method without own models; a group's goes before.
     """
 
     same_in_all_columns: bool = False
     alone: bool = False
-    passes: Annotated[float, Field(gt=0)] = 1.0
     metric: Metric | None = None
 
 
@@ -270,8 +269,7 @@ def _parsed(kind: type[_Parsed], plain: dict[str, Any], path: Path) -> _Parsed:
     try:
         return kind.model_validate(plain)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise BadInput(f"{path}: " + "; ".join(lines)) from error
+        raise BadInput(f"{path}: {'; '.join(mistakes(error))}") from error
 
 
 def _table_order(path: Path) -> tuple[int, int, str]:

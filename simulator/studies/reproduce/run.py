@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import platform
 import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from multiprocessing import connection
 from pathlib import Path
@@ -32,7 +34,6 @@ from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
 from hushfleet.simulator.studies.reproduce.cells import Cell
-from hushfleet.simulator.studies.reproduce.estimate import Estimator, expected_work, processor
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, kept_cell, rounded
 
 MEMORY_EACH = 2 << 30
@@ -83,14 +84,11 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         choose_own_heads(simulation, pool, runtime=runtime)
         seconds = _computing_s(run.events) if cell.group.gpu else before_s + pool.processor_s()
     result = assemble(simulation, engine="fast")
-    samples, images = expected_work(cell)
     return kept_cell(
         cell,
         result,
         next_local={int(round): accuracy for round, accuracy in next_local.items()},
         seconds=seconds,
-        samples=samples,
-        tested=images,
         runtime=runtime,
         processor=processor(),
     )
@@ -102,7 +100,6 @@ def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int
     with Workers(workers) as pool:
         alone = list(train_alone(simulation, pool, runtime=runtime))
         seconds = pool.processor_s() - began
-    samples, images = expected_work(cell)
     return KeptCell(
         cell=cell.key,
         digest=cell.digest,
@@ -118,8 +115,6 @@ def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int
         rounds=0,
         uplink_bytes=0,
         seconds=round(seconds, 1),
-        samples=samples,
-        tested=images,
         runtime=runtime,
         processor=processor(),
         versions=versions(),
@@ -209,7 +204,6 @@ class _Process:
             outcome = Failure(self._why())
         self.process.join()
         if isinstance(outcome, KeptCell):
-            outcome = replace(outcome, rate=round(Estimator([]).rate(self.cell.task()), 1))
             try:
                 outcome.save(kept.out)
             except HushfleetError as error:
@@ -240,3 +234,13 @@ def _run_apart(
         sender.send(run_cell(cell, folder, data_dir=data_dir, runtime=runtime, workers=workers))
     except HushfleetError as error:
         sender.send(Failure(str(error)))
+
+
+@cache
+def processor() -> str:
+    """This machine's processor, by name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

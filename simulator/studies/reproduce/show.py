@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -17,12 +17,12 @@ from rich.text import Text
 from hushfleet.aggregator.results.report import page
 from hushfleet.simulator.studies.reproduce.recipe import Paper
 from hushfleet.simulator.studies.reproduce.table import NOT_RUN, Block, PaperTable, Ranking, measured_as
-from hushfleet.simulator.units import shown_time
 
 _HEAD = ("method", "", "paper", "ours", "difference", "paper's ε", "ε server", "ε release", "seeds")
 _NAMES = 2
 _MOST_NAMED = 6
 _SMALL = "bright_black"
+_WIDEST = 10_000
 
 
 def print_table(console: Console, table: PaperTable, paper: str) -> None:
@@ -32,12 +32,7 @@ def print_table(console: Console, table: PaperTable, paper: str) -> None:
     for label in table.labels:
         console.print(f"  {escape(label)}", style="yellow", highlight=False)
     for block in table.blocks:
-        shown = _titled(block.title)
-        for place, name in enumerate(_HEAD):
-            shown.add_column(name, no_wrap=place < _NAMES, justify="left" if place < _NAMES else "right")
-        for line in block.places.itertuples():
-            shown.add_row(*(Text(word, style=_SMALL if word.css == "open" else "") for word in _words(line)))
-        console.print(shown)
+        console.print(_fitting(block, console))
         small = [measured_as(recipe, block.metric), *(f"order at {words}" for words in _orders(block))]
         console.print(Text("\n".join(f"  {words}" for words in small), style=_SMALL))
     notes = [raw] if (raw := raw_words(table.places)) else []
@@ -49,8 +44,22 @@ def print_table(console: Console, table: PaperTable, paper: str) -> None:
     console.print(f"{table.done} of {table.asked} cells are finished", highlight=False)
 
 
-def _titled(title: str, **options: Any) -> Table:
-    return Table(title=escape(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, **options)
+def _fitting(block: Block, console: Console) -> Table:
+    """The columns for which there is room: what follows from others, or from a column's name, is left out first."""
+    lines = [_words(line) for line in block.places.itertuples()]
+    filled = [place for place in range(len(_HEAD)) if any(words[place] for words in lines)]
+    for left_out in ((), ("difference",), ("difference", "paper's ε")):
+        kept = [place for place in filled if _HEAD[place] not in left_out]
+        shown = Table(
+            title=escape(block.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
+        for place in kept:
+            shown.add_column(_HEAD[place], justify="left" if place < _NAMES else "right", overflow="fold")
+        for words in lines:
+            shown.add_row(*(Text(words[place], _SMALL if words[place].css == "open" else "") for place in kept))
+        if console.measure(shown, options=console.options.update(max_width=_WIDEST)).maximum <= console.width:
+            break
+    return shown
 
 
 def _words(place: Any, *, named: bool = True) -> list[page.Cell]:
@@ -58,8 +67,6 @@ def _words(place: Any, *, named: bool = True) -> list[page.Cell]:
     known = place.ours == place.ours
     spread = f" ± {place.spread:.2f}" if place.spread == place.spread else ""
     waiting = "failed" if place.open.startswith("failed") else "open"
-    if waiting == "open" and place.estimate_s == place.estimate_s:
-        waiting = f"~{shown_time(place.estimate_s)}"
     return [
         page.Cell(place.method if named else ""),
         page.Cell(place.at),
@@ -106,25 +113,6 @@ def _order(ranking: Ranking) -> str:
         return f"as in the paper: {' > '.join(ranking.paper)}"
     tau = "" if ranking.agreement is None else f" (Kendall's tau {ranking.agreement:+.2f})"
     return f"paper {' > '.join(ranking.paper)}; ours {' > '.join(ranking.ours)}{tau}"
-
-
-def listed(papers: Sequence[tuple[str, Sequence[Sequence[str]]]]) -> Group:
-    """What `--list` prints.
-
-    :param papers: for each its name and its lines: label, title, done, time, what is missing.
-    """
-    tables = []
-    for paper, lines in papers:
-        table = _titled(paper, expand=True)
-        table.add_column("", no_wrap=True)
-        table.add_column("what", ratio=3)
-        table.add_column("cells", justify="right", no_wrap=True)
-        table.add_column("time left", justify="right", no_wrap=True)
-        table.add_column("what is missing here", ratio=4)
-        for line in lines:
-            table.add_row(*(escape(word) for word in line))
-        tables.append(table)
-    return Group(*tables)
 
 
 def render_page(table: PaperTable, paper: Paper) -> str:
@@ -210,9 +198,7 @@ def _open(places: pd.DataFrame) -> Iterator[page.Section]:
     for reason, those in places[places.open != ""].groupby("open", sort=False):
         names = [f"{line.block}: {line.method} at {line.at}" for line in those.itertuples()]
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        left = those.estimate_s.sum()
-        time = f" Estimated: {shown_time(left)} on one core." if left else ""
-        facts.append((f"{len(names)} cells", f"{reason}.{time} {'; '.join(names[:_MOST_NAMED])}{more}."))
+        facts.append((f"{len(names)} cells", f"{reason}. {'; '.join(names[:_MOST_NAMED])}{more}."))
     if facts:
         lead = "Cells without a number or with fewer seeds, and why."
         yield page.Section("open", "What is open", lead, [page.Facts(facts)])

@@ -39,8 +39,7 @@ class Block:
         `difference`, `values` (by seed), `seeds` (the finished ones, of `asked`), `runs` (their digests),
         `paper_epsilon`, `epsilon_server`, `epsilon_release`, `raw_values` (what the method sends without noise, in
         words: then both epsilons are infinite, and `noised_server` and `noised_release` are what the noised values
-        alone cost, as papers count), `open` (why nothing is there), `estimate_s` (of what is not finished, on one
-        core), and the titles `method` and `at`.
+        alone cost, as papers count), `open` (why nothing is there), and the titles `method` and `at`.
     """
 
     group: RowGroup
@@ -114,13 +113,11 @@ class Progress:
     """What is known of the cells.
 
     :param missing: why a data set cannot be had, by name.
-    :param estimates: seconds on one core, by the digest of cells that are not finished.
     :param failures: the errors of cells that failed, by key.
     """
 
     kept: Kept
     missing: Mapping[str, str] = field(default_factory=dict)
-    estimates: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
 
     def why_open(self, cell: Cell) -> str:
@@ -188,7 +185,6 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: Progress) -> Ite
             "release": one.epsilon_release if one else None,
             "raw": one.raw_values if one else (),
             "open": "" if one else progress.why_open(cell),
-            "estimate_s": None if one or cell.open else progress.estimates.get(cell.digest),
         }
 
 
@@ -216,7 +212,6 @@ _COMBINED: dict[str, tuple[str, Any]] = {
     "noised_release": ("release", "max"),
     "raw_values": ("raw", lambda raw: tuple(dict.fromkeys(words for each in raw for words in each))),
     "open": ("open", _why),
-    "estimate_s": ("estimate_s", lambda seconds: seconds.sum(min_count=1)),
 }
 
 

@@ -76,6 +76,15 @@ def test_the_shell_completes_names_and_options(words: str, at: int, said: set[st
     assert imported == []
 
 
+def test_a_wrong_table_and_the_list_of_tables_load_no_pytorch() -> None:
+    done, imported = typed(["reproduce", "fedglp-adp", "--table", "99"])
+    assert (done.returncode, "fedglp-adp has no table 99 here; it has --table 1" in done.stderr) == (2, True)
+    assert not {"torch", "numpy"} & set(imported)
+    done, imported = typed(["reproduce", "fedglp-adp", "--list"])
+    assert "Table 2, readings" in done.stdout
+    assert not {"torch", "plotly"} & set(imported)
+
+
 INTERRUPTED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -118,10 +127,10 @@ def test_a_full_disk_is_one_clear_paragraph() -> None:
 
 
 def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "pandas.py").write_text("raise ModuleNotFoundError(\"No module named 'pandas'\", name='pandas')")
+    (tmp_path / "pydantic.py").write_text("raise ModuleNotFoundError(\"No module named 'pydantic'\", name='pydantic')")
     done, _ = typed(["reproduce", "--list"], PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert "error: this needs the package 'pandas'; install it with" in done.stderr
+    assert "error: this needs the package 'pydantic'; install it with" in done.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)

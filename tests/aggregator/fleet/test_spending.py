@@ -62,7 +62,9 @@ def test_a_report_says_what_boards_have_spent_in_all(
     assert whole.drive(lambda: whole.coordinator.engine.finished)
     engine, lifetimes = whole.coordinator.engine, Spending(LIMITS).lifetimes(register)
     sums = SumFacts("aggregator")
-    write_results(engine.store, prepared_digits("second"), Console(width=400), sums=sums, lifetimes=lifetimes)
+    write_results(
+        engine.store, prepared_digits("second"), Console(width=400), sums=sums, federation="plants", lifetimes=lifetimes
+    )
     result = Result.load(engine.store.folder / "result.json")
     for row, board in zip(result.privacy, boards, strict=True):
         own = board.store.ledger.epsilon_server(delta=DELTA)
@@ -90,7 +92,9 @@ def test_without_a_fleet_the_report_says_where_the_whole_number_is(whole: Whole)
         whole.board(name)
     assert whole.drive(lambda: whole.coordinator.engine.finished)
     engine = whole.coordinator.engine
-    write_results(engine.store, prepared_digits("alone"), Console(quiet=True), sums=SumFacts("aggregator"))
+    write_results(
+        engine.store, prepared_digits("alone"), Console(quiet=True), sums=SumFacts("aggregator"), federation="plants"
+    )
     assert [row.lifetime for row in Result.load(engine.store.folder / "result.json").privacy] == [None, None]
     assert "in other tasks is not known to this aggregator" in (engine.store.folder / "report.html").read_text()
 

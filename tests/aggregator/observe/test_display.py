@@ -191,6 +191,27 @@ def test_the_time_left_follows_the_rounds() -> None:
     assert "0:00:10" in raw.getvalue().decode()
 
 
+def test_the_rounds_of_an_earlier_part_say_nothing_of_the_time_left() -> None:
+    """They come at once when a run goes on: at their speed the others would end in no time."""
+    screen, raw = console(80)
+    display, now = FleetDisplay(console=screen), 0.0
+    display._progress.get_time = lambda: now
+    begun, *rounds = events(4, rounds=8, closed=6)
+    closed = 0
+    display.apply(begun)
+    screen.print(display)
+    for event in rounds:
+        if event["event"] == "round_close":
+            closed += 1
+            now += 0.01 if closed <= 4 else 10.0
+        display.apply(event)
+        if closed == 4 and event["event"] == "round_close":
+            display.apply(begun)
+        screen.print(display)
+    assert "6/8" in raw.getvalue().decode()
+    assert "0:00:20" in raw.getvalue().decode()
+
+
 def test_negligible_protection_is_said_while_the_run_goes_on() -> None:
     for value, told in ((7.9, False), (8.1, True)):
         screen, raw = console(80)

@@ -13,20 +13,51 @@ from hushfleet.progress import Work, counted, doing, under_way
 
 
 @pytest.mark.parametrize(
-    ("work", "gone_s", "words"),
+    ("total", "began_with", "finished_at", "now_s", "words"),
     [
-        (Work("reading digits"), 12, "reading digits: 12 s"),
-        (Work("rounds", total=20), 5, "rounds: 0 of 20, 5 s"),
-        (Work("rounds", total=20, done=5), 30, "rounds: 5 of 20, 30 s, about 90 s left"),
-        (Work("rounds", total=100, done=1), 300, "rounds: 1 of 100, 5 min, about 8.2 h left"),
-        (Work("cells", about_s=600), 60, "cells: 60 s, about 9 min left"),
-        (Work("cells", about_s=30), 60, "cells: 60 s"),
+        (None, 0, [], 12, "reading: 12 s"),
+        (20, 0, [], 5, "reading: 0 of 20, 5 s"),
+        (20, 0, [10], 30, "reading: 1 of 20, 30 s"),  # of one part that warmed up nothing follows
+        (20, 0, [10, 12], 12, "reading: 2 of 20, 12 s"),
+        (20, 0, [10, 12, 14], 14, "reading: 3 of 20, 14 s, about 34 s left"),
+        (20, 0, [300, 302, 304, 306], 306, "reading: 4 of 20, 5 min, about 32 s left"),
+        (20, 15, [10, 12, 14], 14, "reading: 18 of 20, 14 s, about 4 s left"),  # a run that goes on
+        (20, 0, list(range(1, 21)), 20, "reading: 20 of 20, 20 s"),
     ],
 )
-def test_in_words(work: Work, gone_s: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "monotonic", lambda: work.began + gone_s)
+def test_in_words(
+    total: int | None,
+    began_with: int,
+    finished_at: list[float],
+    now_s: float,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    work = Work("reading", total, done=began_with, began=0.0)
+    for now in finished_at:  # noqa: B007 - the clock reads it
+        work.count()
+    now = now_s
     monkeypatch.setattr(progress, "under_way", [work])
     assert progress.in_words() == words
+
+
+def test_parts_that_are_not_alike_tell_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work("unpacking", total=20, alike=False, began=0.0)
+    for _ in range(9):
+        work.count()
+    monkeypatch.setattr(time, "monotonic", lambda: 9.0)
+    monkeypatch.setattr(progress, "under_way", [work])
+    assert progress.in_words() == "unpacking: 9 of 20, 9 s"
+
+
+def test_who_has_measured_the_end_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work("cells", ends_at=600.0, began=0.0)
+    monkeypatch.setattr(progress, "under_way", [work])
+    for now, words in ((60, "cells: 60 s, about 9 min left"), (700, "cells: 12 min")):
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+        assert progress.in_words() == words
 
 
 def test_work_in_work_is_said_from_the_outside_in_and_ends_with_its_context() -> None:

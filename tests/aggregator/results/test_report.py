@@ -12,12 +12,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
 from hushfleet.aggregator.commands.main import load_command
 from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
-from hushfleet.aggregator.results.report.page import Cell, Section, Table, label, page, plotly_script
+from hushfleet.aggregator.results.report.page import Cell, Plot, Prose, Section, Table, label, page, plotly_script
 from hushfleet.aggregator.results.report.verdict import (
     answer,
     judge,
@@ -457,10 +458,40 @@ def test_a_tile_has_the_colour_of_its_verdict() -> None:
         page = Page(render_report(result))
         return [value for tag, name, value in page.attributes if (tag, name) == ("li", "class")]
 
-    assert tiles(sample()) == ["better", "better"]
-    assert tiles(sample(own=0.6)) == ["worse", "better"]
-    assert tiles(sample(own=0.2)) == ["nothing", "better"]
+    assert tiles(sample())[:2] == ["better", "better"]
+    assert tiles(sample(own=0.6))[:2] == ["worse", "better"]
+    assert tiles(sample(own=0.2))[:2] == ["nothing", "better"]
+    for server, release, words in (
+        (2.0, 0.5, ["moderate", "strong"]), (2072.0, 5.0, ["negligible", "weak"]), (math.inf, math.inf, ["no", "no"])
+    ):  # fmt: skip
+        result = sample(epsilon_server=server, epsilon_release=release)
+        assert tiles(result)[2:] == words
+        assert f"epsilon_server, worst device: {words[0]} protection" in Page(render_report(result)).sections[""]
     assert "learned nothing" in Page(render_report(sample(own=0.2))).sections[""]
+
+
+def test_the_page_says_which_run_it_shows_and_when_it_was() -> None:
+    known = sample().model_copy(update={"recorded_at": "2026-11-26T12:43:10Z", "federation": "plants"})
+    under = Page(render_report(known)).sections[""]
+    assert "2026-11-26 12:43 UTC, task digits-fedglp-adp-0001, federation plants, 2 devices" in under
+    assert "task digits-fedglp-adp-0001, 2 devices" in Page(render_report(sample())).sections[""]
+
+
+def test_the_papers_own_count_of_bytes_is_for_its_own_method() -> None:
+    result = sample()
+    assert "Eq. (20)" in Page(render_report(result)).sections["bytes"]
+    assert "Eq. (20)" not in Page(render_report(result.model_copy(update={"method": "hush"}))).sections["bytes"]
+
+
+def test_no_half_of_the_page_is_empty() -> None:
+    """Plots stand side by side, or span the page."""
+    plot, table, note = Plot(go.Figure(), "plot"), Table(["a"], []), Prose(["words"], css="note")
+    for parts, wide in (
+        ([plot], [True]), ([plot, plot], [False, False]), ([plot, plot, plot], [False, False, True]),
+        ([plot, table, plot, Prose(["words"])], [True, False]), ([plot, note], [True]),
+    ):  # fmt: skip
+        html = page("a page", [Section("one", "One", "A lead.", parts)])
+        assert ['class="wide"' in each for each in re.findall("<figure[^>]*>", html)] == wide
 
 
 def test_the_task_is_there_to_run_it_again() -> None:

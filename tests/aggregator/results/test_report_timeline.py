@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections import Counter
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +39,7 @@ from hushfleet.aggregator.results.report.timeline_words import (
 from hushfleet.aggregator.results.result import Result
 from support import timeline_samples
 from support.report_samples import sample
+from support.tools import find
 
 samples = vars(timeline_samples)
 
@@ -308,3 +311,18 @@ def test_long_runs_count_in_minutes_or_hours() -> None:
     assert sum(bars(gantt(timeline, boards))["training"].x) > 1
     longer = timeline.model_copy(update={"end_s": 7200.0})
     assert gantt(longer, boards).figure.layout.xaxis.range == pytest.approx((-1.2, 121.2))
+
+
+@pytest.mark.slow
+@pytest.mark.needs("chromium")
+def test_every_chart_is_whole_on_a_telephone(tmp_path: Path) -> None:
+    """Those of a long run, too, which were wider than the screen and had to be pushed aside."""
+    (tmp_path / "report.html").write_text(render_report(with_timeline(*made(24, 40))), encoding="utf-8")
+    words = "--headless --no-sandbox --disable-gpu --window-size=390,900 --virtual-time-budget=10000 --dump-dom"
+    done = subprocess.run(
+        [find("chromium") or "", *words.split(), f"--user-data-dir={tmp_path}/profile", f"file://{tmp_path}/report.html"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    widths = [float(width) for width in re.findall(r'<svg class="main-svg"[^>]* width="([\d.]+)"', done.stdout)]
+    assert len(widths) > 10
+    assert max(widths) < 390

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tomllib
 
@@ -10,6 +11,7 @@ import pytest
 
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results import rerun
+from hushfleet.aggregator.results.report.words import repeating
 from hushfleet.data.samples import Samples
 
 
@@ -32,6 +34,29 @@ def test_the_task_as_a_file_is_the_task() -> None:
 def test_the_command_has_no_password_and_means_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/x/hushfleet", "aggregator", "mqtts://me:secret@host:1", "--resume", "a b"])
     assert rerun.command_line() == "hushfleet aggregator mqtts://host:1 --resume 'a b'".replace(" --resume", "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["/x/lib/hushfleet/aggregator/commands/__main__.py", "demo"], "hushfleet demo"),
+        (["studies/mine.py", "--rounds", "3"], "python studies/mine.py --rounds 3"),
+        (["/x/ipykernel_launcher.py", "-f", "/run/kernel-1.json"], ""),
+        (["-c"], ""),
+        ([""], ""),
+    ],
+)
+def test_the_command_can_be_typed(typed: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", typed)
+    assert rerun.command_line() == told
+
+
+def test_to_repeat_a_run_takes_another_folder() -> None:
+    """A run's folder takes no second run."""
+    for out in (["--out", "runs/a b"], ["--out=runs/a"], []):
+        words = ["hushfleet", "simulate", "t.toml", *out, "--set", "seed=2"]
+        assert repeating(shlex.join(words)) == "hushfleet simulate t.toml --set seed=2"
+    assert repeating("python mine.py --out x") == "python mine.py --out x"
 
 
 def test_one_other_label_or_pixel_is_another_digest() -> None:

@@ -19,7 +19,8 @@ sample, bare, QUANTIZED = samples["sample"], samples["bare"], samples["QUANTIZED
 
 PROMISED = {
     "": "schema task method dataset partition devices seed engine rounds local_only privacy versions model "
-    "accounting trust sums assumption accountant clip_norm noise_multiplier wire boards details rerun",
+    "recorded_at federation accounting trust sums assumption accountant clip_norm noise_multiplier wire boards details "
+    "rerun",
     "rounds": "round participants accuracy_own_common accuracy_own_local accuracy_global loss uplink_bytes "
     "downlink_bytes snr_db wall_s committee answers answer_bytes suspected_wraps",
     "privacy": "device unit adjacency delta epsilon_server epsilon_release rounds_charged "
@@ -149,6 +150,16 @@ def test_other_files_are_refused_in_words(tmp_path: Path, text: str, told: str) 
         Result.load(path)
     with pytest.raises(BadInput, match=r"absent has no result\.json: the run has not ended"):
         Result.load(tmp_path / "absent" / "result.json")
+
+
+def test_lists_that_do_not_fit_are_told_in_our_own_words(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    sample(rounds=3).save(path)
+    data = strict_json(path)
+    data["details"]["accuracy_own_common"].pop()
+    path.write_text(json.dumps(data))
+    with pytest.raises(BadInput, match=r"the whole: details\.accuracy_own_common has 2 entries, and must have 3$"):
+        Result.load(path)
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:

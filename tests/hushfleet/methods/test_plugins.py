@@ -13,7 +13,7 @@ import pytest
 from hushfleet import methods
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
-from hushfleet.methods import ALLOWED_FILE, allow_file, find_method, make_method
+from hushfleet.methods import ALLOWED_FILE, METHODS, allow_file, find_method, make_method, offer, title_of
 from hushfleet.methods.server import ClosedRound
 from hushfleet.model.params import ParamLayout
 
@@ -66,6 +66,12 @@ def test_a_file_runs_only_where_just_this_one_is_allowed() -> None:
     assert method.init_state().public.mask.tolist() == [False, False, True, True]
     with pytest.raises(BadInput, match="runs in simulations only"):
         find_method(f"{EXAMPLE.with_name('another.py')}:fedbabu")
+
+
+def test_tables_and_reports_call_a_method_by_its_own_name() -> None:
+    assert title_of(allow_file(f"{EXAMPLE}:fedbabu")) == "fedbabu"
+    assert title_of(offer(METHODS["fedavg"])) == "fedavg"
+    assert title_of("fedglp-adp") == "fedglp-adp"
 
 
 def test_processes_that_a_simulation_starts_may_run_it_too() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import multiprocessing
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from hushfleet.aggregator.observe.progress import in_words
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
-from hushfleet.models import get_model
 from hushfleet.simulator.engines.fast import engine as fast_engine
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
@@ -29,12 +29,11 @@ from hushfleet.simulator.run_folder import begin
 from hushfleet.simulator.studies.reproduce import recipe as recipes
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
 from hushfleet.simulator.studies.reproduce.cli import register
-from hushfleet.simulator.studies.reproduce.command import to_run
-from hushfleet.simulator.studies.reproduce.estimate import Estimator, expected_work
+from hushfleet.simulator.studies.reproduce.command import Shown, to_run
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, cell_path
 from hushfleet.simulator.studies.reproduce.recipe import find_recipe, load_paper
 from hushfleet.simulator.studies.reproduce.run import RUN, Failure, Shares, run_cell, run_cells
-from hushfleet.simulator.studies.reproduce.show import epsilons, render_page
+from hushfleet.simulator.studies.reproduce.show import epsilons, print_table, render_page
 from hushfleet.simulator.studies.reproduce.table import Progress, make_table
 
 pytestmark = pytest.mark.slow
@@ -114,7 +113,6 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "own" / "table-1.toml").write_text(TABLE)
     (folder / "own" / "figure-2.toml").write_text('title = "Curves"\nopen = "curves only"\n')
     monkeypatch.setattr(recipes, "recipes_folder", lambda: folder)
-    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.estimate.measured_rate", lambda model, batch: 1000.0)
     return folder
 
 
@@ -260,7 +258,6 @@ def test_cells_run_in_parallel_are_kept_and_a_failing_one_stops_nobody(book: Pat
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
     kept = KeptCell.load(cell_path(out, cell.key))
     assert kept.accuracies == run_cell(cell, tmp_path / "here", data_dir=None, runtime="onnx").accuracies
-    assert kept.rate == 1000.0  # of the trial
     assert not (runs / cell.key).exists()  # nothing heavy stays
     # finished cells are found again, wherever they are published, and by another name too
     both = Kept(tmp_path / "empty", out)
@@ -292,8 +289,7 @@ def test_what_table_and_report_say(book: Path, tmp_path: Path) -> None:
         pretended(cell, common, epsilon=float("inf") if cell.row.id == "fedavg" else 4.0).save(tmp_path)
     recipe, asked = find_recipe("own", table="1"), cells(seeds=2)
     kept = Kept(tmp_path)
-    estimates = {cell.digest: 100.0 for cell in asked if not cell.open and kept.of(cell) is None}
-    table = make_table(recipe, asked, Progress(kept, estimates=estimates), quick=False)
+    table = make_table(recipe, asked, Progress(kept), quick=False)
     (block,) = table.blocks
     squares = {(place.row, place.column): place for place in block.places.itertuples()}
     noisy = squares["dp-fedavg", "sigma-1"]
@@ -307,7 +303,6 @@ def test_what_table_and_report_say(book: Path, tmp_path: Path) -> None:
     assert (plain.seeds, plain.asked, math.isnan(plain.paper_epsilon)) == ((0,), 2, True)
     assert math.isnan(squares["too-many", "sigma-1"].paper)
     assert squares["dp-fedavg", "sigma-2"].open == "not run yet"
-    assert squares["dp-fedavg", "sigma-2"].estimate_s == 200.0
     (ranking,) = block.rankings
     assert (ranking.paper, ranking.ours) == (("FedAvg", "DP-FedAvg"), ("DP-FedAvg", "FedAvg"))
     assert ranking.agreement == -1
@@ -337,8 +332,6 @@ def pretended(cell: Cell, common: list[float], *, epsilon: float) -> KeptCell:
         rounds=2,
         uplink_bytes=10,
         seconds=2.0,
-        samples=480.0,
-        tested=60.0,
         runtime="onnx",
         processor="nobody's",
         versions={},
@@ -384,45 +377,46 @@ def test_quick_says_so_everywhere_and_a_figure_of_curves_says_why(book: Path, tm
     assert "curves only" in said
 
 
-def test_time_is_estimated_by_finished_cells_of_this_machine_or_by_a_trial(
-    book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
-    # two rounds of two devices with 120 samples each; 360 common images and 30 of one's own are tested in both rounds
-    assert expected_work(cell) == (2 * 240, 2 * 2 * (360 + 30) + 2 * 360)
-    update_s = 2 * 2 * get_model("digits-cnn").layout.size * 60e-9
-    by_trial = (480 + 2280 / 2.5) / 100 + update_s
-    assert Estimator([], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx(by_trial)
-    # what finished cells took, against the same sum of theirs: here for 60 tested images
-    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.estimate.processor", lambda: "nobody's")
-    finished = pretended(cell, [0.1, 0.2], epsilon=1.0)
-    known = Estimator([finished], trial=lambda model, batch: 100.0)
-    assert known.seconds(cell) == pytest.approx(by_trial * 2.0 / ((480 + 60 / 2.5) / 100 + update_s))
-    # one that knows how quick the machine was then, half as quick as now, says more than one that does not
-    rated = Estimator([finished, replace(finished, rate=50.0)], trial=lambda model, batch: 100.0)
-    assert rated.seconds(cell) == pytest.approx(by_trial * 2.0 / ((480 + 60 / 2.5) / 50 + update_s))
-    # one whose method is set as here says more than one that is set otherwise, and one that was alone says nothing
-    other = dict(finished.task) | {"method": {"name": "dp-fedavg", "learning_rate": 0.003, "local_epochs": 2}}
-    unlike = replace(finished, task=other, seconds=20.0, rate=100.0)
-    alone = replace(finished, rounds=0, seconds=40.0, rate=100.0)
-    alike = replace(finished, rate=100.0)
-    alike_only = Estimator([alike], trial=lambda model, batch: 100.0).seconds(cell)
-    assert Estimator([unlike, alike, alone], trial=lambda model, batch: 100.0).seconds(cell) == alike_only
-    assert Estimator([unlike, alone], trial=lambda model, batch: 100.0).seconds(cell) > 3 * alike_only
-    assert Estimator([alone], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx(by_trial)
-    assert Estimator([]).seconds(cells(methods=["named"])[0]) is None
+def test_the_time_that_is_left_is_measured_or_not_said(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cells of each of two methods, one at a time; the quick one says nothing of the slow one."""
+    quick, slow = cells(seeds=2, methods=["fedavg"]), cells(seeds=2, methods=["dp-fedavg"], columns=["sigma-1"])
+    now = 0.0
+    monkeypatch.setattr("hushfleet.simulator.studies.reproduce.command.time.monotonic", lambda: now)
+    with Shown([*quick, *slow], 1, Console(quiet=True)) as shown:
+
+        def left(at: float, cell: Cell) -> float | None:
+            nonlocal now
+            now = at
+            shown.watch([(cell, 0)])
+            return shown._work.left_s
+
+        assert left(0, quick[0]) is None
+        now = 10
+        shown.ended(quick[0], "", finished=True)
+        assert left(10, quick[1]) is None  # of the slow ones nothing is known
+        now = 20
+        shown.ended(quick[1], "", finished=True)
+        assert left(20, slow[0]) is None
+        now = 50
+        shown.ended(slow[0], "", finished=False)
+        assert left(50, slow[1]) is None  # it failed
+        shown._took["digits", "dp-fedavg"].append(100.0)
+        assert left(60, slow[1]) == 90
+        assert left(400, slow[1]) == 0  # overdue: then no time is shown
+        assert "3 of 4 cells" in in_words()
 
 
-def test_the_time_of_tests_on_own_training_images_is_estimated(book: Path) -> None:
-    """ACDP-pFSD's teacher and its report look at all of them in each round, however few steps are trained."""
-    table = TABLE.replace('"method.name" = "dp-fedavg" }', '"method.name" = "acdp-pfsd", "method.local_steps" = 5 }')
-    (book / "own" / "table-1.toml").write_text(table)
-    (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
-    update_s = 2 * 2 * get_model("digits-cnn").layout.size * 60e-9
-    trained, tested = expected_work(cell)
-    assert trained == 2 * 2 * 5 * 16
-    expected = (trained + (tested + 2 * 2 * 2 * 120) / 2.5) / 100 + update_s
-    assert Estimator([], trial=lambda model, batch: 100.0).seconds(cell) == pytest.approx(expected)
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_table_fits_its_terminal(book: Path, tmp_path: Path, columns: int) -> None:
+    for cell in cells(seeds=2, methods=["dp-fedavg"]):
+        pretended(cell, [0.7, 0.75 + cell.seed / 10], epsilon=4123.0).save(tmp_path)
+    table = make_table(find_recipe("own", table="1"), cells(seeds=2), Progress(Kept(tmp_path)), quick=False)
+    seen = io.StringIO()
+    print_table(Console(width=columns, file=seen), table, "Own")
+    text = seen.getvalue()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert "75.00 ± 3.54" in text
+    assert ("difference" in text) == (columns > 80)
 
 
 @pytest.mark.parametrize(

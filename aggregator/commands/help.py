@@ -1,0 +1,60 @@
+"""Help as plain text of 80 columns, in which every command can be copied and pasted as it stands."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+COLUMNS = 80
+_INDENT = 2  # Click's
+_KEPT = "\b\n"  # before a paragraph whose lines Click keeps
+_COMMAND = re.compile(r"(?P<before>(?:[^`]+:)?)\s*`(?P<command>hushfleet(?:-edge)? [^`]+)`")
+_METAVARS = {"int": "N", "float": "X", "str": "TEXT"}
+
+
+def in_plain_text(command: Any) -> Any:
+    """The command and those below it, with plain help.
+
+    A paragraph of the help that is one command in backticks, perhaps after words with a colon, gets lines of its own,
+    broken by backslashes. So do the commands of an indented paragraph, which else keeps its lines.
+    """
+    paragraphs = (command.help or "").split("\n\n")
+    command.short_help = command.short_help or " ".join(paragraphs[0].split())
+    command.help = "\n\n".join(_KEPT + each for paragraph in paragraphs for each in _plain(paragraph))
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: ""  # its name says what it is
+        elif not (parameter.metavar or parameter.is_flag or parameter.type_descriptor.is_choice):
+            kind = re.findall(r"\w+", parameter.display_type(None).replace("list[", ""))[0]
+            parameter.metavar = _METAVARS.get(kind, kind.upper())
+    for each in getattr(command, "commands", {}).values():
+        in_plain_text(each)
+    return command
+
+
+def _plain(paragraph: str) -> Iterator[str]:
+    if found := _COMMAND.fullmatch(paragraph.strip()):
+        if found["before"]:
+            yield _filled(found["before"])
+        yield _pasted(found["command"])
+    elif paragraph.startswith("    "):
+        lines = textwrap.dedent(paragraph).splitlines()
+        yield "\n".join(_pasted(line) if line.startswith("hushfleet") else f"  {line}" for line in lines)
+    elif paragraph.strip():
+        yield _filled(paragraph)
+
+
+def _filled(words: str) -> str:
+    return textwrap.fill(" ".join(words.split()), COLUMNS - _INDENT, break_on_hyphens=False, break_long_words=False)
+
+
+def _pasted(command: str) -> str:
+    """The command, on several lines where it must be; an option stands beside its value."""
+    together = re.sub(r"(--[\w-]+) (?!-)", "\\1\0", " ".join(command.split()))
+    width = COLUMNS - _INDENT - len(" \\")
+    lines = textwrap.wrap(
+        together, width, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False, break_long_words=False
+    )  # fmt: skip
+    return " \\\n".join(lines).replace("\0", " ")
