@@ -138,7 +138,9 @@ def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]
     if own is not None and (head is not None or not spec.model.chooses_head):
         return own, "personalised" if head is None else head.choice.words
     data = store.blob(store.global_digest) if store.global_digest else None
-    return (None if data is None else np.frombuffer(data, "<f4").astype(np.float32)), "global"
+    if data is None:
+        return None, "global"
+    return np.frombuffer(data, "<f4", count=spec.model.layout.size).astype(np.float32), "global"
 
 
 def _read(image: Path, model: ModelSpec) -> Samples:

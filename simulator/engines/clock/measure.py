@@ -137,7 +137,7 @@ class _Trial:
     def _round(self, batches: int) -> float:
         engine, spec = self._engine, self._of_device
         samples = _samples(self._prepared, batches * self._batch_size)
-        plan, params = engine.open_round(["trial"], roster=self._roster), engine.global_params
+        plan, params = engine.open_round(["trial"], roster=self._roster), engine.model.published
         trainer = Trainer(
             device="trial",
             store=self._store,
