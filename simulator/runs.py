@@ -68,6 +68,15 @@ class Run:
         return rows.set_index("device") if len(rows) else rows
 
     @property
+    def seeds(self) -> pd.DataFrame:
+        """One row a seed of a run with several, see `hushfleet.aggregator.results.result.SeedPoint`.
+
+        `run.seeds.agg(["mean", "std"])` gives the mean and the spread.
+        """
+        rows = pd.DataFrame([row.model_dump() for row in self.result.details.seeds])
+        return rows.set_index("seed").dropna(axis="columns", how="all") if len(rows) else rows
+
+    @property
     def events(self) -> list[dict[str, Any]]:
         """What happened, oldest first; docs/result.md has the kinds."""
         return EventTail(self._files.events).read()
