@@ -85,6 +85,11 @@ def prepare(
         raise BadInput(
             "data.path is missing; without it data.class_names and data.input_shape must say what devices have"
         )
+    if task.round.patience and not (dataset and len(dataset.test)):
+        raise BadInput(
+            f"round.patience = {task.round.patience}: needs public test data on the aggregator, by which it sees that "
+            "the model becomes no better; give data.path a test part, or leave patience out"
+        )
     if len(class_names) < 2 and task.targets.are_classes:
         raise BadInput(f"the data have one class, {class_names[0]!r}; a classifier needs at least 2")
     if len(task.data.mean) not in (0, shape[0]):

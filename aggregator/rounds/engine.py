@@ -135,7 +135,7 @@ class RoundEngine:
 
     @property
     def finished(self) -> bool:
-        return self.closed_rounds >= self.spec.rounds
+        return self._progress.finished
 
     @property
     def min_devices(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from hushfleet.aggregator.observe.metrics import RoundSummary
 from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
+from hushfleet.aggregator.rounds.policy import rises_no_more
 from hushfleet.aggregator.rounds.round_sum import RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerHalf, server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -41,6 +42,14 @@ class Progress:
         named = None if last is None else last.global_digest if last.phase != "closed" else last.result_digest
         self.model.load(self.closed_rounds, named=named, initial=prepared.initial)
         self.trained_on: dict[str, bytes] = store.held_models(until=self.closed_rounds)
+        metrics = [row.metrics or {} for row in store.rounds()[: self.closed_rounds]]
+        self._accuracies: list[float | None] = [each.get("accuracy_global") for each in metrics]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are closed, or the global model has not become better for long enough."""
+        rules = self._prepared.task.round
+        return self.closed_rounds >= self._prepared.spec.rounds or rises_no_more(self._accuracies, rules.patience)
 
     @property
     def server_half(self) -> ServerHalf:
@@ -92,6 +101,7 @@ class Progress:
             self._store.close_round(round, result_digest=following.digest, metrics=summary.to_dict(), at=at)
         self.model.advance(round, following)
         self.closed_rounds, self._server = round, server
+        self._accuracies.append(summary.accuracy_global)
         self.trained_on |= dict.fromkeys(devices, before)
 
     def _with_vectors(

@@ -152,8 +152,9 @@ def _run_with(
         point = go_on(folder.path, data_dir=simulation.data_dir)
     else:
         point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
+    every = 1 if task.round.patience else task.round.rounds  # with patience any round may be the last one
     with EventLog(point.folder.events) as events:
-        run_rounds(point, workers, events, runtime=runtime, evaluate_every=point.task.round.rounds, lean=lean)
+        run_rounds(point, workers, events, runtime=runtime, evaluate_every=every, lean=lean)
     choose_own_heads(point, workers, runtime=runtime)
     result = assemble(point, engine="fast")
     result.save(folder.result)
