@@ -178,7 +178,7 @@ class WeightsAndBiases:
                 project=project,
                 name=run,
                 dir=folder,
-                mode=os.environ.get("WANDB_MODE", "offline"),
+                mode=None if "WANDB_MODE" in os.environ else "offline",
                 settings=wandb.Settings(
                     console="off",
                     silent=True,

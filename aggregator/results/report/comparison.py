@@ -111,8 +111,8 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
         cells = (Cell(gained(gain), verdict or "") for gain, verdict in zip(gains, verdicts, strict=True))
         rows.append([f"gained, {where}", *cells])
         rows.append([f"verdict, {where}", *(Cell(VERDICTS[verdict], verdict or "") for verdict in verdicts)])
-    sent = [[_bytes_a_round(result) for result in each.values()] for each in columns]
-    rows.append(["sent up by a device, a round", *(size(None if None in each else fmean(each)) for each in sent)])
+    sent = [[count for result in each.values() if (count := _bytes_a_round(result))] for each in columns]
+    rows.append(["sent up by a device, a round", *(size(fmean(each) if each else None) for each in sent)])
     return [[*row, *[""] * (len(rows[0]) - len(row))] for row in rows]
 
 
