@@ -108,7 +108,7 @@ def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
         graph, features = _graphs(store, spec)
         samples = LocalData(replace(data, path=data.held_out), spec.model, features=features).samples()
         right = int(evaluate_each(graph, params, samples).correct.sum())
-        shared = params if kind == "global" else _global_params(store)
+        shared = params if kind == "global" else _global_params(store, spec.model.layout.size)
         fleet_right = None if shared is None else int(evaluate_each(graph, shared, samples).correct.sum())
         return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images", fleet_right)
     head = store.own_head(spec.task)
@@ -147,12 +147,12 @@ def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]
     head, own = store.own_head(spec.task), store.own_params(spec.task)
     if own is not None and (head is not None or not spec.model.chooses_head):
         return own, "personalised" if head is None else head.choice.plain
-    return _global_params(store), "global"
+    return _global_params(store, spec.model.layout.size), "global"
 
 
-def _global_params(store: DeviceStore) -> np.ndarray | None:
+def _global_params(store: DeviceStore, size: int) -> np.ndarray | None:
     data = store.blob(store.global_digest) if store.global_digest else None
-    return None if data is None else np.frombuffer(data, "<f4").astype(np.float32)
+    return None if data is None else np.frombuffer(data, "<f4", count=size).astype(np.float32)
 
 
 def _read(image: Path, model: ModelSpec) -> Samples:

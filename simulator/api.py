@@ -79,6 +79,7 @@ def simulate(
     boards: str = "",
     lean: bool = False,
     alone: bool = True,
+    seeds: int = 1,
     resume: bool = False,
     quiet: bool = False,
 ) -> Run:
@@ -100,6 +101,7 @@ def simulate(
     :param boards: profiles, dealt to the devices in turn: rounds then run on a virtual clock.
     :param lean: leave out what only a field needs: the same models sooner, without the bytes that devices send.
     :param alone: also train each device alone, for comparison.
+    :param seeds: so many runs in all, with the task's seed and the next ones: `run.seeds` has a row for each.
     :param resume: go on with the run in `out`, given the same task, and model and method if they were given.
     :param quiet: print nothing.
     :raises BadInput: which value, and what to do.
@@ -125,7 +127,7 @@ def simulate(
             asked = task(asked, {"data.path": str(files.data)})
         clocked = bool(boards) and engine != "live"
         options = RunOptions(
-            engine=engine, runtime=runtime, workers=workers, lean=lean, local_only=alone, clocked=clocked
+            engine=engine, runtime=runtime, workers=workers, lean=lean, local_only=alone, seeds=seeds, clocked=clocked
         )  # fmt: skip
         mix = read_boards(boards, devices=asked.data.devices, seed=asked.seed) if boards else None
         console = run_console(quiet=quiet)

@@ -302,6 +302,10 @@ class RoundSection(Checked):
     `median`; or the `trimmed-mean`, without the share `trim` of them at either end (rounded down). The last two do
     not follow a few devices that send what they like, and cost accuracy and memory (docs/privacy.md, "A member that
     lies").
+
+    With `patience` the task ends once the global model's accuracy on the aggregator's own test set, which is public (in
+    a simulation the common test set), has been below its best, or at it, for so many rounds; 0: after `rounds`. Nothing
+    of the devices' data is looked at, so it costs no privacy.
     """
 
     rounds: Rounds = 20
@@ -312,6 +316,7 @@ class RoundSection(Checked):
     deadline_s: Annotated[float, Meta(gt=0, le=30 * 86400)] = 600.0
     aggregation: Literal["mean", "trimmed-mean", "median"] = "mean"
     trim: Annotated[float, Meta(gt=0, lt=0.5)] | None = None
+    patience: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

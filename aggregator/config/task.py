@@ -68,6 +68,7 @@ class Task(Checked):
         self._check_preferences()
         self._check_signs()
         self._check_aggregation()
+        self._check_patience()
         self._check_delta()
 
     def to_plain(self) -> dict[str, Any]:
@@ -223,6 +224,18 @@ class Task(Checked):
             raise ValueError(
                 f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {name!r} "
                 "weighs them; switch that off (dp-fedsim: method.msa = false), or keep the mean"
+            )
+
+    def _check_patience(self) -> None:
+        patience, rounds = self.round.patience, self.round.rounds
+        if not patience:
+            return
+        if patience >= rounds:
+            raise ValueError(f"round.patience = {patience}: must be below round.rounds = {rounds}, or it ends nothing")
+        if type(self.parts().server).final is not Mean.final:
+            raise ValueError(
+                f"round.patience = {patience}: method.name = {self.method.name!r} ends with what it makes of the last "
+                "rounds of all, so it cannot end sooner; leave patience out"
             )
 
     def _check_delta(self) -> None:

@@ -21,6 +21,7 @@ SCRIPT = """
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 import hushfleet as hf
@@ -62,11 +63,17 @@ run = hf.simulate(
 assert list(run.rounds.index) == [1, 2, 3]
 assert list(run.devices.rounds_accepted) == [3, 3, 3]
 again = hf.simulate(TASK, model=Net, data=hf.Data(samples, labels), method=mine, out="again", lean=True, quiet=True)
-assert again.result.method == "python:mine"
+assert again.result.method == "mine"
 same = ["participants", "accuracy_global", "loss"]
 # an interruption, another way to name the method, and a lean run change nothing
 assert run.rounds[same].equals(again.rounds[same]), (run.rounds, again.rounds)
 assert "report" in run._repr_html_()
+net, test, (mean, std) = Net(3, (6,)), np.load("run/common_test.npz"), run.normalisation
+x = (torch.tensor(test["images"])[:, :, 0, 0] - torch.tensor(mean)) / torch.tensor(std)
+for which, accuracy in (("global", run.rounds.accuracy_global[3]), ("device-0", run.devices.accuracy_own["device-0"])):
+    net.load_state_dict(run.model(which))
+    right = net(x).argmax(1).numpy() == test["labels"]
+    assert abs(right.mean() - accuracy) < 1e-6, (which, right.mean(), accuracy)
 print(hf.compare([run, again]).frame)
 print(run.plot_accuracy(), run.plot_devices())
 print(run.summary)

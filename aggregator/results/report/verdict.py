@@ -25,7 +25,7 @@ from hushfleet.aggregator.results.gains import (
     worse_than_alone,
 )
 from hushfleet.aggregator.results.report.words import gained, lifetime_words, number, percent, percent_up, size
-from hushfleet.aggregator.results.result import Lifetime, Result, SumsInfo, SweepPoint, WirePoint
+from hushfleet.aggregator.results.result import Lifetime, Repeated, Result, SumsInfo
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, guess_rate, protection
 from hushfleet.privacy.terms import TRUST, Trust
@@ -314,11 +314,11 @@ def further_answers(result: Result, headline: Headline) -> list[str]:
     return [words for words in told if words]
 
 
-def gain_of(point: SweepPoint | WirePoint) -> Gain:
+def gain_of(point: Repeated) -> Gain:
     return Gain(point.gain_over_local_only or 0.0, point.gain_standard_error)
 
 
-def verdict_of(result: Result, point: SweepPoint | WirePoint) -> Verdict | None:
+def verdict_of(result: Result, point: Repeated) -> Verdict | None:
     """A point of a sweep by the same rule as the run itself."""
     reached = point.accuracy_global if result.details.own_heads else point.accuracy_own_common
     images = result.details.common_test_images or 0

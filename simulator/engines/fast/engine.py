@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.observe.round_events import open_fields, run_fields, update_fields
+from hushfleet.aggregator.observe.round_events import finished_fields, open_fields, run_fields, update_fields
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -87,7 +87,7 @@ def run_rounds(
             on_closed(plan.round)
             spent = summary.participants == 0 and too_few_can_pay(store, names, least=least)
     end_lean(simulation)
-    events.write("finished", **({"reason": ALL_SPENT} if spent else {}))
+    events.write("finished", **({"reason": ALL_SPENT} if spent else finished_fields(engine)))
 
 
 def tested_by(simulation: Simulation, runtime: str) -> PreparedTask:
