@@ -255,7 +255,7 @@ class Agent:
         elif not payload:
             return  # a retained message was cleared: nothing new is known
         elif topic.kind == "server":
-            self._on_server(payload)
+            self._on_server(payload, retained=delivery.retained)
         elif topic.kind in ("task", "round") and self._verifier.key is None:
             self._early[delivery.topic] = payload
         elif topic.kind == "task":
@@ -267,26 +267,30 @@ class Agent:
     def _on_down(self, message: Message) -> None:
         if isinstance(message, NotEnrolled):
             self._enrolment.refused(message, self._clock())
+        elif isinstance(message, ServerState):  # the aggregator has not heard what this device announced
+            self._announce(self._status)
         elif not isinstance(message, Known):
             self.rounds.on_answer(message)
         elif self.store_check.on_known(message, self._clock()):
             self._verifier.note_progress(message)
 
-    def _on_server(self, payload: bytes) -> None:
+    def _on_server(self, payload: bytes, *, retained: bool) -> None:
         server = self._verifier.verify_server_state(payload)
         early, self._early = self._early, {}
         for topic in (self.topics.task, self.topics.round):
             if topic in early:
                 self._on_event(Delivery(topic, early[topic], True))
         before, self._server, self._is_heard = self._server, server, True
-        if server.state != "ready" or server == before:
+        if server.state != "ready" or (server == before and retained):
             return
+        is_new = server.epoch != self._ready_epoch
         if before is not None:
             self.store_check.aggregator_is_back(self._clock())
-        if server.epoch != self._ready_epoch:
-            if self._ready_epoch is not None:
-                # It has read again what the broker keeps on this device's topic, which another may have overwritten.
+            if is_new or not retained:
+                # It knows of this device what the broker kept for it: another may have overwritten that, and some
+                # brokers keep nothing. At first it is asked, and says so itself if it has heard nothing.
                 self._announce(self._status)
+        if is_new:
             self._ready_epoch = server.epoch
             self._resume()
 

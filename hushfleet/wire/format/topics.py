@@ -54,6 +54,13 @@ def check_name(text: str, role: str) -> str:
     return text
 
 
+def check_new_name(text: str, role: str) -> str:
+    """`text` itself, as `check_name`; a new name has no "." either: RabbitMQ and NATS separate levels of topics by it."""
+    if "." in check_name(text, role):
+        raise BadInput(f"{role} {text!r} has a '.', by which some brokers separate topics: take {text.replace('.', '-')!r}")
+    return text
+
+
 class Topics:
     """All topics of one federation.
 
