@@ -232,9 +232,9 @@ class Coordinator:
 
     def _lacks_birth(self, device: str, payload: bytes) -> bool:
         """Whether a device without an accepted key asks, and may be answered: its birth was lost, or is overtaken."""
-        return (
-            self.enrolment.key(device) is None and peek_kind(payload) is Ask and self._calls.take(self._clock())
-        )
+        if self.enrolment.key(device) is not None or peek_kind(payload) not in (Ask, Want):
+            return False
+        return self._calls.take(self._clock())
 
     def _verified(self, device: str, payload: bytes) -> Message:
         message = decode_message(payload, federation=self.topics.federation, public_key=self._key(device))
