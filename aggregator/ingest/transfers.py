@@ -57,12 +57,14 @@ class EarlyChunks:
         if held and next(iter(held.values())).digest != chunk.digest:
             self.drop(device)
             self.hold(device, chunk)
-            raise Malformed(f"{device} sent chunks of an update that it has not offered")
+            raise Malformed(f"{device} sent chunks of an update that it did not offer")
         cost = len(chunk.payload) + _OBJECT_BYTES
         if chunk.index in held or self._all_bytes + cost > MAX_EARLY_BYTES:
             return
         if self._bytes.get(device, 0) + cost > MAX_EARLY_DEVICE_BYTES:
-            raise Malformed(f"{device} sent more than {MAX_EARLY_DEVICE_BYTES} bytes of an update that it has not offered")
+            raise Malformed(
+                f"{device} sent more than {MAX_EARLY_DEVICE_BYTES} bytes of an update that it did not offer"
+            )
         self._held.setdefault(device, held)[chunk.index] = chunk
         self._bytes[device] = self._bytes.get(device, 0) + cost
         self._all_bytes += cost
@@ -127,8 +129,8 @@ class Transfers:
     def chunk(self, device: str, chunk: Chunk, *, now: float) -> tuple[Offer, bytes] | None:
         """Takes a chunk; the offer and the whole update once it is complete, its digest verified.
 
-        A chunk of another update than the offered one is held until that is offered. Raises `Malformed` for wrong content
-        and for too many such chunks.
+        A chunk of another update than the offered one is held until that is offered. Raises `Malformed` for wrong
+        content and for too many such chunks.
         """
         transfer = self._open.get(device)
         if device in self._queue:

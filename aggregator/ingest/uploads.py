@@ -55,8 +55,10 @@ class Uploads:
         return self._transfers.due_at
 
     def offer(self, device: str, offer: Offer) -> Answer | None:
-        """What can be said of an offer at once; None if the update should come. Raises `Malformed` where the chunks that
-        came before it are not those of the update."""
+        """What can be said of an offer at once; None if the update should come.
+
+        Raises `Malformed` where chunks that came before it are not those of the update.
+        """
         verdict = self._engine.admission(device, task=offer.task, round=offer.round, digest=offer.digest)
         before = self._refused.get(device)
         if verdict is not None:

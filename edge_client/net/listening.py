@@ -14,9 +14,9 @@ LONGEST_WAIT_S = 900.0
 class Listening:
     """The filters of a device.
 
-    A broker whose access list came to have the device after it had connected never sends by itself what it kept (measured
-    with Mosquitto 2.0.11). One that takes subscriptions and messages in different threads may lose what is published at the
-    moment of a subscription (measured with NATS 2.15).
+    A broker whose access list came to have the device after it had connected never sends by itself what it kept
+    (measured with Mosquitto 2.0.11). Another may lose what is published at the moment of a subscription (measured with
+    NATS 2.15.1: one of 64 boards never got the task).
     """
 
     def __init__(self, link: Link, filters: Iterable[str], *, now: float) -> None:

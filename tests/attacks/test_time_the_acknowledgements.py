@@ -223,7 +223,7 @@ def test_between_the_announced_beginning_and_end_nothing_is_answered(
 def test_the_aggregators_call_is_not_answered_within_the_slot(
     bench: tuple[Bench, CuriousBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call to announce itself, and an aggregator that has connected again, said again by a broker as often as it likes."""
+    """A broker says again that the board is to announce itself, and that the aggregator has connected anew."""
     board, broker = bench
 
     def call() -> None:

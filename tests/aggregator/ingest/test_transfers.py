@@ -88,7 +88,7 @@ def test_what_is_held_early_is_bounded_for_each_device_and_in_all(monkeypatch: p
     transfers = Transfers(max_bytes=10_000)
     for chunk in [*chunks()[:2], *chunks()[:2]]:
         transfers.chunk("greedy", chunk, now=0)
-    with pytest.raises(Malformed, match="has not offered"):
+    with pytest.raises(Malformed, match="did not offer"):
         transfers.chunk("greedy", chunks()[2], now=0)
     for chunk in chunks():
         transfers.chunk("late", chunk, now=0)  # there is room for one of them
