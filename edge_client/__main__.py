@@ -128,6 +128,7 @@ def _run(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.pacing import Pacer, open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
     from hushfleet.edge_client.fleet.duties import Duty
+    from hushfleet.wire.format.topics import check_new_name
     from hushfleet.wire.link.connection import Timing
     from hushfleet.wire.link.interface import Will
     from hushfleet.wire.link.mqtt import MqttLink
@@ -139,6 +140,9 @@ def _run(options: argparse.Namespace) -> int:
     timing = Timing(backoff_base_s=simulation.reconnect_s) if simulation and simulation.reconnect_s else None
     if config.fleet is None:
         config.broker.address  # noqa: B018 - a wrong file is an error before the store is made
+        if not any(config.store_path.parent.glob("*")):  # a board that has run keeps its names
+            check_new_name(config.device.id, f"{options.config}: device.id")
+            check_new_name(config.device.federation, f"{options.config}: device.federation")
 
     def connect(store: DeviceStore, will: Will | None = None, *, enrol: bool = False) -> MqttLink:
         address = config.enrolment_address if enrol else config.broker_address

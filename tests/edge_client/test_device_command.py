@@ -26,7 +26,7 @@ from hushfleet.graphs.session import GradientGraph
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
-from support.edge import DEVICE, Bench, Package
+from support.edge import DEVICE, Bench, Package, write_samples
 from support.local_link import LocalHub
 from support.secure_fleet import SecureFleet, with_secure_sums
 
@@ -377,3 +377,15 @@ def test_a_board_needs_no_heavy_package(package: Package, tmp_path: Path) -> Non
     assert done.stdout.startswith("loss fell")
     assert "hushfleet-edge device.toml" in done.stdout
     assert done.stdout.rstrip().endswith("[]")
+
+
+def test_a_new_board_has_no_dot_in_its_id_and_an_old_one_keeps_it(
+    device_toml: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_samples(device_toml.with_name("train.npz"))
+    device_toml.write_text(device_toml.read_text().replace(f'"{DEVICE}"', '"board.1"'))
+    assert main([str(device_toml)]) == 2
+    assert f"{device_toml}: device.id 'board.1' has a '.'" in capsys.readouterr().err
+    monkeypatch.setattr("hushfleet.edge_client.agent.Agent.run", lambda agent, stop: None)
+    DeviceStore(device_toml.with_name("state") / "store.sqlite", device="board.1").close()
+    assert main([str(device_toml)]) == 0

@@ -91,9 +91,9 @@ def _init(
     from hushfleet.aggregator.fleet.task_check import boards_needed, obstacles
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
-    from hushfleet.wire.format.topics import check_name
+    from hushfleet.wire.format.topics import check_new_name
 
-    name = check_name(federation or path.resolve().name, "the federation's name (--federation)")
+    name = check_new_name(federation or path.resolve().name, "the federation's name (--federation)")
     names = [] if classes is None else [each.strip() for each in classes.split(",")]
     checked = load_task(task, (f"data.class_names={json.dumps(names)}",) if names else ())
     try:

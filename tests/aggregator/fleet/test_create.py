@@ -101,6 +101,7 @@ def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("id,board\na-1,generic-x86\nA 2,generic-x86\n", "line 3: .*'A 2'"),
+        ("id,board\na.1,generic-x86\n", "line 2: .*'a.1' has a '.'"),
         ("id,board\na-1,generic-x86\na-1,generic-x86\n", "names a-1 2 times"),
         ("id,board\na-1,\n", "line 2: no board"),
         ("id,colour\na-1,red\n", "must name columns"),
