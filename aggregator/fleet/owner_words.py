@@ -36,10 +36,11 @@ def photographs(view: FleetView) -> str:
 
 
 def model(view: FleetView) -> str:
-    where = "Whether it is better on a board than the board's own is private, too, and told by the same command there"
+    better, where = "is better on a board than the board's own", "is private, too, and told by the same command there"
     if view.run is None or view.run.accuracy is None:
-        return where
-    return f"The fleet's model is right on {percent(view.run.accuracy)} of the public test images. {where}"
+        return f"Whether the fleet's {better} {where}"
+    right = f"The fleet's model is right on {percent(view.run.accuracy)} of the public test images"
+    return f"{right}. Whether it {better} {where}"
 
 
 def privacy(view: FleetView) -> str:

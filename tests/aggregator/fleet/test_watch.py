@@ -329,8 +329,8 @@ def test_an_owner_reads_four_sentences(desk: Desk) -> None:
         "boards": "0 of 3 boards are there",
         "photographs": "How many a board uses or leaves out, and why, is private and stays on it; read it there: "
         "sudo -u hushfleet hushfleet-edge status /etc/hushfleet/device.toml",
-        "model": "Whether it is better on a board than the board's own is private, too, and told by the same command "
-        "there",
+        "model": "Whether the fleet's is better on a board than the board's own is private, too, and told by the same "
+        "command there",
         "privacy": "Nothing is spent yet",
     }
     charge = pack(Charge("device", "add-or-remove", "gaussian", 2.0))
