@@ -48,9 +48,12 @@ def privacy(view: FleetView) -> str:
     if left is None:
         return "Nothing is spent yet"
     told = f"{left.device}, which has spent most, stands at {number(left.spent)}"
+    above = left.limit is not None and left.spent > left.limit
     if left.limit is not None:
-        told += f" of the {number(left.limit)} that its card allows"
+        told += f"{', above' if above else ' of'} the {number(left.limit)} that its card allows"
     told += f" (epsilon; {protection(left.spent)})"
+    if above:
+        return f"{told}; its owner alone can allow more"
     if left.rounds is None:
         return told
     more = f"enough for {left.rounds} more round{'s' * (left.rounds > 1)}"
