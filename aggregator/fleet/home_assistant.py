@@ -113,7 +113,7 @@ class _Figure(NamedTuple):
     @property
     def key(self) -> str:
         parts = [self.metric] if self.metric.endswith("_info") else [self.metric, *self.labels]
-        return re.sub(r"\W", "_", "_".join(parts))
+        return re.sub("[^a-zA-Z0-9_]", "_", "_".join(parts))
 
 
 def _device(
