@@ -57,7 +57,9 @@ def data_words(section: DataSection) -> str | None:
                 return f"{name}: there is no such {_FILES[section.kind]}{later}"
         elif text and not path.is_dir():
             return f"{name}: there is no such folder, with a sub-folder of images for each class{later}"
-        elif text and not any(each.is_file() for each in path.glob("*/**/*")):
+        elif text and not any(
+            os.path.isfile(each) and Path(each).parent != path for each in files_below(path, data=path)
+        ):
             return f"{name}: there are no images in class folders, as in {path}/CLASS/1.jpg{later}"
     return None
 

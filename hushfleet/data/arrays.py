@@ -135,7 +135,7 @@ class Data:
         if not mean or not std:
             found_mean, found_std = _moments(seen)
             if seen.dtype != np.uint8:
-                check_spread(seen, found_std, where, columns)
+                check_spread(seen, found_mean, found_std, where, columns)
             mean, std = mean or found_mean, std or found_std
         for part, (values, _) in made.items():
             refuse_far(values, mean, std, f"{where}: {part}_x")
