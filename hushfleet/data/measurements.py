@@ -67,7 +67,7 @@ def check_spread(
     :param mean: of `x`, a channel each; `std` likewise.
     """
     step = max(1, x.size // x.shape[1] // _LOOKED_AT)
-    for channel in np.flatnonzero(_distances(x, mean, std).max(0) > _WILD):
+    for channel in np.flatnonzero(_farthest(x, mean, std) > _WILD):
         deviation = std[channel]
         values = x[:, channel].reshape(len(x), -1)
         some = values.reshape(-1)[::step].astype(np.float64)
@@ -94,14 +94,19 @@ def far_away(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.n
 
     :param x: `[n, C, H, W]`; bytes count as 0 to 1.
     """
-    far: np.ndarray = (_distances(x, mean, std) > _FAR).any(1)
+    far = np.zeros(len(x), bool)
+    for channel in np.flatnonzero(_farthest(x, mean, std) > _FAR):
+        one = np.s_[channel : channel + 1]
+        far |= [_farthest(sample[None, one], mean[one], std[one])[0] > _FAR for sample in x]
     return far
 
 
-def _distances(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """The largest of each sample and channel from its mean, in standard deviations, `[n, C]`."""
+def _farthest(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """The largest distance of a channel's values from their mean, in standard deviations, `[C]`."""
+    if not len(x):
+        return np.zeros(len(mean))
     unit = 255 if x.dtype == np.uint8 else 1
-    low, high = (extreme(x, axis=(2, 3)).astype(np.float64) / unit for extreme in (np.min, np.max))
+    low, high = (extreme(axis=(0, 2, 3)).astype(np.float64) / unit for extreme in (x.min, x.max))
     farthest: np.ndarray = np.maximum(high - mean, mean - low) / np.array(std)
     return farthest
 
