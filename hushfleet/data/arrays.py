@@ -105,7 +105,8 @@ class Data:
         for part, (x, y) in parts.items():
             if y.shape[:1] != x.shape[:1]:
                 raise BadInput(f"{where}: {part}_x has {len(x)} samples, and {part}_y the shape {list(y.shape)}")
-        warn_of_row_numbers(next(iter(parts.values()))[0], where, columns)
+        first = next(iter(parts.values()))[0]
+        warn_of_row_numbers(first, where, columns)
         ys = [y for _, y in parts.values()]
         names = names or (class_names_of(ys, where) if targets.are_classes else _output_names(ys[0]))
         made = {
@@ -131,15 +132,14 @@ class Data:
                 f"{where}: {given}. uint8 is read as pixels and divided by 255, other numbers are taken as they are; "
                 "give both in one type"
             )
-        seen = made["train"][0] if len(made["train"][0]) else x
         if not mean or not std:
-            found_mean, found_std = _moments(seen)
-            if seen.dtype != np.uint8:
-                check_spread(seen, found_mean, found_std, where, columns)
+            found_mean, found_std = _moments(made["train"][0] if len(made["train"][0]) else x)
+            if first.dtype != np.uint8:
+                check_spread(first, found_mean, found_std, where, columns)
             mean, std = mean or found_mean, std or found_std
-        for part, (values, _) in made.items():
-            refuse_far(values, mean, std, f"{where}: {part}_x")
         train, test = (Samples(*made[part], tuple(mean), tuple(std), targets) for part in ("train", "test"))
+        for part, (values, _) in parts.items():
+            refuse_far(values, train.mean, train.std, f"{where}: {part}_x")
         return DataSet(name, train, test, names, owners)
 
 

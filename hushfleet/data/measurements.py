@@ -67,7 +67,7 @@ def check_spread(
     :param mean: of `x`, a channel each; `std` likewise.
     """
     step = max(1, x.size // x.shape[1] // _LOOKED_AT)
-    for channel in np.flatnonzero(_farthest(x, mean, std) > _WILD):
+    for channel in np.flatnonzero(_farthest(x, mean, std) > _WILD).tolist():
         deviation = std[channel]
         values = x[:, channel].reshape(len(x), -1)
         some = values.reshape(-1)[::step].astype(np.float64)
@@ -95,9 +95,9 @@ def far_away(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.n
     :param x: `[n, C, H, W]`; bytes count as 0 to 1.
     """
     far = np.zeros(len(x), bool)
-    for channel in np.flatnonzero(_farthest(x, mean, std) > _FAR):
-        one = np.s_[channel : channel + 1]
-        far |= [_farthest(sample[None, one], mean[one], std[one])[0] > _FAR for sample in x]
+    for channel in np.flatnonzero(_farthest(x, mean, std) > _FAR).tolist():
+        one = slice(channel, channel + 1)
+        far |= np.array([_farthest(sample[None, one], mean[one], std[one])[0] > _FAR for sample in x])
     return far
 
 

@@ -92,6 +92,15 @@ def test_one_wild_value_does_not_flatten_the_others_in_silence(caplog, value: fl
         data.dataset("try", mean=(0,) * 3, std=(1,) * 3)
 
 
+@pytest.mark.parametrize("sample", range(0, COUNT, 7))
+def test_a_wild_value_is_named_by_its_place_in_the_whole(sample: int) -> None:
+    """A fifth is held out, and the wild value may be there."""
+    x = NOISE.copy()
+    x[sample, 1] = 1e30
+    with pytest.raises(BadInput, match=rf"of sample {sample} |number {sample} \(from 0\)"):
+        as_data((x, Y)).dataset("try")
+
+
 def test_a_wild_value_of_the_test_part_is_refused() -> None:
     wild = NOISE.copy()
     wild[7, 1] = 1e30
