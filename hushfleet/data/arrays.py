@@ -47,7 +47,7 @@ class Data:
     :param train_device: `[n]`, numbers or names: which device has a sample, for `data.partition = "given"`.
     :param class_names: what labels 0, 1, ... mean; by default the labels themselves. Of other targets: what each output
         is; by default "output 0" and so on.
-    :param column_names: what the values of a vector are called, for what is said of them.
+    :param column_names: what the values of a vector are called, for what is said of them; of a frame its columns.
     """
 
     train_x: Any = None
@@ -57,6 +57,18 @@ class Data:
     train_device: Any = None
     class_names: Sequence[str] = ()
     column_names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Frames become arrays, and their columns' names are kept."""
+        frames = {key: x for key in ("train_x", "test_x") if is_frame(x := getattr(self, key))}
+        names = {key: tuple(map(str, frame.columns)) for key, frame in frames.items()}
+        if len(set(names.values())) > 1:
+            raise BadInput(
+                f"the data: test_x must have the columns of train_x, in the same order: {names['train_x'][:8]}"
+            )
+        for key, frame in frames.items():
+            object.__setattr__(self, key, _numbers(frame, f"the data: {key}"))
+            object.__setattr__(self, "column_names", self.column_names or names[key])
 
     def save(self, path: Path) -> None:
         """As the file that `data.name = "arrays"` reads. Raises `BadInput` for what it cannot hold."""
@@ -184,6 +196,22 @@ def as_values(x: Any, where: str) -> np.ndarray:
     if x.ndim == 2:
         x = x[:, :, None, None]
     return np.ascontiguousarray(x if x.ndim == 4 else x[:, :, None, :])
+
+
+def is_frame(x: Any) -> bool:
+    """Whether this is a table of pandas or polars."""
+    return hasattr(x, "columns") and hasattr(x, "to_numpy")
+
+
+def _numbers(frame: Any, where: str) -> np.ndarray:
+    """The gaps of pandas' own types become NaN. Raises `BadInput` for a column of something else beside numbers."""
+    values = np.asarray(frame)
+    if values.dtype.kind != "O" or not hasattr(frame, "iloc"):
+        return values
+    for name, kind in frame.dtypes.items():
+        if kind.kind not in "uifb":
+            raise BadInput(f"{where}: the column {str(name)!r} is {kind}; it must be numbers")
+    return np.asarray(frame.to_numpy(dtype=float, na_value=np.nan))
 
 
 def as_targets(y: Any, names: Sequence[str], targets: Targets, *, count: int, where: str) -> np.ndarray:
