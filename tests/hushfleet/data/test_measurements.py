@@ -120,7 +120,7 @@ def test_frames_of_pandas_own_types_are_numbers_and_gaps() -> None:
 
 
 def test_parts_whose_columns_or_classes_differ_are_refused() -> None:
-    with pytest.raises(BadInput, match="test_x must have train_x's columns in the same order"):
+    with pytest.raises(BadInput, match="test_x must have the columns of train_x, in the same order"):
         hf.Data(FRAME, Y, FRAME[["b", "a", "c"]], Y)
     with pytest.raises(BadInput, match=r"column_names of 'test' are \['b', 'a', 'c'\]"):
         as_data({"train": (FRAME, Y), "test": (FRAME[["b", "a", "c"]], Y)})
