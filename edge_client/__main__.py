@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import hushfleet
 from hushfleet.errors import HushfleetError
+from hushfleet.output import take_all_characters
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.board.config import DeviceConfig
@@ -60,6 +61,7 @@ a small device.toml:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; errors on purpose become one clear paragraph and an exit code."""
+    take_all_characters()
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser(arguments).parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(levelname)-7s %(message)s")
