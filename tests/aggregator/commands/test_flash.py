@@ -25,7 +25,7 @@ from hushfleet.release import pack
 from hushfleet.wire.format.fleet_messages import token_seed
 from hushfleet.wire.format.identity import Identity
 from support.desk import make_folder
-from support.stock import BOOKWORM, TRIXIE, make_image, needs_mtools, read_back
+from support.stock import BOOKWORM, TRIXIE, make_image, needs_mtools, put_root, read_back
 
 pytestmark = needs_mtools
 DIFFERENT = {"user-data", "meta-data", "hushfleet/device.toml", "hushfleet/enrol.token"}
@@ -181,6 +181,7 @@ def test_nothing_is_kept_of_a_card_that_was_not_written(tmp_path: Path, fleet: F
         assert registry.tokens("greenhouse-01", now=time.time()) == []
 
 
+@pytest.mark.needs("e2fsprogs")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -197,6 +198,17 @@ def test_nothing_is_kept_of_a_card_that_was_not_written(tmp_path: Path, fleet: F
         (("--image", "stock.img", "--out", "cards", "--python", "2.7"), "there is no release for Python '2.7'"),
         (("--image", "stock.img", "--out", "cards", "--ssh-key", "stock.img"), "public SSH key|cannot be read"),
         (("--image", "empty.img", "--out", "cards"), "no boot partition that is known"),
+        (
+            ("--image", "missing.img", "--out", "cards", "--python", "3.14"),
+            "no release for Python '3.14', only for 3.10",
+        ),
+        (
+            ("--image", "ubuntu.img", "--out", "cards"),
+            "Ubuntu 26.04 LTS has Python 3.14, and releases are made for 3.10",
+        ),
+        (("--image", "stock.img", "--out", "cards", "--python", "3.11"), "has Python 3.13, and not 3.11"),
+        (("--image", "haos.img", "--out", "cards"), "none of Raspberry Pi OS.* ext4 without Python"),
+        (("--image", "other.img", "--out", "cards"), "user-data on the card is no #cloud-config"),
     ],
 )
 def test_what_cannot_be_done_is_said_first(
@@ -204,6 +216,11 @@ def test_what_cannot_be_done_is_said_first(
 ) -> None:
     make_image(tmp_path / "stock.img", mib=4)
     make_image(tmp_path / "empty.img", {"photo.txt": ""}, mib=4)
+    put_root(tmp_path / "stock.img", "bin/python3.13")
+    put_root(make_image(tmp_path / "haos.img", mib=4), "bin/busybox")
+    ubuntu = {"lib/os-release": 'PRETTY_NAME="Ubuntu 26.04 LTS"', "bin/python3.14": ""}
+    put_root(make_image(tmp_path / "ubuntu.img", mib=4), files=ubuntu)
+    make_image(tmp_path / "other.img", {**TRIXIE, "user-data": "#!/bin/sh\n"}, mib=4)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HushfleetError, match=said):
         flash("--fleet", fleet.path, *arguments)
