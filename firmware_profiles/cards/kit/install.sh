@@ -32,7 +32,7 @@ for python in "python$want" python3; do
     found=
 done
 [ -n "${found:-}" ] || fail "this card is for Python $want, which is not here ($(python3 --version 2>&1 || :)): write it \
-with --python for the system that it starts"
+with --python for the system that it starts, 3.10 to 3.13, or take a system that has one of these"
 
 # 2. The user that the client runs as
 id hushfleet > /dev/null 2>&1 ||

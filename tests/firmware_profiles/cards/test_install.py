@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hushfleet.firmware_profiles.cards.boot_partition import MountedBoot
+from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 from hushfleet.firmware_profiles.cards.seed import Card
 from hushfleet.firmware_profiles.cards.wifi import Wifi
 from hushfleet.firmware_profiles.cards.write import write_card
@@ -199,6 +200,7 @@ def test_card_for_another_python_says_what_to_do(board: Board) -> None:
     done = board.install()
     assert done.returncode == 1
     assert "this card is for Python 3.2, which is not here" in done.stdout
+    assert f"--python for the system that it starts, {PYTHONS[0]} to {PYTHONS[-1]}" in done.stdout
     assert "--python" in (board.boot / "hushfleet/install.log").read_text()
     assert not (board.root / "opt").exists()
 
