@@ -171,7 +171,7 @@ class MqttLink:
         self._options = replace(self._options, keepalive_s=after)
         return (
             f"; a router on the way may forget idle connections, so something is sent every {after} s from now on "
-            "(broker.keepalive_s in DEVICE.toml)"
+            "(for a board: broker.keepalive_s)"
         )
 
     def _diagnosis(self, connection: Connection) -> str:
