@@ -155,6 +155,16 @@ def test_written_again(tmp_path: Path, fleet: FleetFolder) -> None:
         assert registry.tokens("greenhouse-02", now=time.time()) == [key_of(token)]
 
 
+def test_an_image_that_was_customised_keeps_what_it_has(tmp_path: Path, fleet: FleetFolder) -> None:
+    text = "#cloud-config\nusers:\n- name: alice\n"
+    stock = make_image(tmp_path / "stock.img", {**TRIXIE, "user-data": text}, mib=4)
+    said = flash("--fleet", fleet.path, "--count", 1, "--image", stock, "--out", tmp_path / "cards")
+    assert "what user-data, meta-data, network-config, cmdline.txt said; copies in hushfleet/before" in said
+    files = read_back(tmp_path / "cards/greenhouse-01.img", tmp_path / "card")
+    assert json.loads(files["user-data"].partition(b"\n")[2])["users"] == [{"name": "alice"}]
+    assert files["hushfleet/before/user-data"].decode() == text
+
+
 def test_older_systems_and_packed_images(tmp_path: Path, fleet: FleetFolder) -> None:
     plain = make_image(tmp_path / "bookworm.img", BOOKWORM, mib=4)
     packed = tmp_path / "bookworm.img.xz"
