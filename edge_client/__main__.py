@@ -148,7 +148,8 @@ def _run(options: argparse.Namespace) -> int:
 
     def connect(store: DeviceStore, will: Will | None = None, *, enrol: bool = False) -> MqttLink:
         address = config.enrolment_address if enrol else config.broker_address
-        return MqttLink(address, client_id=store.identity.client_id(config.device.id), will=will, timing=timing)
+        client_id, keepalive_s = store.identity.client_id(config.device.id), config.broker.keepalive_s
+        return MqttLink(address, client_id=client_id, will=will, timing=timing, keepalive_s=keepalive_s)
 
     stop, supervisor, caught = threading.Event(), Supervisor.from_environment(), list[int]()
     progress.listeners.append(supervisor.alive)  # to read a year's images takes longer than its patience
