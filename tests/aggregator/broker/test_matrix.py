@@ -16,10 +16,8 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.wire.link.interface import Link, Will
 from hushfleet.wire.link.mqtt import MqttLink
-from support.brokers import MATRIX, nats
+from support.brokers import MATRIX, ROOT, nats
 from support.whole import Whole, prepared_digits
-
-pytestmark = pytest.mark.slow
 
 DEVICE = """
 [device]
@@ -63,6 +61,7 @@ def start(board: str, url: str, whole: Whole) -> subprocess.Popen[bytes]:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=[pytest.mark.needs("mosquitto")] if "mosquitto" in kind else []) for kind in MATRIX],
@@ -104,6 +103,7 @@ def told(whole: Whole) -> str:
     return "\n".join([f"present: {whole.coordinator.present}, refused: {whole.coordinator.store.refusals()}", *logs])
 
 
+@pytest.mark.slow
 def test_a_secure_sum_is_made_where_topics_overtake_each_other(tmp_path: Path) -> None:
     task = {
         "name": "summed",
@@ -125,3 +125,13 @@ def test_a_secure_sum_is_made_where_topics_overtake_each_other(tmp_path: Path) -
         assert [row.metrics["participants"] for row in whole.coordinator.store.rounds()] == [8]
         assert whole.coordinator.store.refusals() == {}
         whole.close()
+
+
+def test_the_documents_name_every_broker_and_the_lines_of_the_bridge() -> None:
+    """And `bridged` runs with those of the example's file."""
+    text = (ROOT / "docs/field.md").read_text("utf-8").partition("### Other brokers")[2].partition("\n### ")[0]
+    bridge = (ROOT / "examples/mosquitto-bridge.conf").read_text("utf-8").partition("connection ")[2]
+    assert f"connection {bridge}" in text
+    listed = [line.split("|")[1].strip().lower() for line in text.splitlines() if line.startswith("| ")]
+    assert len(listed) == 1 + len(MATRIX)
+    assert all(any(kind.split("-")[-1] in line for line in listed) for kind in MATRIX)
