@@ -319,6 +319,8 @@ class RoundSection(Checked):
                 "trim belongs to aggregation = 'trimmed-mean', which needs it: the share of the updates that is left "
                 "out at either end, for example 0.1"
             )
+        if self.patience >= self.rounds:
+            raise ValueError(f"patience = {self.patience}: must be below rounds = {self.rounds}, or it ends nothing")
 
 
 @dataclass(frozen=True)
