@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,7 +28,7 @@ from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
-from hushfleet.simulator.options import RunOptions
+from hushfleet.simulator.options import RunOptions, Runtime
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation
@@ -52,7 +53,7 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
 def _alike(options: RunOptions, first: Result) -> RunOptions:
     """For the other seeds: the runtime that the first one took, and no sweeps."""
     taken = options.runtime if options.engine == "live" or first.rerun is None else first.rerun.runtime
-    return replace(options, runtime=taken, sweep=(), sweep_wire=())
+    return replace(options, runtime=cast(Runtime, taken), sweep=(), sweep_wire=())
 
 
 def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) -> Iterator[Result]:

@@ -229,8 +229,8 @@ class Task(Checked):
     def _check_patience(self) -> None:
         if self.round.patience and type(self.parts().server).final is not Mean.final:
             raise ValueError(
-                f"round.patience = {self.round.patience}: method.name = {self.method.name!r} ends with what it makes of "
-                "its last rounds, so it cannot end sooner; leave patience out"
+                f"round.patience = {self.round.patience}: method.name = {self.method.name!r} ends with what it makes "
+                "of its last rounds, so it cannot end sooner; leave patience out"
             )
 
     def _check_delta(self) -> None:
