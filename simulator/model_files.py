@@ -18,7 +18,7 @@ from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.models.export import bake
 from hushfleet.progress import counted
-from hushfleet.simulator.engines.fast.lean import store_of
+from hushfleet.simulator.engines.fast.lean import NotKept, store_of
 from hushfleet.simulator.run_folder import MOST_SHOWN, RunFolder, Simulation
 
 TOLERANCE = 1e-4
@@ -78,7 +78,12 @@ def trained_tensors(folder: RunFolder, which: str) -> dict[str, np.ndarray]:
     with store_of(files, which) as device:
         own = device.own_params(spec.task)
     if own is None:
-        raise BadInput(f"{which!r} has trained nothing in {folder.path}")
+        raise BadInput(f"{which!r} was in no round of {folder.path}, so it has no model of its own")
+    if isinstance(own, NotKept):
+        raise BadInput(
+            f"the model of {which!r} is not kept in {folder.path}: a lean run keeps those of the first {MOST_SHOWN} "
+            "devices alone; run it without --lean"
+        )
     return dict(spec.model.layout.unflatten(np.asarray(own)))
 
 

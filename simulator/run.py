@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,7 +28,7 @@ from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.model_files import write_models
-from hushfleet.simulator.options import RunOptions
+from hushfleet.simulator.options import RunOptions, Runtime
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation
@@ -44,14 +45,19 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
     """Runs the rounds, the baseline, the sweeps and the other seeds; writes models, `result.json` and `report.html`."""
     result = _run_one(simulation, options, console)
     if options.seeds > 1:
-        result = with_seeds(result, list(_other_seeds(simulation, options, console)))
+        result = with_seeds(result, list(_other_seeds(simulation, _alike(options, result), console)))
         _write(result, simulation.folder)
     return result
 
 
+def _alike(options: RunOptions, first: Result) -> RunOptions:
+    """For the other seeds: the runtime that the first one took, and no sweeps."""
+    taken = options.runtime if options.engine == "live" or first.rerun is None else first.rerun.runtime
+    return replace(options, runtime=cast(Runtime, taken), sweep=(), sweep_wire=())
+
+
 def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) -> Iterator[Result]:
     """Each is a whole run in `seeds/SEED`, which is begun, gone on with, or there already."""
-    alike = replace(options, seeds=1, sweep=(), sweep_wire=())
     for seed in range(simulation.seed + 1, simulation.seed + options.seeds):
         folder = simulation.folder.of_seed(seed)
         if folder.result.exists():
@@ -66,7 +72,7 @@ def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) 
                 mix=simulation.mix,
                 resume=folder.task.exists(),
             )
-        yield _run_one(other, alike, console)
+        yield _run_one(other, options, console)
 
 
 def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> Result:

@@ -325,6 +325,8 @@ class RoundSection(Checked):
                 "trim belongs to aggregation = 'trimmed-mean', which needs it: the share of the updates that is left "
                 "out at either end, for example 0.1"
             )
+        if self.patience >= self.rounds:
+            raise ValueError(f"patience = {self.patience}: must be below rounds = {self.rounds}, or it ends nothing")
 
     def check(self, devices: int, *, honest_fraction: float | None) -> None:
         """Raises `ValueError` where a fleet of so many devices could never open a round, or close one with a model.

@@ -227,15 +227,10 @@ class Task(Checked):
             )
 
     def _check_patience(self) -> None:
-        patience, rounds = self.round.patience, self.round.rounds
-        if not patience:
-            return
-        if patience >= rounds:
-            raise ValueError(f"round.patience = {patience}: must be below round.rounds = {rounds}, or it ends nothing")
-        if type(self.parts().server).final is not Mean.final:
+        if self.round.patience and type(self.parts().server).final is not Mean.final:
             raise ValueError(
-                f"round.patience = {patience}: method.name = {self.method.name!r} ends with what it makes of the last "
-                "rounds of all, so it cannot end sooner; leave patience out"
+                f"round.patience = {self.round.patience}: method.name = {self.method.name!r} ends with what it makes "
+                "of its last rounds, so it cannot end sooner; leave patience out"
             )
 
     def _check_delta(self) -> None:

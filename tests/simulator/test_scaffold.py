@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,15 @@ import hushfleet as hf
 from hushfleet.aggregator.rounds.server_half import server_state_from_bytes
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.array_api import Array
 from hushfleet.errors import BadInput
 from hushfleet.methods import allow_file
+from hushfleet.methods.local import Penalty, Sgd
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, within
+from hushfleet.methods.method import published as published_as
+from hushfleet.methods.personal import Everything
+from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.state import PrivateArrays, RoundContext
 from hushfleet.simulator.engines.fast.lean import store_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.live.engine import LiveFleet
@@ -124,3 +132,80 @@ def test_what_scaffold_cannot_do_is_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(BadInput, match=said):
             simulate(tmp_path / "a", changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDynConfig(TrainingConfig):
+    alpha: float = within("(0, 10]", 0.3)
+    devices: int = within("[1, 1000]", DEVICES)
+
+
+@dataclass(frozen=True)
+class OwnSlope(Penalty):
+    """The gradient of alpha / 2 |w - w^t|^2 - <g_k, w>, with g_k the device's own."""
+
+    alpha: float
+
+    def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
+        gradient += self.alpha * (params - context.global_params) - context.state.private.get("slope", 0)
+
+
+@dataclass(frozen=True)
+class KeepsSlope(Everything):
+    alpha: float
+
+    def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
+        return {"slope": context.state.private.get("slope", 0) - np.float32(self.alpha) * sent}
+
+
+@dataclass(frozen=True)
+class Dynamic(Mean):
+    alpha: float
+    devices: int
+
+    def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
+        mean = super().aggregate(state, global_params, sums, weights) - global_params
+        share = weights.max() / self.devices
+        return global_params + mean * (1 + share) - state.get("h", 0) / self.alpha
+
+    def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
+        share, h = closed.updates / closed.devices, state.get("h", 0)
+        mean = (closed.after.astype(float) - closed.before + h / self.alpha) / (1 + share)
+        return {"h": h - self.alpha * share * mean}
+
+
+def test_feddyn_needs_no_vector(tmp_path: Path) -> None:
+    """Acar et al.: "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1."""
+    made = published_as("feddyn", FedDynConfig, source="these tests", summary="")(
+        lambda config, privacy, rounds: Method(
+            KeepsSlope(config.alpha),
+            Sgd(penalties=(OwnSlope(config.alpha),)),
+            CLIP_AND_NOISE,
+            Dynamic(config.alpha, config.devices),
+        )
+    )
+    method = {key: value for key, value in TASK["method"].items() if key != "server_learning_rate"}
+    folder = RunFolder(
+        hf.simulate(
+            {**TASK, "method": method}, EXACT, method=made, out=tmp_path / "a", alone=False, quiet=True, runtime="onnx"
+        ).folder
+    )
+    run = LoadedRun(folder.path, "onnx")
+    names, size, alpha = [f"device-{index}" for index in range(DEVICES)], run.spec.model.layout.size, 0.3
+    x = {name: run.train(name).x.reshape(len(run.train(name)), -1).astype(float) for name in names}
+    y = {name: np.eye(CLASSES)[run.train(name).y] for name in names}
+    own, h, model = {name: np.zeros(size) for name in names}, np.zeros(size), np.zeros(size)
+    with AggregatorStore(folder.aggregator, durable=False) as store:
+        cohorts = [sorted(charge.device for charge in store.charges(round)) for round in range(1, ROUNDS + 1)]
+    for cohort in cohorts:
+        ends = {}
+        for name in cohort:
+            at = model.copy()
+            for _ in range(STEPS):
+                at -= RATE * (slope(at, x[name], y[name]) - own[name] + alpha * (at - model))
+            ends[name] = at
+        own |= {name: own[name] - alpha * (end - model) for name, end in ends.items()}
+        h -= alpha / DEVICES * sum(end - model for end in ends.values())
+        model = np.mean(list(ends.values()), axis=0) - h / alpha
+    found = Checkpoints(folder.aggregator, run.spec.model.layout).read(ROUNDS)
+    assert np.linalg.norm(found - model) <= 1e-5 * np.linalg.norm(model)

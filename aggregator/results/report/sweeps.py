@@ -50,9 +50,19 @@ def wire_table(result: Result) -> Table:
 
 def seed_table(result: Result) -> Table:
     """A row a seed, then the mean, the gain's with its standard error over seeds, and the standard deviation."""
-    runs = result.details.seeds
-    head = ("seed", "common test", "own data", "global", "alone, common test", "alone, own data", "gain")
-    columns = ["accuracy_own_common", "accuracy_own_local", "accuracy_global", "local_only_common", "local_only_local"]
+    runs, names = (
+        result.details.seeds,
+        {
+            "accuracy_own_common": "common test",
+            "accuracy_own_local": "own data",
+            "accuracy_global": "global",
+            "local_only_common": "alone, common test",
+            "local_only_local": "alone, own data",
+        },
+    )
+    columns = {name: [each for run in runs if (each := getattr(run, name)) is not None] for name in names}
+    columns = {name: values for name, values in columns.items() if values}
+    gain = Gain.of([run.gain_over_local_only for run in runs if run.gain_over_local_only is not None])
     rows = [
         (
             f"{run.seed}{' *' if run.seed == result.seed else ''}",
@@ -62,12 +72,12 @@ def seed_table(result: Result) -> Table:
         for run in runs
     ]
     if rows:
-        known = [[each for run in runs if (each := getattr(run, name)) is not None] for name in columns]
-        gain = Gain.of([run.gain_over_local_only for run in runs if run.gain_over_local_only is not None])
-        means = [percent(fmean(values) if values else None) for values in known]
+        means = map(percent, map(fmean, columns.values()))
         rows.append(("mean", *means, Cell(gained(gain, ""), "" if gain is None else gain.outcome)))
-        rows.append(("deviation", *(f"{100 * stdev(each):.1f}" if len(each) > 1 else "" for each in known), ""))
-    return Table(head, rows)
+        rows.append(
+            ("deviation", *(f"{100 * stdev(each):.1f}" if len(each) > 1 else "" for each in columns.values()), "")
+        )
+    return Table(("seed", *(names[name] for name in columns), "gain"), rows)
 
 
 def cost_db(wire: WireInfo) -> str:

@@ -70,7 +70,7 @@ def test_what_counts_as_no_better(accuracies: list[float | None], patience: int,
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"round.patience": 10}, "must be below round.rounds = 10"),
+        ({"round.patience": 10}, "must be below rounds = 10"),
         (
             {"round.patience": 2, "method.name": "hush", "model.name": "linear", "model.features": "filters"},
             "'hush' ends",
