@@ -60,7 +60,7 @@ run = hf.simulate(
 assert list(run.rounds.index) == [1, 2, 3]
 assert list(run.devices.rounds_accepted) == [3, 3, 3]
 again = hf.simulate(TASK, model=Net, data=hf.Data(samples, labels), method=mine, out="again", lean=True, quiet=True)
-assert again.result.method == "python:mine"
+assert again.result.method == "mine"
 same = ["participants", "accuracy_global", "loss"]
 # an interruption, another way to name the method, and a lean run change nothing
 assert run.rounds[same].equals(again.rounds[same]), (run.rounds, again.rounds)

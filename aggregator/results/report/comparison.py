@@ -49,6 +49,8 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
     results = list(runs.values())
     headlines = [judge(result) for result in results]
     alike, differences = differ_by_seed(results), task_differences(results)
+    if len({result.method for result in results}) > 1:
+        differences.pop("method.name", None)  # has a row of its own, without the path of a method in a file
     rows: list[list[str]] = [
         ["", *runs],
         ["method", *(result.method for result in results)],
