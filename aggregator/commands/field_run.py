@@ -78,20 +78,15 @@ def enrolment_of(
     listed: list[KnownDevice],
     *,
     closed: bool,
-    fleet: FleetFolder | None,
+    may_be_empty: bool,
     console: Console,
 ) -> Enrolment:
-    """Says who may take part. Raises `BadInput` where nobody could, unless boards enrol later.
-
-    :param fleet: whose boards they are; None: there is no fleet's folder.
-    """
+    """Says who may take part. Raises `BadInput` where nobody could, unless boards enrol later."""
     known.add(listed)
-    enrolment = Enrolment(store, known, closed=closed, of_fleet=fleet is not None)
-    if closed and not enrolment.count and fleet is None:
+    enrolment = Enrolment(store, known, closed=closed)
+    if closed and not enrolment.count and not may_be_empty:
         raise nobody_is_known(store.folder)
-    if closed and fleet is not None:
-        text = f"{enrolment.count} boards have enrolled and may take part; see: hushfleet fleet list {fleet.path}"
-    elif closed:
+    if closed:
         text = f"{enrolment.count} devices may take part; see: hushfleet devices list {known.path.parent}"
     else:
         text = "[bold yellow]open enrolment[/]: whoever reaches the broker takes part and shares the noise. Labs only."
