@@ -123,9 +123,7 @@ def register(app: typer.Typer) -> None:
         ):
             raise nobody_is_known(folder)
         with AggregatorStore(folder) as store, DeviceRegister(of_fleet.aggregator if of_fleet else folder) as known:
-            policy = enrolment_of(
-                store, known, listed, closed=closed, may_be_empty=of_fleet is not None, console=console
-            )
+            policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
             with shown(console):
                 prepared = prepared_under_its_id(task, store, data_dir=data_dir, run_id=run_id)
             if task.privacy.accounting == "as-published":

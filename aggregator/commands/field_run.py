@@ -78,15 +78,20 @@ def enrolment_of(
     listed: list[KnownDevice],
     *,
     closed: bool,
-    may_be_empty: bool,
+    fleet: FleetFolder | None,
     console: Console,
 ) -> Enrolment:
-    """Says who may take part. Raises `BadInput` where nobody could, unless boards enrol later."""
+    """Says who may take part. Raises `BadInput` where nobody could, unless boards enrol later.
+
+    :param fleet: whose boards they are; None: there is no fleet's folder.
+    """
     known.add(listed)
-    enrolment = Enrolment(store, known, closed=closed)
-    if closed and not enrolment.count and not may_be_empty:
+    enrolment = Enrolment(store, known, closed=closed, of_fleet=fleet is not None)
+    if closed and not enrolment.count and fleet is None:
         raise nobody_is_known(store.folder)
-    if closed:
+    if closed and fleet is not None:
+        text = f"{enrolment.count} boards have enrolled and may take part; see: hushfleet fleet list {fleet.path}"
+    elif closed:
         text = f"{enrolment.count} devices may take part; see: hushfleet devices list {known.path.parent}"
     else:
         text = "[bold yellow]open enrolment[/]: whoever reaches the broker takes part and shares the noise. Labs only."

@@ -86,6 +86,7 @@ class Enrolment:
     :param store: of the run; devices of a run from before there were registers are known.
     :param register: opened by the caller, who also closes it.
     :param closed: False accepts whoever comes.
+    :param of_fleet: whether the register follows a fleet's folder, so that the fleet's commands change it.
     :param clock: monotonic seconds.
     :param wall: unix seconds.
 
@@ -98,11 +99,12 @@ class Enrolment:
         register: DeviceRegister,
         *,
         closed: bool = True,
+        of_fleet: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.register = register
-        self.closed = closed
+        self.closed, self._of_fleet = closed, of_fleet
         self._store = store
         self._clock, self._wall = clock, wall
         if store.get("register") is None:
@@ -225,8 +227,10 @@ class Enrolment:
         counted.
         """
         row, now = self._known.get(device), self._clock()
-        if not self._may_be_accepted(row, payload) and not self._bucket.take(now):
-            raise BadSignature("births of devices that are not accepted come too fast to be read")
+        if not self._may_be_accepted(row, payload):
+            if not self._bucket.take(now):
+                raise BadSignature("births of devices that are not accepted come too fast to be read")
+            row = row or self._enrolled_since(device)
         birth = decode_message(payload, federation=federation)
         if not isinstance(birth, Birth):
             raise Malformed(f"a {type(birth).__name__} came where a device's state belongs")
@@ -271,6 +275,19 @@ class Enrolment:
         self._has_news |= bool(births)
         return [birth for birth in births if self.key(birth.device) == birth.public_key]
 
+    def _enrolled_since(self, device: str) -> KnownDevice | None:
+        """The register's row of a device that the last look, which may be a second old, did not find."""
+        try:
+            row = self.register.device(device)
+        except StoreError as error:
+            log.warning("%s", error)
+            return None
+        if row is not None and row.blocked is None:
+            self._known[device] = row
+            if row.public_key is not None:
+                self._owners[row.public_key] = device
+        return row
+
     def _may_be_accepted(self, row: KnownDevice | None, payload: bytes) -> bool:
         """Before anything is parsed: a birth holds the key that it announces."""
         if row is None:
@@ -302,10 +319,13 @@ class Enrolment:
         if row is not None and row.blocked is not None:
             return f"this aggregator has blocked {device}: {row.blocked}"
         if row is not None and row.public_key is not None:
+            cure = f"Give it a new card: hushfleet fleet renew DIR {device} --new-card"
             return (
                 f"this aggregator knows {device} by another key: two boards have one id, or a state directory was "
-                "lost. Give the newer board an id of its own"
+                f"lost. {cure if self._of_fleet else 'Give the newer board an id of its own'}"
             )
+        if self._of_fleet:
+            return f"{device} is no board of this fleet, or has not enrolled; see: hushfleet fleet list DIR"
         command = f"hushfleet devices add RUN {device}" + ("" if key is None else f" --key {key.hex()}")
         return f"this aggregator does not know {device}; its operator can accept it with: {command}"
 
