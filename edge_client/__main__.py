@@ -103,6 +103,8 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         if name == "predict":
             command.add_argument("image", metavar="IMAGE", type=Path, help="a JPEG, PNG, ... file")
             command.add_argument("--top", type=int, default=3, metavar="N", help="classes to print (default 3)")
+        if name == "status":
+            command.add_argument("--details", action="store_true", help="say more of privacy, tasks and the own model")
         if name in ("predict", "status"):
             command.add_argument("--json", action="store_true", help="print JSON for other programs")
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
@@ -126,6 +128,7 @@ def _run(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.pacing import Pacer, open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
     from hushfleet.edge_client.fleet.duties import Duty
+    from hushfleet.wire.format.topics import check_new_name
     from hushfleet.wire.link.connection import Timing
     from hushfleet.wire.link.interface import Will
     from hushfleet.wire.link.mqtt import MqttLink
@@ -137,6 +140,9 @@ def _run(options: argparse.Namespace) -> int:
     timing = Timing(backoff_base_s=simulation.reconnect_s) if simulation and simulation.reconnect_s else None
     if config.fleet is None:
         config.broker.address  # noqa: B018 - a wrong file is an error before the store is made
+        if not any(config.store_path.parent.glob("*")):  # a board that has run keeps its names
+            check_new_name(config.device.id, f"{options.config}: device.id")
+            check_new_name(config.device.federation, f"{options.config}: device.federation")
 
     def connect(store: DeviceStore, will: Will | None = None, *, enrol: bool = False) -> MqttLink:
         address = config.enrolment_address if enrol else config.broker_address
@@ -181,6 +187,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
+    from hushfleet.edge_client.owner_words import model_words
     from hushfleet.edge_client.predict import predict
 
     with _inspected(load_config(options.config)) as store:
@@ -189,7 +196,7 @@ def _predict(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"task": prediction.task, "model": prediction.model, "classes": dict(top)}))
     else:
-        print(f"{options.image}: by the {prediction.model} model of {prediction.task}")
+        print(f"{options.image}: by {model_words(prediction.model)}, of {prediction.task}")
         for name, value in top:
             print(f"  {value:10.5g}  {name}" if prediction.are_numbers else f"  {100 * value:5.1f} %  {name}")
     return 0
@@ -202,7 +209,7 @@ def _status(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     with _inspected(config) as store:
         report = status(config, store)
-    print(json.dumps(report) if options.json else "\n".join(told(report)))
+    print(json.dumps(report) if options.json else "\n".join(told(report, details=options.details)))
     return 0
 
 

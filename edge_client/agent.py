@@ -26,7 +26,8 @@ from hushfleet.edge_client.declines import decline_reason
 from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.net.download import BlobSource
-from hushfleet.edge_client.net.rate_limits import Backoff, EnrolmentRetry, RejectedMessages
+from hushfleet.edge_client.net.listening import Listening
+from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessages
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.net.verifier import MessageVerifier
@@ -53,7 +54,6 @@ from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, L
 
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
 MAX_BACKLOG = 1024
-LISTEN_FIRST_S, LISTEN_LONGEST_S = 5.0, 900.0
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -96,7 +96,6 @@ class Agent:
         self._enrolment = EnrolmentRetry(self.device, store.identity.public_key)
         self._server: ServerState | None = None
         self._is_heard = False  # over the present connection
-        self._listen_again = Backoff(LISTEN_FIRST_S, LISTEN_LONGEST_S, now=clock())
         self._ready_epoch: int | None = None  # of the last aggregator that was ready
         self._early: dict[str, bytes] = {}  # retained messages that came before the aggregator's key
         self._backlog: deque[LinkEvent] = deque()
@@ -118,6 +117,9 @@ class Agent:
         if self._pacer.slowdown > 1:
             _log.info("work is stretched %.2f times its CPU time: a model of a slower board", self._pacer.slowdown)
         self.link = connect(Will(self.topics.state(self.device), self._birth("lost")))
+        topics = self.topics
+        filters = (topics.down(self.device), topics.server, topics.task, topics.round)
+        self._listening = Listening(self.link, [*filters, *(f for duty in duties for f in duty.filters)], now=clock())
         self.blobs = BlobSource(store, self.link, self.topics, clock)
         self.tasks = TaskHandler(config, store, self.blobs, clock)
         self.rounds = RoundHandler(
@@ -152,7 +154,7 @@ class Agent:
 
     def start(self) -> None:
         """Opens the link; `step` does the rest."""
-        self._listen()
+        self._listening.begin()
         self.link.open()
         self._supervisor.ready()
         _log.info("device %s, federation %s, session %d", self.device, self.topics.federation, self._session)
@@ -183,15 +185,6 @@ class Agent:
         self._announce("sleeping")
         self.link.close()
 
-    def _listen(self) -> None:
-        """Subscribes, also again: the broker then sends what it keeps."""
-        topics = self.topics
-        of_duties = [each for duty in self._duties for each in duty.filters]
-        for topic_filter in dict.fromkeys(
-            [topics.down(self.device), topics.server, topics.task, topics.round, *of_duties]
-        ):
-            self.link.subscribe(topic_filter)
-
     def _next_event(self, longest_s: float) -> LinkEvent | None:
         if self._is_mute:  # an answer would tell that the training has ended
             self._stop.wait(self._sleep_s(longest_s))
@@ -218,7 +211,7 @@ class Agent:
         if isinstance(event, LinkUp):
             _log.info("connected")
             self._up, self._is_heard = True, False
-            self._listen_again.reset(self._clock(), wait=True)
+            self._listening.connected(self._clock())
             for duty in self._duties:
                 duty.connected()
             self.store_check.ask_again(self._clock())
@@ -255,7 +248,7 @@ class Agent:
         elif not payload:
             return  # a retained message was cleared: nothing new is known
         elif topic.kind == "server":
-            self._on_server(payload)
+            self._on_server(payload, retained=delivery.retained)
         elif topic.kind in ("task", "round") and self._verifier.key is None:
             self._early[delivery.topic] = payload
         elif topic.kind == "task":
@@ -267,26 +260,30 @@ class Agent:
     def _on_down(self, message: Message) -> None:
         if isinstance(message, NotEnrolled):
             self._enrolment.refused(message, self._clock())
+        elif isinstance(message, ServerState):  # the aggregator has not heard what this device announced
+            self._announce(self._status)
         elif not isinstance(message, Known):
             self.rounds.on_answer(message)
         elif self.store_check.on_known(message, self._clock()):
             self._verifier.note_progress(message)
 
-    def _on_server(self, payload: bytes) -> None:
+    def _on_server(self, payload: bytes, *, retained: bool) -> None:
         server = self._verifier.verify_server_state(payload)
         early, self._early = self._early, {}
         for topic in (self.topics.task, self.topics.round):
             if topic in early:
                 self._on_event(Delivery(topic, early[topic], True))
         before, self._server, self._is_heard = self._server, server, True
-        if server.state != "ready" or server == before:
+        if server.state != "ready" or (server == before and retained):
             return
+        is_new = server.epoch != self._ready_epoch
         if before is not None:
             self.store_check.aggregator_is_back(self._clock())
-        if server.epoch != self._ready_epoch:
-            if self._ready_epoch is not None:
-                # It has read again what the broker keeps on this device's topic, which another may have overwritten.
+            if is_new or not retained:
+                # It knows of this device what the broker kept for it: another may have overwritten that, and some
+                # brokers keep nothing. At first it is asked, and says so itself if it has heard nothing.
                 self._announce(self._status)
+        if is_new:
             self._ready_epoch = server.epoch
             self._resume()
 
@@ -334,15 +331,19 @@ class Agent:
         """None too while it is not known whether the store is the newest one."""
         return self.rounds.upload if self.store_check.confirmed else None
 
+    @property
+    def _lacks_news(self) -> bool:
+        """Whether something that the aggregator has retained has not come: its state, the task or the plan."""
+        plan = self.rounds.plan
+        if not self._is_heard or self._server is None or self._server.state != "ready":
+            return not self._is_heard
+        return plan is None or plan.task != self.tasks.name or self._verifier.is_ahead_of(plan)
+
     def _send_due(self) -> None:
         """At most one message of each kind, so that the link is looked at in between."""
         now, messages = self._clock(), self.topics.msg(self.device)
-        if not self._is_heard and now >= self._listen_again.due_at:
-            # A broker whose access list came to have this device after it had connected never sends by itself what it
-            # kept, and has dropped the device's state (measured with Mosquitto 2.0.11).
-            self._listen_again.tried(now)
-            self._listen()
-            self._announce(self._status)
+        if self._listening.again(now, lacks=self._lacks_news):
+            self._announce(self._status)  # the broker may have dropped that, too
         if self._enrolment.is_due(now):
             self._announce(self._status)
         if self.rounds.decline is not None and self.rounds.decline_due:

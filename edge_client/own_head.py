@@ -49,7 +49,7 @@ class OwnHeads:
                 data = self._store.blob(plan.global_digest)
             self._done = wanted
             if data is not None:
-                self._choose(plan, task, np.frombuffer(data, "<f4"))
+                self._choose(plan, task, np.frombuffer(data, "<f4", count=task.spec.model.layout.size))
             return finished
         except Exception as error:  # the rounds go on without it, and so does an older head
             self._done = wanted
@@ -61,5 +61,5 @@ class OwnHeads:
         if kept is not None and kept.global_digest == plan.global_digest:
             return
         head = own_head_of(params, task.spec.model.layout, task.data.samples())
-        self._store.keep_own_head(KeptHead.of(head, task=plan.task, global_params=params))
-        _log.info("round %d: own head: %s", plan.round, head.choice.words)
+        self._store.keep_own_head(KeptHead.of(head, task=plan.task, global_digest=plan.global_digest))
+        _log.info("round %d: this board now predicts with %s", plan.round, head.choice.plain)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.config.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
-from hushfleet.data.folder import read_image
+from hushfleet.data.images import read_image
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DataSection
 from hushfleet.edge_client.board.local_data import LocalData, inputs_of
@@ -82,6 +82,8 @@ class OwnAccuracy(NamedTuple):
 
     :param right: how many of `images` it got right; None where nothing is held out.
     :param which: what the images are, in words.
+    :param fleet_right: of the same images, how many the fleet's model gets right as it is; `alone_right`: a model that
+        was trained on this board alone. None where that is not known.
     """
 
     task: str
@@ -89,6 +91,8 @@ class OwnAccuracy(NamedTuple):
     right: int | None = None
     images: int | None = None
     which: str = ""
+    fleet_right: int | None = None
+    alone_right: int | None = None
 
 
 def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
@@ -104,12 +108,18 @@ def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
         graph, features = _graphs(store, spec)
         samples = LocalData(replace(data, path=data.held_out), spec.model, features=features).samples()
         right = int(evaluate_each(graph, params, samples).correct.sum())
-        return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images")
+        shared = params if kind == "global" else _global_params(store, spec.model.layout.size)
+        fleet_right = None if shared is None else int(evaluate_each(graph, shared, samples).correct.sum())
+        return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images", fleet_right)
     head = store.own_head(spec.task)
     if head is None or head.choice.errors is None:
         return OwnAccuracy(spec.task, kind)
-    images = head.choice.images
-    return OwnAccuracy(spec.task, head.choice.name, images - head.choice.errors, images, "own images, cross-validated")
+    choice, images = head.choice, head.choice.images
+    right, fleet_right, alone_right = (
+        None if errors is None else images - errors
+        for errors in (choice.errors, choice.errors_shared, choice.errors_alone)
+    )
+    return OwnAccuracy(spec.task, kind, right, images, "own images, cross-validated", fleet_right, alone_right)
 
 
 def _graphs(store: DeviceStore, spec: TaskSpec) -> tuple[InferenceGraph, FeatureGraph | None]:
@@ -136,9 +146,13 @@ def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]
     """The flat vector, and how it is called."""
     head, own = store.own_head(spec.task), store.own_params(spec.task)
     if own is not None and (head is not None or not spec.model.chooses_head):
-        return own, "personalised" if head is None else head.choice.words
+        return own, "personalised" if head is None else head.choice.plain
+    return _global_params(store, spec.model.layout.size), "global"
+
+
+def _global_params(store: DeviceStore, size: int) -> np.ndarray | None:
     data = store.blob(store.global_digest) if store.global_digest else None
-    return (None if data is None else np.frombuffer(data, "<f4").astype(np.float32)), "global"
+    return None if data is None else np.frombuffer(data, "<f4", count=size).astype(np.float32)
 
 
 def _read(image: Path, model: ModelSpec) -> Samples:

@@ -320,7 +320,7 @@ class RoundHandler:
             raise Declined("error", "an earlier card of this device may have sent an update for this round")
         if spec.memory_mib > self._memory_mib:
             raise Declined("memory", f"the task needs {spec.memory_mib} MiB, this device gives {self._memory_mib} MiB")
-        if plan.rounds != spec.rounds or plan.global_bytes != 4 * spec.model.layout.size:
+        if plan.rounds != spec.rounds or plan.global_bytes != 4 * task.trainer.method.published_size:
             raise Declined("error", "the plan does not fit the task: its rounds or its model's size differ")
         task.trainer.check_round(plan)
         if not task.constant_time:  # reading the data takes as long as there are records
@@ -342,7 +342,7 @@ class RoundHandler:
                 self._store.end_attempt("data")
 
     def _global_params(self, plan: RoundPlan, task: TaskRuntime) -> np.ndarray | None:
-        """float32 `[d]`; None while it is being fetched, or while it is not known whether this device may train.
+        """The model and the method's vectors, float32; None while they are fetched, or it is open whether to train.
 
         Raises `Declined` for a model with which nothing that follows could be sent: how it fails may follow the data.
         """

@@ -213,20 +213,20 @@ class Trainer:
     def run_round(
         self,
         plan: RoundPlan,
-        global_params: np.ndarray,
+        published: np.ndarray,
         roster: Roster | None = None,
         *,
         on_batch: OnBatch | None = None,
     ) -> OutboxEntry:
         """Trains and commits the update of a round; a round that was committed before is returned as it is.
 
-        :param global_params: float32 `[d]`, read-only.
+        :param published: the round's model and vectors, float32, read-only, as `TaskMethod.split` takes them.
         :param roster: that the plan names, where it has a secure sum.
         """
         stored = self.store.outbox(plan.task, plan.round)
         if stored is not None:
             return stored
-        return self.commit(plan, self._train_or_stand_in(plan, global_params, on_batch), roster)
+        return self.commit(plan, self._train_or_stand_in(plan, published, on_batch), roster)
 
     def answer(self, plan: RoundPlan, roster: Roster) -> AnswerEntry | None:
         """What this device answers as a committee member, once a round; None where it is none.
@@ -251,18 +251,18 @@ class Trainer:
             )
         return stored
 
-    def _train_or_stand_in(self, plan: RoundPlan, global_params: np.ndarray, on_batch: OnBatch | None) -> Trained:
+    def _train_or_stand_in(self, plan: RoundPlan, published: np.ndarray, on_batch: OnBatch | None) -> Trained:
         """As `train`. Where that fails on the device's data, the round goes on as without data: a decline would tell.
 
         What fails without data, too, is nobody's secret, and is raised.
         """
         self.failed = None
         try:
-            trained = self.train(plan, global_params, on_batch=on_batch)
+            trained = self.train(plan, published, on_batch=on_batch)
         except (GivenUp, StoreError, BadInput):  # of `BadInput`: where the task takes no device without data
             raise
         except Exception as error:
-            if not self.stand_in or not self._promised(plan, global_params):
+            if not self.stand_in or not self._promised(plan, published):
                 raise
             self.failed = f"round {plan.round}: training failed, and noise alone is sent: {error!r}"
             _log.error("%s", self.failed, exc_info=error)
@@ -274,27 +274,27 @@ class Trainer:
         model = self.spec.model
         if self.method.by_record:  # the noise is in the training
             blank = blank_samples(model, model.targets.blank(0, len(model.class_names)))
-            return self._trained_on(blank, plan, global_params, on_batch)
+            return self._trained_on(blank, plan, published, on_batch)
         count = self.method.config.batch_size
         blank = blank_samples(model, model.targets.blank(count, len(model.class_names)))
-        return self._trained_on(blank, plan, global_params, on_batch).forgotten()
+        return self._trained_on(blank, plan, published, on_batch).forgotten()
 
-    def _promised(self, plan: RoundPlan, global_params: np.ndarray) -> bool:
+    def _promised(self, plan: RoundPlan, published: np.ndarray) -> bool:
         """Whether noise hides what a round sends, and the model to begin with is one."""
         charge = self.method.charge(self.terms_of(plan))
-        return charge.noise_multiplier > 0 and not charge.raw and bool(np.isfinite(global_params).all())
+        return charge.noise_multiplier > 0 and not charge.raw and bool(np.isfinite(published).all())
 
-    def train(self, plan: RoundPlan, global_params: np.ndarray, *, on_batch: OnBatch | None = None) -> Trained:
+    def train(self, plan: RoundPlan, published: np.ndarray, *, on_batch: OnBatch | None = None) -> Trained:
         """The local training alone; nothing is stored and nothing may leave."""
-        return self._trained_on(self.samples, plan, global_params, on_batch)
+        return self._trained_on(self.samples, plan, published, on_batch)
 
     def _trained_on(
-        self, samples: LabelledSamples, plan: RoundPlan, global_params: np.ndarray, on_batch: OnBatch | None
+        self, samples: LabelledSamples, plan: RoundPlan, published: np.ndarray, on_batch: OnBatch | None
     ) -> Trained:
         return train_round(
             self.method,
             self.state_for(plan),
-            global_params,
+            published,
             self.gradient,
             samples,
             terms=self.terms_of(plan),

@@ -43,10 +43,16 @@ def _xdg(variable: str, fallback: str) -> Path:
 
 
 def expanded(path: str | Path, key: str) -> Path:
-    """The path with `~` and `~user` as the folders that they mean. Raises `ValueError` where nobody has such a home.
+    """The path with `~` and `~user` as the folders that they mean.
 
     :param key: what has the path, for the error's text.
+    :raises ValueError: nobody has such a home, or the path has a control character.
     """
+    if any(ord(character) < ord(" ") for character in str(path)):
+        raise ValueError(
+            f"{key} = {str(path)!r}: has a tab or another control character, as \\ makes between double quotes; "
+            "write a Windows path between single quotes, or with /"
+        )
     try:
         return Path(path).expanduser()
     except RuntimeError:

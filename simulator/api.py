@@ -14,6 +14,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.notebook import run_console
 from hushfleet.aggregator.observe.progress import shown
+from hushfleet.config.toml_text import toml_value
 from hushfleet.data.arrays import Data
 from hushfleet.data.conversion import as_data
 from hushfleet.errors import BadInput
@@ -42,6 +44,8 @@ __all__ = ["Comparison", "Data", "Run", "Task", "compare", "events", "open_run",
 TaskSource = Task | Path | str | Mapping[str, Any]
 _LOOK_EVERY_S = 0.1
 _RETRY_S = 0.001
+_preparing = threading.Lock()
+"""Threads take turns: PyTorch traces one network at a time, and two runs must not find the same free folder."""
 
 
 def task(source: TaskSource, changes: Mapping[str, Any] | None = None) -> Task:
@@ -75,6 +79,7 @@ def simulate(
     boards: str = "",
     lean: bool = False,
     alone: bool = True,
+    seeds: int = 1,
     resume: bool = False,
     quiet: bool = False,
 ) -> Run:
@@ -96,35 +101,39 @@ def simulate(
     :param boards: profiles, dealt to the devices in turn: rounds then run on a virtual clock.
     :param lean: leave out what only a field needs: the same models sooner, without the bytes that devices send.
     :param alone: also train each device alone, for comparison.
+    :param seeds: so many runs in all, with the task's seed and the next ones: `run.seeds` has a row for each.
     :param resume: go on with the run in `out`, given the same task, and model and method if they were given.
     :param quiet: print nothing.
     :raises BadInput: which value, and what to do.
     """
-    changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
-    if isinstance(method, Published):
-        if engine != "fast" or workers > 1:
-            raise BadInput("a method of a Python program runs in its process alone; give method='FILE.py:NAME' instead")
-        workers = 1
-    if data is not None:
-        # With a stand-in for the file, which lies in the folder that has the task's name.
-        own = as_data(data)
-        changed |= {"data.name": "arrays", "data.path": "data.npz"}
-        changed |= {} if own.train_device is None else {"data.partition": "given"}
-    asked = task(source, changed)
-    files = RunFolder(run_path(None if out is None else Path(out), asked.name).absolute())
-    if data is not None:
-        if not resume:
-            save_data(own, files)
-        asked = task(asked, {"data.path": str(files.data)})
-    clocked = bool(boards) and engine != "live"
-    options = RunOptions(
-        engine=engine, runtime=runtime, workers=workers, lean=lean, local_only=alone, clocked=clocked
-    )  # fmt: skip
-    mix = read_boards(boards, devices=asked.data.devices, seed=asked.seed) if boards else None
-    console = run_console(quiet=quiet)
-    with shown(console):
-        data_path = None if data_dir is None else Path(data_dir)
-        simulation = open_simulation(asked, files.path, data_dir=data_path, mix=mix, resume=resume)
+    with _preparing:
+        changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
+        if isinstance(method, Published):
+            if engine != "fast" or workers > 1:
+                raise BadInput(
+                    "a method of a Python program runs in its process alone; give method='FILE.py:NAME' instead"
+                )
+            workers = 1
+        if data is not None:
+            # With a stand-in for the file, which lies in the folder that has the task's name.
+            own = as_data(data)
+            changed |= {"data.name": "arrays", "data.path": "data.npz"}
+            changed |= {} if own.train_device is None else {"data.partition": "given"}
+        asked = task(source, changed)
+        files = RunFolder(run_path(None if out is None else Path(out), asked.name).absolute())
+        if data is not None:
+            if not resume:
+                save_data(own, files)
+            asked = task(asked, {"data.path": str(files.data)})
+        clocked = bool(boards) and engine != "live"
+        options = RunOptions(
+            engine=engine, runtime=runtime, workers=workers, lean=lean, local_only=alone, seeds=seeds, clocked=clocked
+        )  # fmt: skip
+        mix = read_boards(boards, devices=asked.data.devices, seed=asked.seed) if boards else None
+        console = run_console(quiet=quiet)
+        with shown(console):
+            data_path = None if data_dir is None else Path(data_dir)
+            simulation = open_simulation(asked, files.path, data_dir=data_path, mix=mix, resume=resume)
     loaded_run.cache_clear()  # this folder may have held another run, and this name another method
     run(simulation, options, console=console)
     return Run(files.path)
@@ -193,8 +202,16 @@ def _named(section: str, given: Any) -> dict[str, str]:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float | str | Path):
-        return str(value)
-    raise BadInput(f"{value!r} cannot be a value of a task: give a number, a word, or true or false")
+    plain = _plain(value)
+    if isinstance(plain, str | Path):
+        return str(plain)
+    with suppress(TypeError):
+        if isinstance(plain, int | float | list):
+            return toml_value(plain)
+    raise BadInput(f"{value!r} cannot be a value of a task: give a number, a word, true or false, or a list of them")
+
+
+def _plain(value: Any) -> Any:
+    """Without NumPy's types, and lists in the place of tuples."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -45,6 +45,7 @@ def register(app: typer.Typer) -> None:
         evaluate_every: Annotated[int, typer.Option(min=1, help="Fast engine: test own models every so many rounds.")] = 1,
         lean: Annotated[bool, typer.Option("--lean", help="Fast engine: leave out what only a field needs. Updates are neither coded nor signed, and bytes are not counted; models are the same, bit for bit.")] = False,
         local_only: Annotated[bool, typer.Option(help="Also train each device alone, for comparison.")] = True,
+        seeds: Annotated[int, typer.Option(min=1, help="So many runs in all, with the task's seed and the next ones; shows the mean and the spread.")] = 1,
         sweep: Annotated[str, typer.Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = "",
         sweep_wire: Annotated[str, typer.Option(metavar="S,CODEC,...", help="Repeat the run with these quantisation steps and codecs, e.g. 0.5,1,2,one-bit,float32.")] = "",
         model: Annotated[str, typer.Option(metavar="FILE.py:NAME", help="Your own torch.nn.Module, instead of model.name.")] = "",
@@ -55,6 +56,8 @@ def register(app: typer.Typer) -> None:
         Examples:
 
         `hushfleet simulate tasks/digits-hush.toml`
+
+        `hushfleet simulate tasks/digits-hush.toml --seeds 3` (mean and spread)
 
         `hushfleet simulate tasks/digits-hush.toml --set privacy.epsilon=8 --engine live --own-processes 8`
 
@@ -84,6 +87,7 @@ def register(app: typer.Typer) -> None:
             evaluate_every=evaluate_every,
             lean=lean,
             local_only=local_only,
+            seeds=seeds,
             sweep=numbers(sweep),
             sweep_wire=wire_choices(sweep_wire, task),
         )

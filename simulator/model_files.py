@@ -13,12 +13,13 @@ import onnxruntime
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.local_data import inputs_of
-from hushfleet.errors import HushfleetError
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.models.export import bake
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.lean import store_of
-from hushfleet.simulator.run_folder import MOST_SHOWN, Simulation
+from hushfleet.simulator.run_folder import MOST_SHOWN, RunFolder, Simulation
 
 TOLERANCE = 1e-4
 
@@ -43,6 +44,42 @@ def _vectors(simulation: Simulation) -> Iterator[tuple[str, np.ndarray]]:
             own = device_store.own_params(spec.task)
         if own is not None:
             yield device, own
+
+
+def spec_of(folder: RunFolder) -> TaskSpec:
+    """The task of a simulation, as its devices have it. Raises `BadInput` for another folder."""
+    if not folder.package.exists():
+        raise BadInput(
+            f"{folder.path} is no simulation's run folder. In the field a device's model never leaves it, and the "
+            "aggregator's folder has the global one in global-ROUND.safetensors"
+        )
+    return TaskSpec.from_bytes(folder.package.read_bytes())
+
+
+def trained_tensors(folder: RunFolder, which: str) -> dict[str, np.ndarray]:
+    """The parameters by name, in the network's order: of the global model, or of what a device predicts with.
+
+    :param which: "global", or a device's name.
+
+    Raises `BadInput`.
+    """
+    spec = spec_of(folder)
+    if which == "global":
+        with AggregatorStore(folder.aggregator, durable=False) as store:
+            params = Checkpoints(folder.aggregator, spec.model.layout).read(store.last_closed_round)
+        return dict(spec.model.layout.unflatten(params))
+    files = folder.device(which)
+    if not files.has_store:
+        there = sorted(path.name for path in files.path.parent.glob("*") if folder.device(path.name).has_store)
+        raise BadInput(
+            f"{which!r} has no model in {folder.path}: give 'global', or one of the {len(there)} devices that took "
+            f"part, such as {', '.join(there[:3])}"
+        )
+    with store_of(files, which) as device:
+        own = device.own_params(spec.task)
+    if own is None:
+        raise BadInput(f"{which!r} has trained nothing in {folder.path}")
+    return dict(spec.model.layout.unflatten(np.asarray(own)))
 
 
 def _write(simulation: Simulation, name: str, params: np.ndarray) -> Path:

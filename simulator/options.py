@@ -27,6 +27,7 @@ class RunOptions:
     :param evaluate_every: the fast engine tests the devices' own models every so many rounds, and at the end.
     :param lean: of the fast engine: updates are neither coded nor signed, so their bytes are not counted.
     :param local_only: also train each device alone, for comparison.
+    :param seeds: how many runs: that of the task's seed, and others with the next ones.
     :param sweep: noise multipliers at which the run is repeated by the fast engine.
     :param sweep_wire: codecs and steps with which it is repeated, see `hushfleet.simulator.studies.sweep.with_wire`.
     """
@@ -42,6 +43,7 @@ class RunOptions:
     evaluate_every: int = 1
     lean: bool = False
     local_only: bool = True
+    seeds: int = 1
     sweep: Sequence[float] = ()
     sweep_wire: Sequence[str] = ()
 
@@ -53,6 +55,8 @@ class RunOptions:
                     f"--{name.replace('_', '-')} does nothing with --engine {self.engine}: it is for --engine "
                     f"{' or '.join(engines)}"
                 )
+        if self.seeds < 1:
+            raise BadInput(f"--seeds {self.seeds}: the number of runs must be at least 1")
         if self.engine == "live" and self.runtime not in ("auto", "onnx"):
             raise BadInput(f"--runtime {self.runtime} does nothing with --engine live, whose devices run onnx")
         if self.lean and self.clocked:

@@ -17,6 +17,7 @@ from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_
 from hushfleet.simulator.engines.fast.lean import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
+from hushfleet.wire.format.difference import params_digest
 
 
 def choose_own_heads(simulation: Simulation, workers: WorkerPool, *, runtime: str = "onnx") -> None:
@@ -29,11 +30,12 @@ def choose_own_heads(simulation: Simulation, workers: WorkerPool, *, runtime: st
 
 
 def _choose_one(job: AfterRound) -> None:
-    run, params = job.run, job.global_params()
+    run, published = job.run, job.published()
+    params, _ = run.method.split(published)
     spec, files = run.spec, run.folder.device(job.device)
     head = own_head_of(params, spec.model.layout, run.train(job.device))
     with store_of(files, job.device, inspect=False) as store:
-        store.keep_own_head(KeptHead.of(head, task=spec.task, global_params=params))
+        store.keep_own_head(KeptHead.of(head, task=spec.task, global_digest=params_digest(published)))
     line: dict[str, object] = {"round": job.round, "own_head": to_plain(head.choice)}
     for name, test in (("common", run.common_test), ("local", run.local_test(job.device))):
         found = evaluate(run.inference, head.params, test)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import Console
 from rich.markup import escape
@@ -28,9 +30,9 @@ from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
-from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
-from hushfleet.simulator.studies.sweep import sweep_noise, sweep_wire, with_sweeps
+from hushfleet.simulator.studies.sweep import sweep_noise, sweep_wire, with_seeds, with_sweeps
 from hushfleet.simulator.units import shown_time
 from hushfleet.simulator.watch import Watch
 
@@ -39,7 +41,35 @@ LIVE_RESTARTS = 3
 
 
 def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Result:
-    """Runs the rounds, the baseline and the sweep; writes models, `result.json` and `report.html`."""
+    """Runs the rounds, the baseline, the sweeps and the other seeds; writes models, `result.json` and `report.html`."""
+    result = _run_one(simulation, options, console)
+    if options.seeds > 1:
+        result = with_seeds(result, list(_other_seeds(simulation, options, console)))
+        _write(result, simulation.folder)
+    return result
+
+
+def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) -> Iterator[Result]:
+    """Each is a whole run in `seeds/SEED`, which is begun, gone on with, or there already."""
+    alike = replace(options, seeds=1, sweep=(), sweep_wire=())
+    for seed in range(simulation.seed + 1, simulation.seed + options.seeds):
+        folder = simulation.folder.of_seed(seed)
+        if folder.result.exists():
+            yield Result.load(folder.result)
+            continue
+        console.print(f"seed {seed}", style="bold", highlight=False)
+        with shown(console):
+            other = open_simulation(
+                replace(simulation.task, seed=seed),
+                folder.path,
+                data_dir=simulation.data_dir,
+                mix=simulation.mix,
+                resume=folder.task.exists(),
+            )
+        yield _run_one(other, alike, console)
+
+
+def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> Result:
     if simulation.task.privacy.accounting == "as-published":
         console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)
     with _workers(options) as workers:
@@ -64,9 +94,13 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
             result = with_answers(result, simulation, workers, alone, runtime=runtime)
             write_models(simulation)
     result = with_sweeps(result, points, wire_points)
-    result.save(simulation.folder.result)
-    write_report(result, simulation.folder.report)
+    _write(result, simulation.folder)
     return result
+
+
+def _write(result: Result, folder: RunFolder) -> None:
+    result.save(folder.result)
+    write_report(result, folder.report)
 
 
 def _workers(options: RunOptions) -> WorkerPool:

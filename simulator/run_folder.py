@@ -94,6 +94,10 @@ class RunFolder:
     def device(self, name: str) -> DeviceFolder:
         return DeviceFolder(self.path / "devices" / name)
 
+    def of_seed(self, seed: int) -> RunFolder:
+        """Where the same run with another seed lies."""
+        return RunFolder(self.path / "seeds" / str(seed))
+
 
 @dataclass(frozen=True, eq=False)
 class Simulation:

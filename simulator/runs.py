@@ -20,6 +20,7 @@ from hushfleet.simulator.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import Tensor
 
 _ACCURACIES = {
     "accuracy_own_common": "own models, common test",
@@ -68,6 +69,15 @@ class Run:
         return rows.set_index("device") if len(rows) else rows
 
     @property
+    def seeds(self) -> pd.DataFrame:
+        """One row a seed of a run with several, see `hushfleet.aggregator.results.result.SeedPoint`.
+
+        `run.seeds.agg(["mean", "std"])` gives the mean and the spread.
+        """
+        rows = pd.DataFrame([row.model_dump() for row in self.result.details.seeds])
+        return rows.set_index("seed").dropna(axis="columns", how="all") if len(rows) else rows
+
+    @property
     def events(self) -> list[dict[str, Any]]:
         """What happened, oldest first; docs/result.md has the kinds."""
         return EventTail(self._files.events).read()
@@ -77,6 +87,34 @@ class Run:
         """Whether federating was worth it, and what the privacy of that means: the report's own sentences."""
         headline = judge(self.result)
         return f"{answer(self.result, headline)} {privacy_answer(headline, devices=self.result.devices)}"
+
+    def model(self, which: str = "global") -> dict[str, Tensor]:
+        """A trained model of a simulation, as a PyTorch state_dict.
+
+        Example: `net.load_state_dict(run.model("device-3"), strict=False)`
+
+        It holds what was trained: frozen parameters and buffers of a network of your own are as they were. The network
+        takes inputs that are normalised as `normalisation` says.
+
+        :param which: "global", or a device's name: the model that it predicts with, whose accuracy `devices` has.
+        :raises BadInput: there is no such model.
+        """
+        import torch
+
+        from hushfleet.simulator.model_files import trained_tensors
+
+        return {name: torch.from_numpy(array.copy()) for name, array in trained_tensors(self._files, which).items()}
+
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel: the network is given (x - mean) / std, of images in [0, 1].
+
+        :raises BadInput: this is no simulation.
+        """
+        from hushfleet.simulator.model_files import spec_of
+
+        spec = spec_of(self._files).model
+        return spec.mean, spec.std
 
     def report(self) -> Path:
         """The report, one HTML file that needs nothing else."""

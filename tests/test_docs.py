@@ -187,7 +187,7 @@ def test_the_method_that_is_shown_is_the_files() -> None:
 def with_example_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if they were installed."""
     monkeypatch.setitem(os.environ, methods.ALLOWED_FILE, "")
-    for name in ("fedbabu", "fedavgm"):
+    for name in ("fedbabu", "fedavgm", "scaffold"):
         allowed = methods.allow_file(f"{EXAMPLES / name}.py:{name}")
         monkeypatch.setattr(methods, "METHODS", {**methods.METHODS, name: methods.find_method(allowed)})
 

@@ -161,6 +161,9 @@ def register(app: typer.Typer) -> None:
                 lifetimes = Spending(limits).lifetimes(known) if of_fleet else None
                 write_results(store, prepared, console, sums=facts, federation=federation, lifetimes=lifetimes)
         if not finished:
-            again = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
-            console.print(f"\n{again}", highlight=False, soft_wrap=True)
+            if of_fleet is not None:
+                words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {of_fleet.path}"
+            else:
+                words = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
+            console.print(f"\n{words}", highlight=False, soft_wrap=True)
             raise typer.Exit(INTERRUPTED)

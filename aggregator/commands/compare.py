@@ -18,7 +18,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Set runs side by side: what devices gained, what they gave away, and where the tasks differ.
 
-        Runs that differ by their seed alone have a column more, with the mean over seeds and its standard error.
+        Runs that differ by their seed alone are set together: a mean accuracy has the standard deviation over seeds, a
+        mean gain its standard error. The seeds of `simulate --seeds` are found in the run's folder.
 
         Example: `hushfleet compare runs/a runs/b --out both.html`
         """
@@ -28,6 +29,7 @@ def register(app: typer.Typer) -> None:
             comparison_json,
             comparison_table,
             load_runs,
+            run_folders,
             write_comparison,
         )
         from hushfleet.plain_json import to_json
@@ -37,7 +39,7 @@ def register(app: typer.Typer) -> None:
             checked_file(out)
         results = load_runs(runs)
         if out is not None:
-            reports = {name: str(folder / "report.html") for name, folder in zip(results, runs, strict=True)}
+            reports = {name: str(folder / "report.html") for name, folder in run_folders(runs).items()}
             write_comparison(f"{len(results)} runs", results, reports, out)
         if as_json:
             print(json.dumps(to_json(comparison_json(results)), indent=1))

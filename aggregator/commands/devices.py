@@ -86,10 +86,12 @@ def _add(
     """
     from hushfleet.aggregator.devices.devices_file import parse_key
     from hushfleet.aggregator.devices.register import KnownDevice
-    from hushfleet.wire.format.topics import check_name
+    from hushfleet.wire.format.topics import check_name, check_new_name
 
     check_name(device, "the device id")
     with _opened(run, may_create=True) as register:
+        if register.device(device) is None:
+            check_new_name(device, "the device id")
         given = None if key is None else parse_key(key, "--key")
         register.add([KnownDevice(device, given, pinned=given is None)])
         again = register.unblock(device)

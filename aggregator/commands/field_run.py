@@ -61,7 +61,7 @@ def resume_command(context: typer.Context, folder: Path) -> str:
         elif name not in ("out", "resume") and value is not None and value != parameter.default:
             for each in value if isinstance(value, list | tuple) else [value]:
                 words += [parameter.opts[0], str(each)]
-    return shlex.join(words if context.params.get("fleet") else [*words, "--out", str(folder), "--resume"])
+    return shlex.join([*words, "--out", str(folder), "--resume"])
 
 
 def nobody_is_known(folder: Path) -> BadInput:

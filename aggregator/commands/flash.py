@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,13 +62,15 @@ def _flash(
         choose_target,
         read_ssh_key,
         release_for,
+        require_python,
     )
     from hushfleet.aggregator.fleet.commands.desk import opened
     from hushfleet.aggregator.observe.progress import shown
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
+    from hushfleet.firmware_profiles.cards.customised import original
     from hushfleet.firmware_profiles.cards.stock_image import System, read_system
     from hushfleet.firmware_profiles.cards.write import write_card
-    from hushfleet.firmware_profiles.cards.writers import choose_writer
+    from hushfleet.firmware_profiles.cards.writers import choose_writer, named_writer
     from hushfleet.user_files import checked_folder
 
     if (image is None) == (boot is None):
@@ -76,6 +79,9 @@ def _flash(
         raise BadInput("--image and --out FOLDER go together: the boards' images go there, IMAGE itself is not changed")
     if boot is not None and len(device or ()) != 1:
         raise BadInput("a mounted boot partition is one card: name its board with one --device ID")
+    if python is not None:
+        require_python(python)  # before an image is unpacked
+    named = None if writer is None else named_writer(writer)
     if out is not None:
         checked_folder(out)
     ssh_keys = [] if ssh_key is None else [read_ssh_key(ssh_key)]
@@ -87,23 +93,23 @@ def _flash(
             partition, system = ImageBoot(image), read_system(image)
         else:
             partition, system = MountedBoot(boot or Path()), System()
-        how = choose_writer(partition, writer, cloud_init=system.cloud_init)
+        how = named or choose_writer(partition, system)
         target = choose_target(boards, how, system, python=python)
+        cards = [card_of(folder, row, target=target, images=images, user=ssh_user, ssh_keys=ssh_keys) for row in boards]
+        # what is wrong on the partition is said before a release is built
+        kept = [name for name in how.files(cards[0], partition) if original(partition, name) is not None]
         release = release_for(registry, target)
         if release is None:
             print(f"building a release for Python {target.python} on {target.arch}, once")
             with shown(Console()):
                 release = build_known_release(folder, registry, target, version=hushfleet.__version__, wheels=wheels)
-        cards = [
-            card_of(folder, row, release=release, target=target, images=images, user=ssh_user, ssh_keys=ssh_keys)
-            for row in boards
-        ]
+        cards = [replace(card, release=folder.releases / release.file) for card in cards]
         written: list[str] = []
         for card, place in _copies(cards, image, out) if image and out else [(cards[0], partition)]:
             written = write_card(place, card, how)
             expires = time.time() + folder.config.enrolment.token_days * DAY_S
             registry.add_token(card.device, card.token.encode(), expires=expires)
-    _tell(cards, how, target, release, written, boot=boot, out=out, expires=expires)
+    _tell(cards, how, target, release, written, kept, boot=boot, out=out, expires=expires)
 
 
 @contextlib.contextmanager
@@ -156,15 +162,20 @@ def _tell(
     target: Target,
     release: Release,
     written: Sequence[str],
+    kept: Sequence[str],
     *,
     boot: Path | None,
     out: Path | None,
     expires: float,
 ) -> None:
+    from hushfleet.firmware_profiles.cards.customised import BEFORE
+
+    words_of_kept = f"what {', '.join(kept)} said; copies in {BEFORE}/" if kept else "nothing, since nothing was there"
     names = cards[0].device if len(cards) == 1 else f"{cards[0].device} to {cards[-1].device}, {len(cards)} cards"
     print(
         f"written: {names}\n"
         f"  by         {writer.name}: {' '.join(written)}\n"
+        f"  kept       {words_of_kept}\n"
         f"  release    {release.version} ({release.size / 1e6:.1f} MB), for Python {target.python}{target.why}\n"
         f"  tokens     serve once, until {time.strftime('%Y-%m-%d', time.localtime(expires))}; keep the cards as you "
         "would keep a key"

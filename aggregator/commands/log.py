@@ -1,4 +1,4 @@
-"""`hushfleet log`: a run's figures for TensorBoard or MLflow."""
+"""`hushfleet log`: a run's figures for TensorBoard, MLflow or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -12,26 +12,34 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def log(
         run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, of a simulation or an aggregator.")],
-        to: Annotated[Literal["tensorboard", "mlflow"], typer.Option(help="mlflow: the server of MLFLOW_TRACKING_URI.")] = "tensorboard",
-        out: Annotated[Path | None, typer.Option(metavar="DIR", help="TensorBoard's folder; default: RUN/tensorboard.")] = None,
+        to: Annotated[Literal["tensorboard", "mlflow", "wandb"], typer.Option(help="mlflow: the server of MLFLOW_TRACKING_URI. wandb: files for `wandb sync`; with WANDB_MODE=online sent at once.")] = "tensorboard",
+        out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of TensorBoard or Weights & Biases; default: RUN/tensorboard, RUN.")] = None,
         follow: Annotated[bool, typer.Option("--follow", help="Of a run that goes on: wait for more until its last round.")] = False,
     ) -> None:  # fmt: skip
-        """Write a run's figures by round to TensorBoard or MLflow, while it goes on or afterwards.
+        """Write a run's figures by round to TensorBoard, MLflow or Weights & Biases, while it goes on or afterwards.
 
         Example: `hushfleet log runs/demo/paper --to tensorboard`
         """
         from rich.console import Console
 
-        from hushfleet.aggregator.results.tracking import Mlflow, Sink, TensorBoard, figures_of
+        from hushfleet.aggregator.results.tracking import Mlflow, Sink, TensorBoard, WeightsAndBiases, figures_of
         from hushfleet.errors import BadInput
         from hushfleet.user_files import checked_folder
 
-        folder = checked_folder(out or run / "tensorboard")
+        folder = checked_folder(out or (run / "tensorboard" if to == "tensorboard" else run))
         figures = figures_of(run, follow=follow)
         first = next(figures, None)
         if first is None:
             raise BadInput(f"no round of {run} has closed yet")
-        sink: Sink = TensorBoard(folder) if to == "tensorboard" else Mlflow("hushfleet", run.resolve().name)
+        name = run.resolve().name
+        sink: Sink
+        if to == "tensorboard":
+            sink, where = TensorBoard(folder), f"see: tensorboard --logdir {folder}"
+        elif to == "mlflow":
+            sink, where = Mlflow("hushfleet", name), "experiment hushfleet"
+        else:
+            sink = WeightsAndBiases("hushfleet", name, folder)
+            where = f"project hushfleet; upload: wandb sync {folder / 'wandb'}/offline-run-*"
         count = 1
         try:
             sink.write(first)
@@ -40,5 +48,4 @@ def register(app: typer.Typer) -> None:
                 count += 1
         finally:
             sink.close()
-        where = f"see: tensorboard --logdir {folder}" if to == "tensorboard" else "experiment hushfleet"
         Console().print(f"{count} rounds written; {where}", highlight=False, soft_wrap=True)

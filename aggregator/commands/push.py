@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,11 @@ def _push(
         host, wanted = look_at(destination, shlex.split(ssh)), load_board(board.board).architecture
         if host.arch != wanted:
             raise BadInput(f"{destination} is {host.arch}, and {device} is a {board.board}, which is {wanted}")
+        if host.bits != "64":
+            raise BadInput(
+                f"{destination} has a {host.bits}-bit system on a 64-bit processor, and releases are for 64-bit systems: "
+                "write the 64-bit image to it"
+            )
         targets = [Target(python, host.arch) for python in host.pythons if python in PYTHONS]
         if not targets:
             raise BadInput(
@@ -62,7 +68,7 @@ def _push(
                     folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels
                 )
         target = next(target for target in targets if release_for(registry, target) == release)
-        card = card_of(folder, board, release=release, target=target, images=images)
+        card = replace(card_of(folder, board, target=target, images=images), release=folder.releases / release.file)
         days = folder.config.enrolment.token_days
         registry.add_token(device, card.token.encode(), expires=time.time() + days * DAY_S)
     push(host, card)

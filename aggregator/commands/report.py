@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
         from hushfleet.aggregator.observe.display import summary_table
         from hushfleet.aggregator.results.report import write_report
-        from hushfleet.aggregator.results.report.comparison import load_runs, write_comparison
+        from hushfleet.aggregator.results.report.comparison import load_runs, run_folders, write_comparison
         from hushfleet.aggregator.results.result import Result
         from hushfleet.user_files import checked_file
 
@@ -37,9 +37,9 @@ def register(app: typer.Typer) -> None:
             write_report(result, path, seen=run / "invert.png")
             console.print(summary_table(result))
         else:
-            runs = load_runs(folders)
-            for folder, result in zip(folders, runs.values(), strict=True):
-                write_report(result, folder / "report.html", seen=folder / "invert.png")
-            reports = {name: f"{folder.name}/report.html" for name, folder in zip(runs, folders, strict=True)}
+            runs, places = load_runs(folders), run_folders(folders)
+            for name, result in runs.items():
+                write_report(result, places[name] / "report.html", seen=places[name] / "invert.png")
+            reports = {name: f"{place.relative_to(run).as_posix()}/report.html" for name, place in places.items()}
             write_comparison(f"{len(runs)} runs", runs, reports, path)
         console.print(f"report  {path}", highlight=False)

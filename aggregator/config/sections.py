@@ -12,7 +12,6 @@ from msgspec import Meta
 from hushfleet.config.schema import (
     Checked,
     Finite,
-    Positive,
     PositiveOrInf,
     Probability,
     Share,
@@ -22,11 +21,13 @@ from hushfleet.config.schema import (
 )
 from hushfleet.config.spec import Augment, PrivacySpec, Rounds, Step, WireSpec
 from hushfleet.config.written import faults
+from hushfleet.data.labels import one_form
 from hushfleet.errors import HushfleetError, Malformed
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig, check_range
 from hushfleet.model.targets import Loss, Tolerance
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
+from hushfleet.secure.committee import committee_rule
 from hushfleet.user_files import expanded, in_file
 
 OwnData = Literal["folder", "arrays", "csv"]
@@ -34,6 +35,7 @@ DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifa
 OWN_DATA = get_args(OwnData)
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _AtLeast1 = Annotated[int, Meta(ge=1)]
+_Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 
 
 def is_path(key: str, value: str) -> bool:
@@ -214,6 +216,10 @@ class PrivacySection(Checked):
             )
         if math.isinf(self.clip_norm) and (self.noise_multiplier or self.epsilon):
             raise ValueError("clip_norm = inf: must be finite where noise is added, since the noise is scaled to it")
+        if math.isfinite(self.clip_norm) and not 1e-9 <= self.clip_norm <= 1e6:  # what an update's steps can be
+            raise ValueError(f"clip_norm = {self.clip_norm:g}: must be 1e-9 to 1e6, or inf")
+        if self.noise_multiplier and self.noise_multiplier < 1e-6:
+            raise ValueError(f"noise_multiplier = {self.noise_multiplier:g}: must be 0, or 1e-6 to 1000")
 
 
 @dataclass(frozen=True)
@@ -254,9 +260,9 @@ class DataSection(Checked):
     class_names: tuple[str, ...] = ()
     input_shape: tuple[_AtLeast1, _AtLeast1, _AtLeast1] | None = None
     mean: tuple[Finite, ...] = ()
-    std: tuple[Positive, ...] = ()
+    std: tuple[_Deviation, ...] = ()
     target_mean: tuple[Finite, ...] = ()
-    target_std: tuple[Positive, ...] = ()
+    target_std: tuple[_Deviation, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -266,7 +272,7 @@ class DataSection(Checked):
             raise ValueError(f"partition = {self.partition!r} needs alpha, for example alpha = 1.0")
         if self.partition == "pathological" and self.classes_per_device is None:
             raise ValueError("partition = 'pathological' needs classes_per_device, for example 2")
-        if len(set(self.class_names)) != len(self.class_names):
+        if len(set(map(one_form, self.class_names))) != len(self.class_names):
             raise ValueError(f"class_names = {list(self.class_names)}: each name may stand there once")
         if self.name == "folder" and (not self.class_names or self.input_shape is None):
             raise ValueError("name = 'folder' needs class_names and input_shape, such as [3, 32, 32]")
@@ -296,6 +302,10 @@ class RoundSection(Checked):
     `median`; or the `trimmed-mean`, without the share `trim` of them at either end (rounded down). The last two do
     not follow a few devices that send what they like, and cost accuracy and memory (docs/privacy.md, "A member that
     lies").
+
+    With `patience` the task ends once the global model's accuracy on the aggregator's own test set, which is public (in
+    a simulation the common test set), has been below its best, or at it, for so many rounds; 0: after `rounds`. Nothing
+    of the devices' data is looked at, so it costs no privacy.
     """
 
     rounds: Rounds = 20
@@ -306,6 +316,7 @@ class RoundSection(Checked):
     deadline_s: Annotated[float, Meta(gt=0, le=30 * 86400)] = 600.0
     aggregation: Literal["mean", "trimmed-mean", "median"] = "mean"
     trim: Annotated[float, Meta(gt=0, lt=0.5)] | None = None
+    patience: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -313,6 +324,42 @@ class RoundSection(Checked):
             raise ValueError(
                 "trim belongs to aggregation = 'trimmed-mean', which needs it: the share of the updates that is left "
                 "out at either end, for example 0.1"
+            )
+
+    def check(self, devices: int, *, honest_fraction: float | None) -> None:
+        """Raises `ValueError` where a fleet of so many devices could never open a round, or close one with a model.
+
+        :param honest_fraction: of secure sums, whose cohort follows from the roster, whoever is present when the round
+            opens; None: there are none.
+        """
+        cohort = self.cohort_size or devices
+        if cohort > devices:
+            raise ValueError(
+                f"round.cohort_size = {cohort}: the fleet has {devices} devices (data.devices); take 0 for all of them"
+            )
+        if self.min_updates > cohort:
+            raise ValueError(
+                f"round.min_updates = {self.min_updates}: a round has {cohort} devices, so none could ever close with "
+                f"so many updates; take {cohort} or fewer"
+            )
+        if honest_fraction is not None:
+            committee = committee_rule(cohort, honest_fraction=honest_fraction, roster=devices)
+            if committee.packed < 1:
+                raise ValueError(
+                    f"privacy.honest_fraction = {honest_fraction:g}: of {committee.members} members of a committee "
+                    f"{committee.corrupt} may be corrupt, so none could ever open a sum; more trust is needed"
+                )
+        if self.min_devices is None:
+            return
+        if self.min_devices > devices:
+            raise ValueError(
+                f"round.min_devices = {self.min_devices}: the fleet has {devices} devices (data.devices), so no round "
+                f"could ever open; take {devices} or fewer"
+            )
+        if self.min_devices < self.min_updates and honest_fraction is None:
+            raise ValueError(
+                f"round.min_devices = {self.min_devices}: a round that opens with so few devices could never close "
+                f"with round.min_updates = {self.min_updates}; take {self.min_updates} or more"
             )
 
 

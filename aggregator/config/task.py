@@ -60,12 +60,15 @@ class Task(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._complete_sums()
+        secure = self.privacy.accounting == "secure"
+        self.round.check(self.data.devices, honest_fraction=self.privacy.honest_fraction if secure else None)
         self._check_epsilon()
         self._check_loss()
         self._check_augment()
         self._check_preferences()
         self._check_signs()
         self._check_aggregation()
+        self._check_patience()
         self._check_delta()
 
     def to_plain(self) -> dict[str, Any]:
@@ -92,8 +95,6 @@ class Task(Checked):
         if least == 1:
             cohort, rate = self.cohort_size, self.sampling_rate
             least = max(2, math.ceil(LEAST_SHARE * (cohort - 3 * math.sqrt(cohort * (1 - rate))) - 1e-9))
-        if least > self.cohort_size:
-            raise ValueError(f"round.min_updates = {least}: a round has {self.cohort_size} devices")
         object.__setattr__(self, "wire", replace(self.wire, codec="masked"))
         object.__setattr__(self, "round", replace(self.round, min_updates=least))
         try:
@@ -223,6 +224,18 @@ class Task(Checked):
             raise ValueError(
                 f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {name!r} "
                 "weighs them; switch that off (dp-fedsim: method.msa = false), or keep the mean"
+            )
+
+    def _check_patience(self) -> None:
+        patience, rounds = self.round.patience, self.round.rounds
+        if not patience:
+            return
+        if patience >= rounds:
+            raise ValueError(f"round.patience = {patience}: must be below round.rounds = {rounds}, or it ends nothing")
+        if type(self.parts().server).final is not Mean.final:
+            raise ValueError(
+                f"round.patience = {patience}: method.name = {self.method.name!r} ends with what it makes of the last "
+                "rounds of all, so it cannot end sooner; leave patience out"
             )
 
     def _check_delta(self) -> None:

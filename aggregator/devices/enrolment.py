@@ -146,6 +146,10 @@ class Enrolment:
         """Whether its birth, with another key than before, waits to be committed: what is known is not of it."""
         return device in self._replaced
 
+    def waits(self, device: str) -> bool:
+        """Whether a birth of it was taken, and is to be committed with others."""
+        return any(birth.device == device for birth in self._taken)
+
     def is_another(self, device: str) -> bool:
         """Whether the one that announced itself last in this run had another key than is accepted now."""
         key, _ = self._sessions.get(device, (None, 0))
@@ -282,8 +286,9 @@ class Enrolment:
         except StoreError as error:
             log.warning("%s", error)
             return None
-        if row is not None and row.blocked is None:
+        if row is not None:
             self._known[device] = row
+            self.blocked += row.blocked is not None
             if row.public_key is not None:
                 self._owners[row.public_key] = device
         return row

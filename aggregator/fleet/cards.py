@@ -89,9 +89,17 @@ def choose_target(
     if system.arch is not None and system.arch != arch:
         raise BadInput(f"the image is for {system.arch}, and {', '.join(sorted(profiles))} needs one for {arch}")
     if python is not None:
+        if system.pythons and python not in system.pythons:
+            raise BadInput(f"the image has Python {', '.join(system.pythons)}, and not {python} as --python says")
         return Target(python, arch)
-    if system.python is not None:
-        return Target(system.python, arch, ", as the image has it")
+    if system.pythons:
+        fitting = [each for each in system.pythons if each in bundle.PYTHONS]
+        if not fitting:
+            raise BadInput(
+                f"{system.name or 'the image'} has Python {', '.join(system.pythons)}, and releases are made for "
+                f"{', '.join(bundle.PYTHONS)}: take an image of Raspberry Pi OS Trixie (3.13) or of Ubuntu 24.04 (3.12)"
+            )
+        return Target(fitting[0], arch, ", as the image has it")
     if writer.name == "firstrun":
         return Target(_OLD_PYTHON, arch, ", as Raspberry Pi OS Bookworm has it; if the system is another, say --python")
     pythons = {profile.python for profile in profiles.values()}
@@ -100,6 +108,15 @@ def choose_target(
             "these boards have systems with several Pythons: name those of one kind with --device, or say --python"
         )
     return Target(pythons.pop(), arch, ", as the board's profile has it; if the system is another, say --python")
+
+
+def require_python(python: str) -> None:
+    """Raises `BadInput` where no release is made for it."""
+    if python not in bundle.PYTHONS:
+        raise BadInput(
+            f"there is no release for Python {python!r}, only for {', '.join(bundle.PYTHONS)}: write a system that has "
+            "one of these, such as Raspberry Pi OS Trixie (3.13)"
+        )
 
 
 def release_for(registry: FleetRegistry, target: Target) -> Release | None:
@@ -176,13 +193,15 @@ def card_of(
     folder: FleetFolder,
     board: RegisteredBoard,
     *,
-    release: Release,
     target: Target,
     images: Path | None = None,
     user: str = "hushfleet-admin",
     ssh_keys: Sequence[str] = (),
 ) -> Card:
-    """With a new token. :param images: a folder with one for each board, named by its id. Raises `BadInput`."""
+    """With a new token, and without its release, which takes minutes to build: what is wrong is said before.
+
+    :param images: a folder with one for each board, named by its id. Raises `BadInput`.
+    """
     keys_in_force(folder)
     trusted = trust(folder)
     text = device_toml(folder, board)
@@ -199,7 +218,7 @@ def card_of(
             raise BadInput(f"the class {name!r} in {folder.task} cannot be the name of a folder")
     return Card(
         device=board.device,
-        release=folder.releases / release.file,
+        release=Path(),
         python=target.python,
         device_toml=text,
         ca=(folder.ca / "ca.pem").read_bytes(),

@@ -15,7 +15,6 @@ from typing import Any
 
 from hushfleet.aggregator.broker.config import password_line
 from hushfleet.aggregator.config.task import files_beside
-from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
 from hushfleet.aggregator.fleet.folder import (
     FILE_NAME,
@@ -33,6 +32,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import write_first
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.schema import to_plain
+from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
 
 _COMMENT = """\

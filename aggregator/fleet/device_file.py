@@ -6,11 +6,11 @@ import copy
 from pathlib import PurePosixPath
 from typing import Any
 
-from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import RegisteredBoard
 from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.config.toml_text import to_toml
 
 STATE_DIR = "/var/lib/hushfleet"
 CA_FILE = "/etc/hushfleet/ca.pem"

@@ -119,6 +119,19 @@ class FleetConfig(Checked):
     secure_sums: SecureSumsPart = field(default_factory=SecureSumsPart)
 
 
+def check_ports(broker: BrokerPart, page: PagePart) -> None:
+    """Raises `BadInput` where one port is asked for twice.
+
+    Brokers and page of one machine each need their own; that the page runs beside the broker is what `connect` says.
+    """
+    named = {"broker.port": broker.port, "broker.enrolment_port": broker.enrolment_port}
+    if broker.connect in ("127.0.0.1", "::1", "localhost"):
+        named["page.port"] = page.port
+    for key, port in named.items():
+        if other := next((each for each, taken in named.items() if each != key and taken == port), None):
+            raise BadInput(f"{key} and {other} are both {port}: each needs a port of its own")
+
+
 class FleetFolder:
     """Paths below DIR, and its configuration. Raises `BadInput` where DIR is no fleet's folder."""
 
@@ -148,6 +161,7 @@ class FleetFolder:
         if not file.exists():
             raise BadInput(f"{path} is not the folder of a fleet: there is no {FILE_NAME}; see: hushfleet fleet init")
         self.config: FleetConfig = read_written(FleetConfig, file)
+        check_ports(self.config.broker, self.config.page)
         if (self.path / "devices.sqlite").exists():
             raise BadInput(
                 "the list of devices is in the aggregator's own folder now. While nothing of the fleet runs: "

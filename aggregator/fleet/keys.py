@@ -58,15 +58,18 @@ def in_folder(folder: FleetFolder) -> tuple[str, ...]:
     return tuple(file.name for file in files if file.exists())
 
 
-def read_public(text: str) -> bytes:
-    """The public key that `--operator-key` names: 64 hex digits, or a file with the private key, which stays there."""
+def read_public(text: str, option: str) -> bytes:
+    """The public key that an option names: 64 hex digits, or a file with the private key, which stays there.
+
+    Raises `BadInput`.
+    """
     file = Path(text)
     if _is_public(text):
         return bytes.fromhex(text)
     if not file.is_file():
         raise BadInput(
-            f"--operator-key {text!r} is no file, and not 64 hex digits; make a key where it is to stay: hushfleet "
-            "devices roster-key FILE"
+            f"{option} {text!r} is no file, and not 64 hex digits; make a key where it is to stay: hushfleet fleet "
+            "release-key new FILE"
         )
     return load(file).public_key
 

@@ -14,7 +14,7 @@ from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, SERVICE_NAME
 from hushfleet.aggregator.fleet.registry import RegisteredBoard
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
-from hushfleet.wire.format.topics import check_name
+from hushfleet.wire.format.topics import check_new_name
 
 COLUMNS = ("id", "board", "place", "wifi", "labels", "key")
 MAX_BOARDS = 100_000
@@ -24,7 +24,7 @@ def check_board_name(name: str) -> str:
     """`name` itself. Raises `BadInput` also for the names that the fleet's own certificates have."""
     if name in (AGGREGATOR_NAME, SERVICE_NAME):
         raise BadInput(f"a board cannot be called {name!r}: the broker knows another by this name")
-    return check_name(name, "the board's id")
+    return check_new_name(name, "the board's id")
 
 
 def counted(

@@ -12,6 +12,7 @@ from pathlib import Path
 from hushfleet import atomic_file
 from hushfleet.aggregator.config.task import Task, files_beside, load_task
 from hushfleet.aggregator.fleet.folder import FleetFolder, SecureSumsPart
+from hushfleet.aggregator.fleet.task_check import obstacles
 from hushfleet.errors import BadInput
 
 
@@ -27,11 +28,14 @@ def task_text(task: Path) -> str:
 def set_task(folder: FleetFolder, task: Path) -> bool:
     """Makes the file `task` the one that the aggregator runs from its next start on; whether that run was begun before.
 
-    Raises `BadInput` where it is no task, its secure sums count on more than the fleet's do, a run of another task has
-    its name, or files that it names beside itself are not in the fleet's folder as well; and `StoreFull`.
+    Raises `BadInput` where it is no task, its secure sums count on more than the fleet's do, the fleet has too few
+    boards for it or none that can pay for it, a run of another task has its name, or files that it names beside itself
+    are not in the fleet's folder as well; and `StoreFull`.
     """
     checked, data, current = load_task(task), task_text(task).encode(), folder.run
     check_sums(checked, folder.config.secure_sums)
+    if why := obstacles(checked, folder):
+        raise BadInput(why[0])
     for file in files_beside(task):
         if not (folder.path / file).exists():
             raise BadInput(f"{task} names {file}, which the fleet will look for in {folder.path}: copy it there first")

@@ -19,9 +19,11 @@ from pathlib import Path
 from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.broker.config import find_mosquitto
 from hushfleet.aggregator.broker.process import check_port_free, speaks_tls
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.task_check import obstacles
 from hushfleet.errors import BadInput, HushfleetError
 
 STOP_TIMEOUT_S = 10.0
@@ -39,12 +41,14 @@ class Child:
 
     :param log_file: where its output goes; None: to this terminal.
     :param port: where it listens, if others wait for that.
+    :param when_done: what is said when it has ended well; empty: it is expected to go on for ever.
     """
 
     name: str
     command: Sequence[str]
     log_file: Path | None
     port: int | None = None
+    when_done: str = ""
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     started: float = 0.0
@@ -86,7 +90,10 @@ class Child:
             self.failures = 0 if now - self.started > STABLE_S else self.failures
         elif status in (FINISHED, WRONG):
             self.over = True
-            log.warning("%s has ended (%d)", self.name, status)
+            if status == FINISHED and self.when_done:
+                log.info("%s", self.when_done)
+            else:
+                log.warning("%s has ended (%d)", self.name, status)
         elif not self.again_at:
             wait_s = min(LONGEST_WAIT_S, 2.0**self.failures)
             log.warning("%s died (%d); it is started again in %g s", self.name, status, wait_s)
@@ -101,14 +108,23 @@ def run_fleet(folder: FleetFolder, stop: threading.Event) -> None:
     ports, run = folder.config.broker, folder.run
     with started(folder, brokers_of(folder)) as brokers, started(folder, _services_of(folder)) as services:
         print(f"the broker listens on the ports {ports.port} and {ports.enrolment_port}; logs are in {folder.logs}")
+        _print_obstacles(folder)
         while not stop.wait(0.2):
             with contextlib.suppress(BadInput):  # a task file that is being written by hand
                 if folder.run != run:
                     run = folder.run
                     print(f"the aggregator goes on with {run}")
+                    _print_obstacles(folder)
                     services[-1].restart()
             for child in (*brokers, *services):
                 child.watch(time.monotonic())
+
+
+def _print_obstacles(folder: FleetFolder) -> None:
+    """Boards may come while the fleet runs, so these are notes and no errors."""
+    with contextlib.suppress(BadInput):  # the aggregator says what is wrong with the task
+        for why in obstacles(load_task(folder.task), folder):
+            print(f"note: {why}", flush=True)
 
 
 @contextlib.contextmanager
@@ -146,9 +162,10 @@ def brokers_of(folder: FleetFolder) -> list[Child]:
 
 def _services_of(folder: FleetFolder) -> list[Child]:
     own, path = [sys.executable, "-m", "hushfleet.aggregator.commands"], str(folder.path)
+    done = f"the task is finished; boards wait for the next one: hushfleet fleet task {path} TASK.toml"
     return [
         Child("the fleet service", [*own, "fleet", "serve", path], folder.logs / "service.log"),
-        Child("the aggregator", [*own, "aggregator", "--fleet", path], None),
+        Child("the aggregator", [*own, "aggregator", "--fleet", path], None, when_done=done),
     ]
 
 

@@ -20,11 +20,13 @@ from typing import IO
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, MountedBoot
 from hushfleet.firmware_profiles.cards.bundle import PYTHONS
-from hushfleet.firmware_profiles.cards.seed import FOLDER, Card, stage
+from hushfleet.firmware_profiles.cards.customised import FOLDER
+from hushfleet.firmware_profiles.cards.seed import Card, stage
 
 _SAYS = "hushfleet looks around:"  # a login may print other things before
 _LOOK = (
-    f"echo '{_SAYS}'; uname -m; id -u; for p in {' '.join(f'python{each}' for each in reversed(PYTHONS))} python3; do "
+    f"echo '{_SAYS}'; uname -m; getconf LONG_BIT || echo 64; id -u; "
+    f"for p in {' '.join(f'python{each}' for each in reversed(PYTHONS))} python3; do "
     "$p -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])' 2> /dev/null; done; :"
 )
 _PLACE = ".hushfleet-push"  # in the home of who logs in; one that was left behind is replaced
@@ -40,7 +42,7 @@ class Host:
 
     :param destination: as ssh takes it: `user@host`.
     :param options: of ssh, such as `-p 2222`.
-    :param arch: as `uname -m` says.
+    :param arch: as `uname -m` says; :param bits: of its programs, 32 also on a 64-bit kernel.
     :param is_root: whether the user that logs in is root.
     :param pythons: versions that are installed, such as `3.11`.
     """
@@ -48,6 +50,7 @@ class Host:
     destination: str
     options: Sequence[str]
     arch: str
+    bits: str
     is_root: bool
     pythons: tuple[str, ...]
 
@@ -60,10 +63,10 @@ def look_at(destination: str, options: Sequence[str] = ()) -> Host:
         raise BadInput("ssh was not found; install it (Debian: apt install openssh-client)")
     output = _ssh(destination, options, _LOOK, stdout=subprocess.PIPE)
     said = output.decode("utf-8", "replace").partition(_SAYS)[2].split()
-    if len(said) < 2:
+    if len(said) < 3:
         raise HushfleetError(f"{destination} does not answer as a Linux system does: {output[:200]!r}")
-    arch, user, *pythons = said
-    return Host(destination, options, arch, user == "0", tuple(dict.fromkeys(pythons)))
+    arch, bits, user, *pythons = said
+    return Host(destination, options, arch, bits, user == "0", tuple(dict.fromkeys(pythons)))
 
 
 def push(host: Host, card: Card) -> None:
@@ -91,7 +94,7 @@ class _NoWriter:
     def files(self, card: Card, boot: BootPartition) -> dict[str, str]:
         return {}
 
-    def afterwards(self, card: Card) -> dict[str, str]:
+    def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
         return {}
 
 

@@ -6,19 +6,18 @@ it that named another root, since a board takes each from the root that it knows
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.keys import read_public
 from hushfleet.aggregator.storage.identity_file import load, load_or_create
 from hushfleet.errors import BadInput
 from hushfleet.release import ReleaseKeys, Signed, Trust
 from hushfleet.release.statements import read_keys
 
 UNSIGNED_FILE = "release_keys.unsigned"
-_PUBLIC = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def trust(folder: FleetFolder) -> Trust:
@@ -41,21 +40,6 @@ def keys_in_force(folder: FleetFolder) -> ReleaseKeys:
             f"{folder.path / UNSIGNED_FILE}"
         )
     return found
-
-
-def public_key(text: str, option: str) -> str:
-    """The public key that an option names: 64 hex digits, or a file with the private key, which stays there.
-
-    Raises `BadInput`.
-    """
-    if _PUBLIC.fullmatch(text):
-        return text.lower()
-    if not Path(text).is_file():
-        raise BadInput(
-            f"{option} {text!r} is no file, and not 64 hex digits; make a key where it is to stay: hushfleet fleet "
-            "release-key new FILE"
-        )
-    return load(Path(text)).public_key.hex()
 
 
 def next_statement(
@@ -102,7 +86,7 @@ def write_first(path: Path, *, root: str | None) -> None:
     """
     private = path / "root.key" if root is None else Path(root)
     key = load_or_create(private) if root is None else load(private) if private.is_file() else None
-    public = key.public_key.hex() if key is not None else public_key(root or "", "--root-key")
+    public = key.public_key.hex() if key is not None else read_public(root or "", "--root-key").hex()
     release, daily = load_or_create(path / "release.key"), load_or_create(path / "service" / "newest.key")
     signed = Signed(ReleaseKeys(1, public, (release.public_key.hex(),), 1, daily.public_key.hex()))
     name = UNSIGNED_FILE

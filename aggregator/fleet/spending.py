@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.view import PrivacyLeft
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.config.schema import unpack
-from hushfleet.privacy.ledger import epsilon_server_of
+from hushfleet.privacy.ledger import epsilon_server_of, rounds_left
 from hushfleet.privacy.mechanism import Charge
 
 DEFAULT_DELTA = 1e-5  # as in DEVICE.toml
+MOST_ROUNDS = 1000  # so many more are counted
 
 
 class Spending:
@@ -32,6 +34,7 @@ class Spending:
         self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges, which would be many MB; epsilon
         self._is_known = False
         self._most: tuple[tuple[str, int], Lifetime] | None = None
+        self._left: tuple[tuple[str, str, int], PrivacyLeft] | None = None
 
     def update(self, register: DeviceRegister) -> dict[str, float]:
         """Id -> epsilon_server over all tasks, at the cards' delta. Raises `StoreError`."""
@@ -48,6 +51,14 @@ class Spending:
             return known
         return digest, epsilon_server_of(_charges(counts), delta=self.delta)
 
+    def with_charge(self, charge: Charge, device: str, register: DeviceRegister | None) -> float:
+        """Epsilon_server of a board after one more charge. Raises `StoreError`.
+
+        :param register: None where nothing was charged yet.
+        """
+        counts = [] if register is None else register.charge_counts(device)
+        return epsilon_server_of([*_charges(counts), charge], delta=self.delta)
+
     def most(self, register: DeviceRegister) -> Lifetime | None:
         """The board that has spent most, as of the last `update`; None where none has. Raises `StoreError`."""
         if not self._known:
@@ -57,6 +68,23 @@ class Spending:
         if self._most is None or self._most[0] != key:
             self._most = key, self._lifetime(device, register)
         return self._most[1]
+
+    def left(self, task: str, register: DeviceRegister) -> PrivacyLeft | None:
+        """Of the same board, for more rounds of `task`, whose rounds cost as its first. Raises `StoreError`."""
+        if not self._known:
+            return None
+        device = max(self._known, key=lambda device: self._known[device][1])
+        digest, spent = self._known[device]
+        key = device, task, digest
+        if self._left is None or self._left[0] != key:
+            first, rounds = register.charges(device, after=(task, -1), at_most=1), None
+            if self.limit is not None and first and first[0][0] == task:
+                following, before = unpack(Charge, first[0][2], what="a charge"), register.charge_counts(device)
+                rounds = rounds_left(
+                    _charges(before), following, delta=self.delta, limit=self.limit, at_most=MOST_ROUNDS
+                )
+            self._left = key, PrivacyLeft(device, spent, self.limit, rounds)
+        return self._left[1]
 
     def _lifetime(self, device: str, register: DeviceRegister) -> Lifetime:
         """All tasks and cards of this id that are noted."""

@@ -69,6 +69,7 @@ _NO_DEVICES = "PrivateDevices=yes\nDevicePolicy=closed"  # the aggregator may ne
 _OF_BROKER = (
     "Restart=always\nLimitNOFILE=65536\nExecReload=/bin/kill -HUP $MAINPID\nMemoryDenyWriteExecute=yes\n" + _NO_DEVICES
 )
+_OF_AGGREGATOR = "# Who stops it has not found a fault.\nSuccessExitStatus=130"
 _OF_STRANGERS = "MemoryMax=256M"  # it remembers nothing that boards need: it is started anew, and they ask again
 
 
@@ -98,7 +99,7 @@ def write_units(folder: FleetFolder) -> list[Path]:
             "Hushfleet's aggregator",
             f"{network} {broker}",
             f"{own} aggregator --fleet {here}",
-            "",
+            _OF_AGGREGATOR,
             _files(path, writes=WRITTEN_BY_AGGREGATOR, hidden=[*keys, "service", "broker", "fleet.sqlite", "wifi"]),
         ),
         "fleet": (

@@ -203,6 +203,20 @@ class SumsView:
 
 
 @dataclass(frozen=True)
+class PrivacyLeft:
+    """Of the board that has spent most.
+
+    :param spent: epsilon_server over all tasks and cards of its id; `limit`: what its card allows, None: not known.
+    :param rounds: how many more rounds of the run's task fit into that, `MOST_ROUNDS` at most; None: not known.
+    """
+
+    device: str
+    spent: float
+    limit: float | None = None
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
 class FleetView:
     """The fleet at the moment `at`.
 
@@ -210,7 +224,7 @@ class FleetView:
     :param certificates_end, authority_end: when the first of its own certificates ends, and when its authority; None
         where they cannot be read.
     :param sums: None where the task has no secure sums.
-    :param lifetime: of the board that has spent most over all tasks; None: nothing was charged.
+    :param lifetime, privacy_left: of the board that has spent most over all tasks; None: nothing was charged.
     :param problems: of the fleet as a whole; those of boards stand with them.
     """
 
@@ -219,6 +233,7 @@ class FleetView:
     boards: tuple[BoardView, ...] = ()
     run: RunView | None = None
     lifetime: Lifetime | None = None
+    privacy_left: PrivacyLeft | None = None
     aggregator: Process = "unknown"
     service: Process = "unknown"
     strangers: tuple[Stranger, ...] = ()

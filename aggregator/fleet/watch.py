@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
@@ -28,6 +28,7 @@ from hushfleet.aggregator.fleet.sightings import (
 )
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.sums import SumsWatch
+from hushfleet.aggregator.fleet.task_check import waits
 from hushfleet.aggregator.fleet.view import (
     BoardView,
     FleetView,
@@ -190,6 +191,7 @@ class FleetWatch:
             boards=tuple(boards),
             run=run,
             lifetime=None if self._register is None else self._spending.most(self._register),
+            privacy_left=None if self._register is None else self._spending.left(self._course.task, self._register),
             aggregator=aggregator,
             service=service,
             strangers=tuple(
@@ -201,8 +203,21 @@ class FleetWatch:
             sums=sums,
             certificates_end=min(own.values(), default=None),
             authority_end=authority,
-            problems=(*_problems(service, aggregator, run), *of_sums, *certificate_problems(own, authority, now=now)),
+            problems=(
+                *_problems(service, aggregator, run),
+                *self._waits(run, boards, service),
+                *of_sums,
+                *certificate_problems(own, authority, now=now),
+            ),
         )
+
+    def _waits(self, run: RunView | None, boards: Sequence[BoardView], service: Process) -> list[Problem]:
+        if run is not None and (run.finished or run.open_round is not None):
+            return []
+        with contextlib.suppress(BadInput):  # a task file that is being written by hand
+            following = 1 if run is None else run.rounds_closed + 1
+            return waits(self._folder, boards, round=following, heard=service == "running")
+        return []
 
     def _secure_sums(self) -> tuple[SumsView | None, list[Problem]]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date
 
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
@@ -10,6 +11,7 @@ from hushfleet.aggregator.results.report.words import lifetime_words, number, pe
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.privacy.protection import protection
 
+SHOWN_NAMES = 4
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
@@ -26,24 +28,40 @@ def ago(at: float | None, now: float) -> str:
 
 
 def summary(view: FleetView) -> str:
-    """`38 of 40 boards are there, 2 need somebody`."""
-    urgent = sum(board.is_urgent for board in view.boards)
+    """`38 of 40 boards are there, 2 need somebody (greenhouse-03, greenhouse-07)`."""
+    urgent = [board.device for board in view.boards if board.is_urgent]
     parts = [f"{view.present} of {len(view.boards)} boards are there"]
     if urgent:
-        parts.append(f"{urgent} need{'s' if urgent == 1 else ''} somebody")
-    if view.aggregator != "unknown":
+        parts.append(f"{len(urgent)} need{'s' if len(urgent) == 1 else ''} somebody ({named(urgent)})")
+    if view.run is not None and view.run.finished and view.aggregator != "running":
+        parts.append("the task is finished")
+    elif view.aggregator != "unknown":
         parts.append(f"the aggregator {'runs' if view.aggregator == 'running' else 'does not run'}")
     return ", ".join(parts)
+
+
+def named(devices: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(devices) - SHOWN_NAMES
+    return ", ".join(devices[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def progress(run: RunView) -> str:
     """`round 3 of 20 is open: 5 of 8 have answered`."""
     if run.finished:
-        return f"{run.task}: all {run.rounds_closed} rounds are done"
+        told = f"{run.task}: all {run.rounds_closed} rounds are done"
+        return f"{told}; boards wait for the next task: hushfleet fleet task DIR TASK.toml"
     if run.open_round is None:
         return f"{run.task}: {run.rounds_closed} of {run.rounds} rounds are done"
     asked = f" of {run.asked}" if run.asked else ""
     return f"{run.task}: round {run.open_round} of {run.rounds} is open, {run.answered}{asked} have answered"
+
+
+def figures(view: FleetView) -> list[str]:
+    """What engineers and whoever answers for privacy ask besides, a line each."""
+    run = view.run
+    of_run = [] if run is None else [f"task {run.task}, method {run.method}", privacy(run, view.lifetime), traffic(run)]
+    return [line for line in (*of_run, certificates(view)) if line]
 
 
 def privacy(run: RunView, lifetime: Lifetime | None) -> str:

@@ -18,7 +18,10 @@ LONGEST_IDLE_S = 60.0
 EXPIRE_S = 300.0
 LOOK_EVERY_S = 0.1  # through all transfers, at most: thousands are open at once, and each message asks
 MAX_OPEN_BYTES = 256 << 20
+MAX_EARLY_BYTES = 64 << 20
+MAX_EARLY_DEVICE_BYTES = 4 << 20
 _PACES = 4.0
+_OBJECT_BYTES = 512  # what a chunk that is held takes beside its payload
 
 
 @dataclass
@@ -36,6 +39,52 @@ class _Transfer:
         return Missing(self.offer.task, self.offer.round, self.offer.digest, self.assembler.missing())
 
 
+class EarlyChunks:
+    """Chunks that came before their offer: MQTT keeps the order of messages within a topic only.
+
+    Of each device those of one update, the newest, are held, up to bounds for a device and for all. What is dropped is
+    asked for after the offer.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, dict[int, Chunk]] = {}
+        self._bytes: dict[str, int] = {}
+        self._all_bytes = 0
+
+    def hold(self, device: str, chunk: Chunk) -> None:
+        """Raises `Malformed` for more than a device may send before an offer, and where another update had none."""
+        held = self._held.get(device, {})
+        if held and next(iter(held.values())).digest != chunk.digest:
+            self.drop(device)
+            self.hold(device, chunk)
+            raise Malformed(f"{device} sent chunks of an update that it did not offer")
+        cost = len(chunk.payload) + _OBJECT_BYTES
+        if chunk.index in held or self._all_bytes + cost > MAX_EARLY_BYTES:
+            return
+        if self._bytes.get(device, 0) + cost > MAX_EARLY_DEVICE_BYTES:
+            raise Malformed(
+                f"{device} sent more than {MAX_EARLY_DEVICE_BYTES} bytes of an update that it did not offer"
+            )
+        self._held.setdefault(device, held)[chunk.index] = chunk
+        self._bytes[device] = self._bytes.get(device, 0) + cost
+        self._all_bytes += cost
+
+    def take(self, device: str, offer: Offer) -> list[Chunk]:
+        """What is held of an update that is offered now; whatever else is held of the device is dropped."""
+        held = self._held.get(device, {})
+        self.drop(device)
+        return [chunk for chunk in held.values() if (chunk.digest, chunk.size) == (offer.digest, offer.size)]
+
+    def drop(self, device: str) -> None:
+        self._held.pop(device, None)
+        self._all_bytes -= self._bytes.pop(device, 0)
+
+    def clear(self) -> None:
+        self._held.clear()
+        self._bytes.clear()
+        self._all_bytes = 0
+
+
 class Transfers:
     """All open transfers; times are monotonic seconds.
 
@@ -48,14 +97,16 @@ class Transfers:
         self.max_open_bytes = max_open_bytes
         self._open: dict[str, _Transfer] = {}
         self._queue: dict[str, Offer] = {}
+        self._early = EarlyChunks()
         self._reserved = 0
         self._look_at = self._looked_at = 0.0
         self._pace_s: dict[str, float] = {}
 
-    def offer(self, device: str, offer: Offer, *, now: float) -> None:
+    def offer(self, device: str, offer: Offer, *, now: float) -> bytes | None:
         """Opens the transfer of an offered update, goes on with it, or puts it into the queue.
 
-        Raises `TooLarge`, before anything is allocated.
+        Gives the whole update where all of it has come before, as `chunk` does. Raises `TooLarge`, before anything is
+        allocated, and `Malformed`.
         """
         if offer.size > self.max_bytes:
             raise TooLarge(f"an update of {offer.size} bytes is offered; at most {self.max_bytes} can be")
@@ -63,25 +114,30 @@ class Transfers:
         if current is not None and current.offer == offer:
             # Offered again: it sends nothing by itself any more, so a pause that has lasted is the end of it.
             self._due(current, min(current.due_at, max(now, current.heard_at + IDLE_S)))
-            return
+            return None
         if self._queue.get(device) == offer:
-            return  # it keeps its place
+            return None  # it keeps its place
+        early = self._early.take(device, offer)
         self.drop(device)
         if self._reserved and self._reserved + offer.size > self.max_open_bytes:
             self._queue[device] = offer
-        else:
-            self._begin(device, offer, now, due_at=now + self._idle_s(device))
+            return None
+        self._begin(device, offer, now, due_at=now + self._idle_s(device))
+        whole = [self.chunk(device, chunk, now=now) for chunk in early]
+        return next((data for _, data in filter(None, whole)), None)
 
     def chunk(self, device: str, chunk: Chunk, *, now: float) -> tuple[Offer, bytes] | None:
         """Takes a chunk; the offer and the whole update once it is complete, its digest verified.
 
-        Raises `Malformed` for a chunk of another update than the offered one, or of wrong content.
+        A chunk of another update than the offered one is held until that is offered. Raises `Malformed` for wrong
+        content and for too many such chunks.
         """
         transfer = self._open.get(device)
         if device in self._queue:
             return None  # there is no room yet; it is asked for again in its turn
-        if transfer is None:
-            raise Malformed(f"{device} sent a chunk of an update that it has not offered")
+        if transfer is None or transfer.offer.digest != chunk.digest:
+            self._early.hold(device, chunk)
+            return None
         if transfer.assembler.add(chunk):
             if transfer.assembler.received > 1:
                 pause = now - transfer.heard_at
@@ -124,13 +180,15 @@ class Transfers:
         return told
 
     def drop(self, device: str) -> None:
-        """Forgets a device's transfer and its place in the queue."""
+        """Forgets a device's transfer, its place in the queue, and what came early."""
         transfer = self._open.pop(device, None)
         if transfer is not None:
             self._reserved -= transfer.offer.size
         self._queue.pop(device, None)
+        self._early.drop(device)
 
     def clear(self) -> None:
+        self._early.clear()
         self._open.clear()
         self._queue.clear()
         self._reserved = 0

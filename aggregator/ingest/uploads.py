@@ -55,7 +55,10 @@ class Uploads:
         return self._transfers.due_at
 
     def offer(self, device: str, offer: Offer) -> Answer | None:
-        """What can be said of an offer at once; None if the update should come."""
+        """What can be said of an offer at once; None if the update should come.
+
+        Raises `Malformed` where chunks that came before it are not those of the update.
+        """
         verdict = self._engine.admission(device, task=offer.task, round=offer.round, digest=offer.digest)
         before = self._refused.get(device)
         if verdict is not None:
@@ -68,12 +71,12 @@ class Uploads:
             return Answer(device, offer, before)
         if self._engine.collects_updates:  # a member's answer is no update
             self._latest[device] = (offer.round, offer.digest)
+        self._answered.pop(device, None)
         try:
-            self._transfers.offer(device, offer, now=self._clock())
+            whole = self._transfers.offer(device, offer, now=self._clock())
         except TooLarge as error:
             return self._answer(device, offer, Verdict("malformed", str(error)), came=False)
-        self._answered.pop(device, None)
-        return None
+        return None if whole is None else self.take(device, offer, whole)
 
     def chunk(self, device: str, payload: bytes) -> Answer | None:
         """Takes a chunk, and the update when it is whole. Raises `Malformed` or `TooLarge`."""

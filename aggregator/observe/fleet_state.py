@@ -306,6 +306,8 @@ class RunState(Fleet):
 
     def _on_finished(self, event: Event) -> None:
         self.finished = True
+        if event.get("reason"):
+            self._warn("ended", f"ended after {self.rounds_closed} of {self.rounds} rounds: {event['reason']}")
 
     def _see_epsilon(self, value: object) -> None:
         if isinstance(value, int | float):

@@ -48,6 +48,14 @@ def changed_plan(before: RoundPlan | None, engine: RoundEngine) -> tuple[str, di
     return ("unmask" if fixed else "round_extended"), fields
 
 
+def finished_fields(engine: RoundEngine) -> dict[str, Any]:
+    """Of `finished`: why, where it is before the last round."""
+    if engine.closed_rounds >= engine.spec.rounds:
+        return {}
+    patience = engine.prepared.task.round.patience
+    return {"reason": f"for {patience} rounds the accuracy on the common test set was not above its best (patience)"}
+
+
 _OF_ANSWERS = ("round", "device", "bytes", "code", "reason")
 
 

@@ -31,6 +31,8 @@ from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.model import Model
 from hushfleet.progress import doing
+from hushfleet.wire.format.chunks import MAX_BLOB_BYTES
+from hushfleet.wire.format.headed import MAX_LAYERS
 
 if TYPE_CHECKING:
     from hushfleet.models.features import FeatureExtractor
@@ -82,6 +84,11 @@ def prepare(
         raise BadInput(
             "data.path is missing; without it data.class_names and data.input_shape must say what devices have"
         )
+    if task.round.patience and not (dataset and len(dataset.test)):
+        raise BadInput(
+            f"round.patience = {task.round.patience}: needs public test data on the aggregator, by which it sees that "
+            "the model becomes no better; give data.path a test part, or leave patience out"
+        )
     if len(class_names) < 2 and task.targets.are_classes:
         raise BadInput(f"the data have one class, {class_names[0]!r}; a classifier needs at least 2")
     if len(task.data.mean) not in (0, shape[0]):
@@ -98,6 +105,7 @@ def prepare(
     sent = model.layout.size - int(np.count_nonzero(task.parts().personal.mask(model.layout)))
     privacy = task.privacy_spec(train_samples=train_samples or None, size=sent)
     method = make_method(task.method.name, task.method.settings, privacy, model.layout, rounds=task.round.rounds)
+    _check_vectors(method)
     graphs = export_graphs(model, objective=task.targets.objective(method.objective))
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",
@@ -119,7 +127,7 @@ def prepare(
             features=None if extractor is None else extractor.spec,
             targets=task.targets,
         ),
-        memory_mib=_memory_mib(model, extractor),
+        memory_mib=_memory_mib(model, extractor, vectors=len(method.server.vectors)),
         augment=task.data.augment,
     )
     package = spec.to_bytes()
@@ -232,7 +240,19 @@ def _shown(shape: tuple[int, ...]) -> str:
     return " x ".join(str(n) for n in shape)
 
 
-def _memory_mib(model: Model, features: FeatureExtractor | None) -> int:
-    """Measured on x86: the runtime takes 60 MiB; a round holds about ten vectors of the model's size. Making features
-    takes five times their graph, at the beginning."""
-    return 64 + (model.layout.size * 4 * 10 + (0 if features is None else 5 * len(features.graph))) // (1 << 20)
+def _check_vectors(method: TaskMethod) -> None:
+    """Raises `BadInput` where a method's vectors and the model together are more than devices fetch as one."""
+    count, size = len(method.server.vectors), 4 * method.published_size
+    layers = len(method.layout.layers) * (1 + count)
+    if count and (size > MAX_BLOB_BYTES or layers > MAX_LAYERS):
+        raise BadInput(
+            f"method {method.name!r} publishes {count} vectors of the model's size with the model: {size} bytes in "
+            f"{layers} layers, and devices fetch at most {MAX_BLOB_BYTES} in {MAX_LAYERS}; take a smaller network"
+        )
+
+
+def _memory_mib(model: Model, features: FeatureExtractor | None, *, vectors: int) -> int:
+    """Measured on x86: the runtime takes 60 MiB; a round holds about ten vectors of the model's size, and three more
+    for each that the server half publishes. Making features takes five times their graph, at the beginning."""
+    making = 0 if features is None else 5 * len(features.graph)
+    return 64 + (model.layout.size * 4 * (10 + 3 * vectors) + making) // (1 << 20)

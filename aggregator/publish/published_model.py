@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,26 +18,41 @@ from hushfleet.wire.format.difference import EncodedDifference, params_digest
 
 
 class NextModel(NamedTuple):
-    """A model float32 `[d]` that may follow the current one, and the difference that leads to it, if one does."""
+    """What may be published next.
 
-    params: np.ndarray
+    :param target: the model float32 `[d]` that was aimed at, before the difference to it was rounded.
+    :param published: the model and the vectors behind it, float32.
+    :param digest: of `published`.
+    :param difference: that leads to it, if one does.
+    """
+
+    target: np.ndarray
+    published: np.ndarray
     digest: bytes
     difference: EncodedDifference | None
 
+    @property
+    def params(self) -> np.ndarray:
+        """The model, float32 `[d]`."""
+        return self.published[: self.target.size]
+
 
 class PublishedModel:
-    """`params` float32 `[d]`, read-only, and their `digest`; both are there once `load` has been called.
+    """The global model and a method's vectors behind it, `published`, float32, read-only, and its `digest`.
+
+    Both are there once `load` has been called.
 
     :param store: keeps the differences, and the checkpoints in its folder.
+    :param vectors: their names.
     """
 
-    params: np.ndarray
+    published: np.ndarray
     digest: bytes
 
-    def __init__(self, store: AggregatorStore, layout: ParamLayout) -> None:
-        self.checkpoints = Checkpoints(store.folder, layout, durable=store.durable)
-        self.differences = Differences(store, full_bytes=4 * layout.size)
-        self._layout = layout
+    def __init__(self, store: AggregatorStore, layout: ParamLayout, vectors: Sequence[str] = ()) -> None:
+        self.checkpoints = Checkpoints(store.folder, layout, vectors=vectors, durable=store.durable)
+        self.differences = Differences(store, full_bytes=4 * layout.size * (1 + len(vectors)))
+        self._layout, self._vectors = layout, vectors
         self._as_bytes: bytes | None = None  # once somebody has asked for them
 
     def load(self, round: int, *, named: bytes | None, initial: np.ndarray) -> None:
@@ -46,13 +61,28 @@ class PublishedModel:
         :param named: the digest that the store has of it; None in a new run, which begins with `initial`.
         """
         if named is None and not self.checkpoints.path(0).exists():
-            self.checkpoints.write(0, np.ascontiguousarray(initial, np.float32))
-        params = self.checkpoints.read(round)
-        digest = params_digest(params)
+            zeros = np.zeros(initial.size * len(self._vectors), np.float32)
+            self.checkpoints.write(0, np.concatenate([initial.astype(np.float32, copy=False), zeros]))
+        published = self.checkpoints.read(round)
+        digest = params_digest(published)
         if named is not None and digest != named:
             raise StoreError(f"{self.checkpoints.path(round)} is not the model that the store names; restore it")
-        self._set(params, digest)
+        self._set(published, digest)
         self.differences.load(digest)
+
+    @property
+    def params(self) -> np.ndarray:
+        """The model, float32 `[d]`, read-only."""
+        return self.published[: self._layout.size]
+
+    @property
+    def vectors(self) -> dict[str, np.ndarray]:
+        """What is published with it, float32 `[d]`, by name."""
+        return self.vectors_of(self.published)
+
+    def vectors_of(self, published: np.ndarray) -> dict[str, np.ndarray]:
+        parts = published.reshape(-1, self._layout.size)[1:]
+        return dict(zip(self._vectors, parts, strict=True))
 
     @property
     def digests(self) -> set[bytes]:
@@ -64,30 +94,43 @@ class PublishedModel:
         if digest != self.digest:
             return self.differences.find(digest)
         if self._as_bytes is None:
-            self._as_bytes = self.params.astype("<f4").tobytes()
+            self._as_bytes = self.published.astype("<f4").tobytes()
         return self._as_bytes
 
     def step(
-        self, target: np.ndarray, *, task: str, round: int, noise_stds: Sequence[float], wire: WireSection
+        self,
+        target: np.ndarray,
+        vectors: Mapping[str, np.ndarray],
+        *,
+        task: str,
+        round: int,
+        noise_stds: Sequence[float],
+        wire: WireSection,
     ) -> NextModel:
         """The old model plus a decoded difference to (about) `target`: both ways to it give a device the same bits.
 
+        A layer is rounded by itself: what the vectors are changes nothing of the model, unless there is no difference.
+
+        :param vectors: that are published with it.
         :param noise_stds: of the noise in each layer of `target`.
         """
         difference = None
-        if wire.downlink != "full" and not np.array_equal(target, self.params):
-            counts = [layer.size for layer in self._layout.layers]
+        wanted = np.concatenate([target, *(vectors[name] for name in self._vectors)]) if self._vectors else target
+        if wire.downlink != "full" and not np.array_equal(wanted, self.published):
+            counts = [layer.size for layer in self._layout.layers] * (1 + len(self._vectors))
+            stds = [*noise_stds, *[0.0] * (len(counts) - len(noise_stds))]
             difference = make_difference(
-                self.params, target, task=task, round=round, counts=counts, noise_stds=noise_stds, wire=wire
+                self.published, wanted, task=task, round=round, counts=counts, noise_stds=stds, wire=wire
             )
         if difference is None:
-            return NextModel(target, params_digest(target), None)
+            return NextModel(target, wanted, params_digest(wanted), None)
         moved = difference.header.base != difference.header.result
-        return NextModel(difference.result, params_digest(difference.result), difference if moved else None)
+        result = difference.result
+        return NextModel(target, result, params_digest(result), difference if moved else None)
 
     def write(self, round: int, following: NextModel) -> None:
         """Call it inside the transaction that closes the round with it. Raises `StoreFull`."""
-        self.checkpoints.write(round, following.params)
+        self.checkpoints.write(round, following.published)
         if following.digest != self.digest:
             self.differences.write(following.difference)
 
@@ -95,9 +138,9 @@ class PublishedModel:
         """It is the current one, now that the transaction is committed."""
         if following.digest != self.digest:
             self.differences.advance(following.difference)
-        self._set(following.params, following.digest)
+        self._set(following.published, following.digest)
         self.checkpoints.drop_old(round)
 
-    def _set(self, params: np.ndarray, digest: bytes) -> None:
-        params.setflags(write=False)
-        self.params, self.digest, self._as_bytes = params, digest, None
+    def _set(self, published: np.ndarray, digest: bytes) -> None:
+        published.setflags(write=False)
+        self.published, self.digest, self._as_bytes = published, digest, None

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 import hushfleet
-from hushfleet.aggregator.config.toml_text import toml_value
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.results.result import Rerun
+from hushfleet.config.toml_text import toml_value
 from hushfleet.data.samples import Samples
 
 _PACKAGES = ("torch", "numpy", "onnx", "onnxruntime", "paho-mqtt", "msgpack", "cryptography")

@@ -145,7 +145,7 @@ class WireInfo(JsonRecord):
     step_unit: Literal["noise", "rms"]
 
 
-class _Repeated(JsonRecord):
+class Repeated(JsonRecord):
     """Where the run ends with another setting; the gain is `accuracy_own_common` over local-only's, with its standard
     error over devices."""
 
@@ -156,7 +156,7 @@ class _Repeated(JsonRecord):
     gain_standard_error: Measured = None
 
 
-class SweepPoint(_Repeated):
+class SweepPoint(Repeated):
     """The run repeated at another noise."""
 
     noise_multiplier: Annotated[float, Field(ge=0)]
@@ -164,7 +164,18 @@ class SweepPoint(_Repeated):
     epsilon_release: Annotated[Number, Field(ge=0)]
 
 
-class WirePoint(_Repeated):
+class SeedPoint(Repeated):
+    """The run repeated with another seed: other devices' data, first model and noise.
+
+    :param local_only_common: where each device ends that trains alone, in the mean; likewise `local_only_local`.
+    """
+
+    seed: Count
+    local_only_common: Fraction = None
+    local_only_local: Fraction = None
+
+
+class WirePoint(Repeated):
     """The run repeated with another codec or step, at the same noise.
 
     :param uplink_bytes: of all rounds; `bits_per_value` are these bytes for each parameter that was sent.
@@ -260,6 +271,7 @@ class Details(JsonRecord):
     confusion_own: list[list[Count]] = []
     confusion_devices: Count = 0
     examples: list[Example] = []
+    seeds: list[SeedPoint] = []
     privacy_sweep: list[SweepPoint] = []
     wire_sweep: list[WirePoint] = []
 

@@ -1,4 +1,5 @@
-"""A run's figures by round for TensorBoard and MLflow, read from its event log: while it goes on, or afterwards.
+"""A run's figures by round for TensorBoard, MLflow and Weights & Biases, read from its event log while it goes on or
+afterwards.
 
 It reads beside the aggregator and never in it, so a tracking server that hangs delays nobody.
 """
@@ -155,6 +156,50 @@ class Mlflow:
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases: files in a folder, or sent at once where WANDB_MODE is `online`.
+
+    Nothing goes with the figures that a project does not ask for: no code, no commit, nothing of the machine.
+
+    Raises `BadInput` where the package is missing, or the server cannot be used.
+    """
+
+    def __init__(self, project: str, run: str, folder: Path) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else its faults are reported to its maker
+        try:
+            import wandb
+        except ModuleNotFoundError as error:
+            raise _missing("wandb", error) from error
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=run,
+                dir=folder,
+                mode=None if "WANDB_MODE" in os.environ else "offline",
+                settings=wandb.Settings(
+                    console="off",
+                    silent=True,
+                    disable_code=True,
+                    disable_git=True,
+                    x_disable_machine_info=True,
+                    x_disable_meta=True,
+                    x_save_requirements=False,
+                    x_disable_stats=True,
+                ),
+            )
+        except (wandb.Error, ValueError) as error:
+            raise BadInput(
+                f"Weights & Biases cannot be used: {error}. Call `wandb login`, or leave WANDB_MODE out to write files"
+            ) from error
+
+    def write(self, figures: Figures) -> None:
+        self._run.log({**figures.values, "_timestamp": figures.at}, step=figures.round)
+
+    def close(self) -> None:
+        self._run.finish()
 
 
 def _missing(extra: str, error: ModuleNotFoundError) -> BadInput:

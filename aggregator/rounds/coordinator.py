@@ -14,7 +14,13 @@ import time
 from collections.abc import Callable
 
 from hushfleet.aggregator.devices.charge_book import ChargeBook
-from hushfleet.aggregator.devices.enrolment import Enrolment, NotAccepted
+from hushfleet.aggregator.devices.enrolment import (
+    MAX_UNKNOWN_BURST,
+    UNKNOWN_A_SECOND,
+    Enrolment,
+    NotAccepted,
+    TokenBucket,
+)
 from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.ingest.checks import Verdict
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
@@ -46,6 +52,7 @@ from hushfleet.wire.format.messages import (
     Refused,
     Want,
     decode_message,
+    peek_kind,
 )
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
 
@@ -94,6 +101,7 @@ class Coordinator:
         self._log, self._clock = RunLog(events, engine), clock
         self._asked: dict[str, Ask] = {}  # of each device the first of its newest session
         self._other_versions: set[str] = set()
+        self._calls = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())  # to devices without a key
         self._refusals = RefusalCounter(self.store, now=clock())
         self._blobs = ChunkServer(engine.find_blob, chunk_bytes=engine.spec.wire.chunk_bytes)
         self._uploads = Uploads(engine, clock=clock)
@@ -193,6 +201,8 @@ class Coordinator:
                 return
             if topic.kind == "state":
                 self.enrolment.take(device, delivery.payload, federation=self.topics.federation)
+            elif topic.kind == "msg" and self._lacks_birth(device, delivery.payload):
+                self._outbox.call(device)
             elif topic.kind == "msg":
                 self._on_message(device, self._verified(device, delivery.payload))
             elif topic.kind == "chunk":
@@ -219,6 +229,12 @@ class Coordinator:
         if device not in self._other_versions and len(self._other_versions) < MAX_WARNED:
             self._other_versions.add(device)
             log.warning("%s cannot take part: %s", device, error)
+
+    def _lacks_birth(self, device: str, payload: bytes) -> bool:
+        """Whether a device without an accepted key asks, and may be answered: its birth was lost, or is overtaken."""
+        if self.enrolment.key(device) is not None or peek_kind(payload) not in (Ask, Want):
+            return False
+        return self._calls.take(self._clock())
 
     def _verified(self, device: str, payload: bytes) -> Message:
         message = decode_message(payload, federation=self.topics.federation, public_key=self._key(device))
@@ -262,13 +278,15 @@ class Coordinator:
         for device in changes.replaced:
             self._uploads.forget(device)
         for device in changes.accepted:
-            # its birth is retained: the broker sends it again to who subscribes again
+            # its birth is retained: most brokers send it again to who subscribes again
             self.link.subscribe(self.topics.state(device))
             self.link.unsubscribe(self.topics.state(device))
         if changes.replaced and self.engine.came_anew(changes.replaced) and self._up:
             self._rounds.announce()
         for device, (key, reason) in changes.out.items() if self._up else ():  # last: the link may be lost
             self._outbox.say(device, NotEnrolled(device, key, reason))
+        for device in changes.accepted if self._up else ():
+            self._outbox.call(device)
 
     def _on_message(self, device: str, message: Message) -> None:
         if isinstance(message, Want):
@@ -347,6 +365,8 @@ class Coordinator:
         if not known.yours:
             self._refusals.add(device, "duplicate", f"session {ask.session} asked, but session {newest} is known")
         self._outbox.say(device, known)
+        if device not in self.present and not self.enrolment.waits(device):
+            self._outbox.call(device)
 
     # what is due
 

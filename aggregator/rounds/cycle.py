@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.roster_file import RosterFile
-from hushfleet.aggregator.observe.round_events import changed_plan, open_fields
+from hushfleet.aggregator.observe.round_events import changed_plan, finished_fields, open_fields
 from hushfleet.aggregator.observe.run_log import RunLog
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.outbox import Outbox
@@ -117,7 +117,7 @@ class RoundCycle:
         self._log.note("round_close", **summary.to_dict())
         self._enrolment.round_closed()
         if engine.finished:
-            self._log.note("finished")
+            self._log.note("finished", **finished_fields(engine))
         return True
 
     def _open(self, now: float, *, linked: bool) -> bool:

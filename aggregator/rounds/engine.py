@@ -118,7 +118,7 @@ class RoundEngine:
             rounds=self.spec.rounds,
             phase="finished" if self.finished else "closed",
             global_digest=self.global_digest,
-            global_bytes=4 * self.layout.size,
+            global_bytes=self.model.published.nbytes,
             cohort={},
             noise_split=1,
             deadline_s=0.0,
@@ -135,7 +135,7 @@ class RoundEngine:
 
     @property
     def finished(self) -> bool:
-        return self.closed_rounds >= self.spec.rounds
+        return self._progress.finished
 
     @property
     def min_devices(self) -> int:
@@ -417,7 +417,7 @@ class RoundEngine:
             rounds=self.spec.rounds,
             phase="unmask" if secure is not None and secure.included else "open",
             global_digest=self.global_digest,
-            global_bytes=4 * self.layout.size,
+            global_bytes=self.model.published.nbytes,
             cohort=cohort,
             noise_split=spec.honest_devices if spec else min(self.spec.privacy.noise_split, len(cohort)),
             deadline_s=self._rules.deadline_s,

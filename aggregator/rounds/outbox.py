@@ -29,6 +29,10 @@ class Outbox:
         """To one device."""
         self._publish(self.topics.down(device), message)
 
+    def call(self, device: str) -> None:
+        """Makes one device announce itself again."""
+        self.say(device, self._state("ready"))
+
     def state(self, state: Literal["ready", "lost"]) -> None:
         """Of the aggregator, retained; likewise `task` and `round`."""
         self._publish(self.topics.server, self._state(state), retain=True)

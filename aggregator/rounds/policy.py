@@ -7,7 +7,7 @@ only computed, so that a policy that is compared there is the policy that the fi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -44,6 +44,17 @@ def choose_cohort(present: Iterable[str], *, size: int, seed: int, round: int) -
             break
         chosen.append(names[index])
     return sorted(chosen)
+
+
+def rises_no_more(accuracies: Sequence[float | None], patience: int) -> bool:
+    """Whether the last `patience` rounds have not brought a higher accuracy than those before them.
+
+    :param accuracies: of the global model after each round; None where it was not measured.
+    """
+    if not patience or len(accuracies) <= patience:
+        return False
+    known = [-math.inf if each is None else each for each in accuracies]
+    return max(known[-patience:]) <= max(known[:-patience])
 
 
 class ClosingRule:

@@ -5,15 +5,20 @@ A closing round leaves all of it in one transaction, so a new process finds what
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hushfleet.aggregator.observe.metrics import RoundSummary
 from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
+from hushfleet.aggregator.rounds.policy import rises_no_more
 from hushfleet.aggregator.rounds.round_sum import RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerHalf, server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.errors import HushfleetError
 from hushfleet.methods.server import ClosedRound, ServerArrays
+from hushfleet.wire.format.difference import params_digest
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.publish.prepare import PreparedTask
@@ -28,7 +33,7 @@ class Progress:
     def __init__(self, store: AggregatorStore, prepared: PreparedTask) -> None:
         self._store, self._prepared = store, prepared
         self._method, self._layout = prepared.method, prepared.spec.model.layout
-        self.model = PublishedModel(store, self._layout)
+        self.model = PublishedModel(store, self._layout, self._method.server.vectors)
         stored = store.get("server_state")
         initial = self._method.server.initial
         self._server = initial(prepared.task.seed) if stored is None else server_state_from_bytes(stored)
@@ -37,6 +42,14 @@ class Progress:
         named = None if last is None else last.global_digest if last.phase != "closed" else last.result_digest
         self.model.load(self.closed_rounds, named=named, initial=prepared.initial)
         self.trained_on: dict[str, bytes] = store.held_models(until=self.closed_rounds)
+        metrics = [row.metrics or {} for row in store.rounds()[: self.closed_rounds]]
+        self._accuracies: list[float | None] = [each.get("accuracy_global") for each in metrics]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are closed, or the global model has not become better for long enough."""
+        rules = self._prepared.task.round
+        return self.closed_rounds >= self._prepared.spec.rounds or rises_no_more(self._accuracies, rules.patience)
 
     @property
     def server_half(self) -> ServerHalf:
@@ -53,10 +66,15 @@ class Progress:
         if round == self._prepared.spec.rounds:
             after = self._method.server.final(self._server, after)
         if after is before:
-            return NextModel(before, self.model.digest, None)
+            return NextModel(before, self.model.published, self.model.digest, None)
+        return self._step(after, self.model.vectors, round, collected)
+
+    def _step(
+        self, target: np.ndarray, vectors: Mapping[str, np.ndarray], round: int, collected: RoundSum | None
+    ) -> NextModel:
         noise_stds = [0.0] * len(self._layout.layers) if collected is None else collected.noise_stds
         spec, wire = self._prepared.spec, self._prepared.task.wire
-        return self.model.step(after, task=spec.task, round=round, noise_stds=noise_stds, wire=wire)
+        return self.model.step(target, vectors, task=spec.task, round=round, noise_stds=noise_stds, wire=wire)
 
     def close(
         self,
@@ -73,14 +91,38 @@ class Progress:
         :param at: unix seconds.
         """
         round, before = summary.round, self.model.digest
-        server = self._server if collected is None else self._advanced(following, summary, collected)
+        server = self._server
+        if collected is not None:
+            server = self._advanced(following, summary, collected)
+            following, server = self._with_vectors(following, server, round, collected)
         with self._store.transaction():
             self.model.write(round, following)  # its file is synced before the transaction that names it ends
             self._store.put("server_state", server_state_to_bytes(server))
             self._store.close_round(round, result_digest=following.digest, metrics=summary.to_dict(), at=at)
         self.model.advance(round, following)
         self.closed_rounds, self._server = round, server
+        self._accuracies.append(summary.accuracy_global)
         self.trained_on |= dict.fromkeys(devices, before)
+
+    def _with_vectors(
+        self, following: NextModel, server: ServerArrays, round: int, collected: RoundSum
+    ) -> tuple[NextModel, ServerArrays]:
+        """What is published with the vectors of the new state, and that state with them as devices have them."""
+        names, params = self._method.server.vectors, following.params
+        if not names:
+            return following, server
+        vectors = {name: np.asarray(server.get(name, np.zeros_like(params)), np.float32) for name in names}
+        for name, vector in vectors.items():
+            if vector.shape != params.shape or not np.isfinite(vector).all():
+                raise HushfleetError(
+                    f"{self._method.name}: the server's vector {name!r} is of shape {vector.shape} or not finite; "
+                    f"devices take {params.size} finite values"
+                )
+        found = self._step(following.target, vectors, round, collected)
+        if not np.array_equal(found.params, params):  # no difference leads there: the model is the one that was tested
+            whole = np.concatenate([params, *vectors.values()])
+            found = NextModel(following.target, whole, params_digest(whole), None)
+        return found, server | self.model.vectors_of(found.published)
 
     def _advanced(self, following: NextModel, summary: RoundSummary, collected: RoundSum) -> ServerArrays:
         outcome = ClosedRound(
@@ -90,5 +132,7 @@ class Progress:
             reports=collected.reports,
             accuracy=summary.accuracy_global,
             loss=summary.loss,
+            updates=summary.participants,
+            devices=self._prepared.task.data.devices,
         )
         return self._method.server.advance(self._server, outcome)

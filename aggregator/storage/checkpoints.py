@@ -7,6 +7,7 @@ names it. A crash in between leaves a file that nothing names; the repeated clos
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +24,14 @@ KEPT = 3
 class Checkpoints:
     """The checkpoints in a folder.
 
+    :param vectors: names of what is published with the model: vectors of the same layout, behind it.
     :param durable: False leaves syncing to the operating system: for simulations only.
     """
 
-    def __init__(self, folder: Path, layout: ParamLayout, *, durable: bool = True) -> None:
+    def __init__(self, folder: Path, layout: ParamLayout, *, vectors: Sequence[str] = (), durable: bool = True) -> None:
         self.folder = Path(folder)
         self.layout = layout
+        self._prefixes = ["", *(f"{name}/" for name in vectors)]
         self.durable = durable
 
     def path(self, round: int) -> Path:
@@ -36,29 +39,37 @@ class Checkpoints:
         return self.folder / f"global-{round}.safetensors"
 
     def write(self, round: int, params: np.ndarray) -> None:
-        """Writes `params` float32 `[d]`, replacing what a crashed close may have left."""
-        tensors = {name: np.ascontiguousarray(view) for name, view in self.layout.unflatten(params).items()}
+        """Writes `params` float32 `[(1 + vectors) d]`, replacing what a crashed close may have left."""
+        tensors = {name: np.ascontiguousarray(view) for name, view in self._tensors(params)}
         # one key only: safetensors writes several in an order that changes from run to run
         about = json.dumps({"round": round, "layout": self.layout.digest})
         data = safetensors.numpy.save(tensors, {"hushfleet": about})
         write_whole(self.path(round), data, durable=self.durable)
 
     def read(self, round: int) -> np.ndarray:
-        """The global model float32 `[d]`. Raises `StoreError` if it is gone, damaged or another model's."""
+        """The global model float32 `[d]`, and the vectors behind it.
+
+        Raises `StoreError` if it is gone, damaged or another model's.
+        """
         path = self.path(round)
-        params = np.empty(self.layout.size, np.float32)
+        params = np.empty(self.layout.size * len(self._prefixes), np.float32)
         try:
             tensors = safetensors.numpy.load(path.read_bytes())
         except OSError as error:
             raise StoreError(f"the checkpoint {path} cannot be read: {error.strerror}") from error
         except safetensors.SafetensorError as error:
             raise StoreError(f"the checkpoint {path} is damaged: {error}") from error
-        for name, view in self.layout.unflatten(params).items():
+        for name, view in self._tensors(params):
             tensor = tensors.get(name)
             if tensor is None or tensor.shape != view.shape or tensor.dtype != np.float32:
                 raise StoreError(f"the checkpoint {path} is of another model: {name!r} does not fit")
             view[...] = tensor
         return params
+
+    def _tensors(self, params: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """Named views into `params`."""
+        parts = zip(self._prefixes, params.reshape(len(self._prefixes), self.layout.size), strict=True)
+        return ((prefix + name, view) for prefix, part in parts for name, view in self.layout.unflatten(part).items())
 
     def drop_old(self, newest: int) -> None:
         """Keeps the first model and the last `KEPT`, now that round `newest` is closed."""

@@ -71,14 +71,14 @@ def nominal_seconds(
     )
     if trained.failures:
         raise GraphRefused(trained.failures[0])
-    seconds = (clock() - began) * batches
+    seconds, at = (clock() - began) * batches, trained.context.global_params
     if own_training is not None:
         began = clock()
-        train_locally(method, own_training, trained.context, params, gradient, blank, **how)
+        train_locally(method, own_training, trained.context, at, gradient, blank, **how)
         seconds += (clock() - began) * (steps or 1 / sample_rate)
     if method.training.distillation is not None:  # a device with an own model asks it about each record, once a round
         began = clock()
-        answers = LoadedSamples(blank, gradient, logits_of, by_record=method.by_record).logits(params)
+        answers = LoadedSamples(blank, gradient, logits_of, by_record=method.by_record).logits(at)
         seconds += (clock() - began) / sample_rate
         if not answers.size:
             raise GraphRefused("the graph of inference fails on every black image")

@@ -3,16 +3,18 @@
 A board that keeps collecting images should train with them without a restart. Reading thousands of files for every
 round takes long, so they are read only if the name, the date or the size of one has changed.
 
-Where a task takes a device without samples, a sample that does not fit it counts as none, by itself, and data that
-cannot be read at all are no samples: a decline would tell, without a charge, what is in the data. What was left out is
-told on the board alone: in its log, and by `hushfleet-edge status`.
+Photographs that cannot be read, or that lie in no folder of a class, are left out. Where a task takes a device without
+samples, any sample that does not fit it counts as none, by itself, and data that cannot be read at all are no samples:
+a decline would tell, without a charge, what is in the data. What was left out is told on the board alone: in its log,
+and by `hushfleet-edge status`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,10 +23,12 @@ import numpy as np
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import as_targets, as_values, opened
 from hushfleet.data.csv_file import read_csv
-from hushfleet.data.folder import ImageForm, load_folder, named, scan_folder
+from hushfleet.data.folder import ImageForm, files_below, named, scan_folder
+from hushfleet.data.labels import one_form, texts_of
+from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import DataSection
-from hushfleet.edge_client.board.notes import Note
+from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
@@ -98,57 +102,71 @@ class LocalData:
         stamp = _stamp(path)
         if self._samples is None or stamp != self._stamp:
             self._samples, self._stamp, skipped = None, stamp, list[str]()
-            self._samples = self._load_leniently(path, skipped) if self._may_be_empty else self._load(path)
-            self._tell(path, skipped, used=len(self._samples))
+            self._samples = self._load(path, skipped)
             return_small_blocks()
         return self._samples
 
-    def _load(self, path: Path) -> LabelledSamples:
-        model = self._model
-        if self._section.kind == "arrays":
-            samples = load_arrays(path, model)
-        elif self._section.kind == "csv":
-            samples = load_csv(path, model)
-        else:
-            samples = load_folder(path, **_form(model))
-        if not len(samples):
-            raise BadInput(f"data.path = {str(path)!r} holds no samples")
-        _warn_of_another_unit(samples, path)
-        return inputs_of(samples, self._features)
-
-    def _load_leniently(self, path: Path, skipped: list[str]) -> LabelledSamples:
-        model = self._model
+    def _load(self, path: Path, skipped: list[str]) -> LabelledSamples:
+        """:param skipped: is told what is left out."""
+        failed = ""
         try:
-            if self._section.kind == "arrays":
-                samples = load_arrays(path, model, skipped=skipped)
-            elif self._section.kind == "csv":
-                samples = load_csv(path, model, skipped=skipped)
-            else:
-                samples, found = scan_folder(path, lenient=True, **_form(model))
-                skipped += found
+            samples = self._read(path, skipped)
+            if not len(samples) and not self._may_be_empty:
+                where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
+                cure = f"; put images into {path}/CLASS/, the classes are {names}" * (self._section.kind == "folder")
+                left_out = f"; left out: {reasons(skipped)}" if skipped else ""
+                raise BadInput(f"{where} holds no samples that fit the task{left_out}{cure}")
         except (BadInput, OSError) as error:
+            if not self._may_be_empty:
+                self._note.keep(DataUse(0, len(skipped), reasons(skipped) or str(error)))
+                raise
             self._stamp = None  # next time it may be readable, though nothing has changed
-            skipped.append(str(error))
-            samples = Samples(
-                np.empty((0, *model.image_shape), np.uint8),
-                model.targets.blank(0, len(model.class_names)),
-                model.mean,
-                model.std,
-                model.targets,
-            )
+            samples, failed = self._none(), str(error)
         if len(samples):
             _warn_of_another_unit(samples, path)
-        return inputs_of(samples, self._features, skipped=skipped)
+        inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
+        self._tell(path, DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty))
+        return inputs
 
-    def _tell(self, path: Path, skipped: Sequence[str], *, used: int) -> None:
-        words = f"data.path = {str(path)!r}: {used} samples are used"
-        if not used:
-            words += ", and this device takes part with noise alone"
-        if skipped:
-            words += f"; left out: {named(skipped)}"
-        if skipped or not used:
-            _log.warning("%s", words)
-        self._note.keep(words if skipped or not used else None)
+    def _read(self, path: Path, skipped: list[str]) -> Samples:
+        model, lenient = self._model, skipped if self._may_be_empty else None
+        if self._section.kind == "arrays":
+            samples = load_arrays(path, model, skipped=lenient)
+            warn_of_row_numbers(samples.images, str(path))
+            return samples
+        if self._section.kind == "csv":
+            return load_csv(path, model, skipped=lenient)
+        samples, found = scan_folder(path, lenient=True, **_form(model))
+        skipped += found
+        return samples
+
+    def _none(self) -> Samples:
+        model = self._model
+        return Samples(
+            np.empty((0, *model.image_shape), np.uint8),
+            model.targets.blank(0, len(model.class_names)),
+            model.mean,
+            model.std,
+            model.targets,
+        )
+
+    def _tell(self, path: Path, use: DataUse) -> None:
+        self._note.keep(use)
+        if use.why or not use.used:
+            alone = "" if use.used else ", and this device takes part with noise alone"
+            left_out = f"; {use.left_out} are left out: " if use.left_out else ": " if use.why else ""
+            _log.warning("data.path = %r: %d samples are used%s%s%s", str(path), use.used, alone, left_out, use.why)
+
+
+def reasons(skipped: Sequence[str]) -> str:
+    """Why samples were left out, the commonest reason first: `12: its folder is no class of this task, as new/1.jpg`.
+
+    :param skipped: `name: reason` of each, or a name alone.
+    """
+    parts = [each.partition(": ") for each in skipped]
+    counted = Counter(reason for _, _, reason in parts)
+    first = {reason: name for name, _, reason in reversed(parts)}
+    return named([f"{n}: {reason or 'does not fit'}, as {first[reason]}" for reason, n in counted.most_common()])
 
 
 def _form(model: ModelSpec) -> ImageForm:
@@ -173,16 +191,17 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
         values, labels = arrays[x], arrays[y]
     if skipped is not None:
         values, labels = _usable(values, labels, model, skipped)
-    return _fitting(as_values(values, f"{path}: {x}"), labels, model, f"{path}: {y}")
+    return _fitting(as_values(values, f"{path}: {x}"), labels, model, f"{path}: {y}", skipped)
 
 
 def load_csv(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
     """A line a sample, see `hushfleet.data.csv_file`; parameters as `load_arrays`. Raises `BadInput`."""
     outputs = () if model.targets.are_classes else model.class_names
-    values, labels, *_ = read_csv(path, input_shape=model.image_shape, outputs=outputs, skipped=skipped)
+    values, labels, _, names = read_csv(path, input_shape=model.image_shape, outputs=outputs, skipped=skipped)
+    warn_of_row_numbers(values, str(path), names)
     if skipped is not None:
         values, labels = _usable(values, labels, model, skipped)
-    return _fitting(values, labels, model, str(path))
+    return _fitting(values, labels, model, str(path), skipped)
 
 
 def _usable(
@@ -200,7 +219,7 @@ def _usable(
         if numeric:
             fits &= (labels >= 0) & (labels < len(model.class_names)) & (labels == np.floor(labels))
         else:
-            fits &= np.isin(labels.astype(str), model.class_names)
+            fits &= np.isin(texts_of(labels).astype(str), list(map(one_form, model.class_names)))
     elif not targets.are_classes and numeric:
         rows = labels.reshape(len(labels), -1)
         with np.errstate(over="ignore"):
@@ -213,14 +232,21 @@ def _usable(
     if fits.all():
         return values, labels
     (places,) = np.nonzero(~fits)
-    skipped += (f"sample {place}, with the label {labels[place]}" for place in places)
+    skipped += (f"sample {place} ({labels[place]}): its label does not fit the task" for place in places)
     return values[fits], labels[fits]
 
 
-def _fitting(values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: str) -> Samples:
+def _fitting(
+    values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: str, skipped: list[str] | None
+) -> Samples:
     if values.shape[1:] != model.image_shape:
         raise BadInput(f"{where}: samples of {list(values.shape[1:])}, the task wants {list(model.image_shape)}")
     labels = as_targets(labels, model.class_names, model.targets, count=len(values), where=where)
+    if skipped is None:
+        refuse_far(values, model.mean, model.std, where)
+    elif (far := far_away(values, model.mean, model.std)).any():
+        skipped += (f"sample {place}: a million standard deviations from the mean" for place in np.flatnonzero(far))
+        values, labels = values[~far], labels[~far]
     return Samples(values, labels, model.mean, model.std, model.targets)
 
 
@@ -264,17 +290,8 @@ def _stamp(path: Path) -> Stamp:
     """The number of files, and a sum that follows the name, the date and the size of each: a file that was moved to
     another class keeps all but its name. Zeros where there is nothing."""
     count, total = 0, 0
-    for file in [str(path)] if path.is_file() else _files_of(path):
+    for file in [str(path)] if path.is_file() else files_below(path, data=path):
         with suppress(OSError):  # it was removed meanwhile
             status = os.stat(file)
             count, total = count + 1, total + hash((file, status.st_mtime_ns, status.st_size))
     return count, total
-
-
-def _files_of(path: Path) -> Iterator[str]:
-    """All that `scan_folder` would read, and more: of links to folders, those that are classes are followed."""
-    _, folders, _ = next(os.walk(path), ("", [], []))
-    classes = (os.path.join(path, name) for name in folders)
-    for top in (str(path), *filter(os.path.islink, classes)):
-        for folder, _, names in os.walk(top):
-            yield from (os.path.join(folder, name) for name in names)

@@ -1,21 +1,38 @@
-"""What is wrong with a board's data or with training on them, a line each, for `hushfleet-edge status`.
+"""What a board has made of its data, and what went wrong in training, for `hushfleet-edge status`.
 
 It is told on the board alone: what a device sends must not follow from it.
 """
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hushfleet import atomic_file
 from hushfleet.errors import StoreError
 
-NAMES = ("data.txt", "training.txt")
+DATA, TRAINING = "data.json", "training.txt"
+
+
+@dataclass(frozen=True)
+class DataUse:
+    """What the task has made of the data when they were read last.
+
+    :param used: samples that it trains with; `left_out`: those that do not fit it.
+    :param why: why these were left out, or why the data could not be read at all; empty: all are used.
+    :param noise_alone: whether the device takes part all the same where none is used.
+    """
+
+    used: int
+    left_out: int = 0
+    why: str = ""
+    noise_alone: bool = False
 
 
 class Note:
-    """One line that lasts until another one, or none, takes its place.
+    """A text that lasts until another one, or none, takes its place.
 
     :param path: None: nothing is written.
     """
@@ -23,7 +40,7 @@ class Note:
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
-    def keep(self, words: str | None) -> None:
+    def keep(self, words: str | DataUse | None) -> None:
         """:param words: None where all is well."""
         if self._path is None:
             return
@@ -31,19 +48,28 @@ class Note:
             if words is None:
                 self._path.unlink(missing_ok=True)
             else:
-                atomic_file.write_whole(self._path, words.encode(), durable=False)
+                text = words if isinstance(words, str) else json.dumps(asdict(words))
+                atomic_file.write_whole(self._path, text.encode(), durable=False)
 
 
 def notes_in(state_dir: Path | None) -> tuple[Note, Note]:
     """Of the data, and of training; None: nothing is written."""
-    data, training = (Note(None if state_dir is None else state_dir / name) for name in NAMES)
+    data, training = (Note(None if state_dir is None else state_dir / name) for name in (DATA, TRAINING))
     return data, training
 
 
-def read_notes(state_dir: Path) -> list[str]:
-    """Those of the client in this state directory."""
-    found = []
-    for name in NAMES:
-        with suppress(OSError, ValueError):
-            found.append((state_dir / name).read_text("utf-8"))
-    return found
+def read_data_use(state_dir: Path) -> DataUse | None:
+    """Of the client in this state directory; None before its first round."""
+    try:
+        plain = json.loads((state_dir / DATA).read_text("utf-8"))
+        return DataUse(**plain)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def read_training(state_dir: Path) -> str | None:
+    """What went wrong in the last training of the client in this state directory."""
+    try:
+        return (state_dir / TRAINING).read_text("utf-8")
+    except (OSError, ValueError):
+        return None

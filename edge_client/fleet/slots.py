@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from hushfleet.edge_client.fleet import system_files
 from hushfleet.edge_client.fleet.client_files import clear_inside, only_release, read_inside, remove_inside
+from hushfleet.edge_client.fleet.first_proof import prove
 
 if TYPE_CHECKING:
     from hushfleet.release import Manifest
@@ -240,10 +241,11 @@ class Slots:
             clear_inside(incoming)
             return state
 
-    def first(self, archive: Path) -> State:
-        """The release that a card brought; where there is a good one already, it stays. Raises `HushfleetError`.
+    def first(self, archive: Path, *, prove: Callable[..., None] = prove) -> State:
+        """The release that a card brought, if it runs here; where there is a good one already, it stays.
 
-        Only the hash is checked: who could change it on the card could change the key beside it as well.
+        Raises `HushfleetError`, and `ProofFailed` where it does not run. Only the hash is checked: who could change it
+        on the card could change the key beside it as well.
         """
         from hushfleet.release import place
 
@@ -254,6 +256,7 @@ class Slots:
             except SlotsError:
                 state = State(place(archive, self.releases, trust=None).version, **self._kept())
                 self._replace("system.json", json.dumps({"release": state.good}))  # the card brought these files, too
+            prove(self.releases / state.good, state_dir=self._state_dir, is_new=not self._file.exists())
             self._settle(state)
             return state
 
@@ -423,10 +426,8 @@ def main() -> int:
     try:
         if options.command == "check":
             state, restart = slots.check()
-        elif options.command == "show":
-            state = slots.read()
-        elif options.command == "first":
-            state = slots.first(options.archive)
+        elif options.command in ("show", "first"):
+            state = slots.read() if options.command == "show" else slots.first(options.archive)
         else:
             state = getattr(slots, options.command)()
             restart = options.command == "back"

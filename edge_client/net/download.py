@@ -158,7 +158,9 @@ class GlobalModel:
         """SHA-256 of the global model that differences have failed for: they are tried once for each."""
 
     def need(self, plan: RoundPlan, spec: TaskSpec, *, most_asks: int | None = None) -> bytes | None:
-        """The model as it travels, float32 `[d]`; else None, and a part of it is being fetched. Raises `StoreError`.
+        """The model as it travels, float32 `[d]`, and the vectors behind it; else None: a part is being fetched.
+
+        Raises `StoreError`.
 
         :param most_asks: of a whole model, as in `BlobSource.need`.
         """
@@ -180,7 +182,9 @@ class GlobalModel:
     def _apply(self, plan: RoundPlan, spec: TaskSpec, chain: tuple[DifferenceRef, ...]) -> bytes:
         """The stored model that the differences begin with, and all of them added. Raises a `WireError`."""
         params = self._base(chain[0], plan.global_bytes)
-        counts = [layer.size for layer in spec.model.layout.layers]
+        layout = spec.model.layout
+        # a method's vectors lie behind the model, each with the model's layers
+        counts = [layer.size for layer in layout.layers] * (plan.global_bytes // (4 * layout.size))
         for ref in chain:
             data = self._store.blob(ref.digest)
             if data is None:

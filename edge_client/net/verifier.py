@@ -70,6 +70,10 @@ class MessageVerifier:
         if self._newest is None or not _is_before(known, self._newest):
             self._newest = known
 
+    def is_ahead_of(self, plan: RoundPlan) -> bool:
+        """Whether the aggregator has said that it is further than this plan."""
+        return self._newest is not None and _is_before(plan, self._newest)
+
     def _check_epoch(self, message: ServerState | TaskNotice | RoundPlan | Known) -> None:
         if message.epoch < self.epoch:
             about = [getattr(message, "task", None), f"round {message.round}" if hasattr(message, "round") else None]

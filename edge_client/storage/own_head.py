@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,7 @@ from hushfleet.model.own_head import HeadChoice, OwnHead
 class KeptHead(Checked):
     """A linear model's own head.
 
-    :param global_digest: of the global model that it was chosen with.
+    :param global_digest: SHA-256 of the global model that it was chosen with, as it travels.
     :param values: the flat vector, `d` little-endian float32 values.
     """
 
@@ -26,9 +25,8 @@ class KeptHead(Checked):
     values: bytes
 
     @classmethod
-    def of(cls, head: OwnHead, *, task: str, global_params: np.ndarray) -> KeptHead:
-        digest = hashlib.sha256(global_params.astype("<f4", copy=False).tobytes()).digest()
-        return cls(task, digest, head.choice, head.params.astype("<f4", copy=False).tobytes())
+    def of(cls, head: OwnHead, *, task: str, global_digest: bytes) -> KeptHead:
+        return cls(task, global_digest, head.choice, head.params.astype("<f4", copy=False).tobytes())
 
     @property
     def params(self) -> np.ndarray:

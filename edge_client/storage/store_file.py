@@ -25,7 +25,8 @@ SCHEMA_VERSION = b"3"
 OLDEST_SCHEMA = b"1"  # that `bring_up_to_date` begins with
 REMNANTS = (
     "waiting.json",
-    "data.txt",
+    "data.json",
+    "data.txt",  # of earlier versions
     "training.txt",
     "tls.key",
     "tls.pem",

@@ -66,7 +66,8 @@ class MountedBoot:
                     shutil.rmtree(target)
                 else:
                     target.unlink(missing_ok=True)
-            for path in sorted(folder.rglob("*")):
+            # the root's files last: they are what starts the rest
+            for path in sorted(folder.rglob("*"), key=lambda path: (path.parent == folder and path.is_file(), path)):
                 target = self.path / path.relative_to(folder)
                 if path.is_dir():
                     target.mkdir(exist_ok=True)

@@ -14,6 +14,7 @@ from typing import BinaryIO
 from hushfleet.errors import BadInput
 
 SECTOR_BYTES = 512
+_GPT_SECTORS = (512, 4096)  # bytes; a GPT does not say which: its header is in the second sector
 _FAT_TYPES = {0x01, 0x04, 0x06, 0x0B, 0x0C, 0x0E, 0xEF}
 _PROTECTIVE = 0xEE
 _FAT_GUIDS = {
@@ -61,19 +62,22 @@ def read_partitions(image: Path) -> list[Partition]:
 
 
 def _gpt(file: BinaryIO, image: Path) -> list[Partition]:
-    file.seek(SECTOR_BYTES)
-    header = file.read(92)
-    if header[:8] != b"EFI PART" or len(header) < 92:
+    for sector in _GPT_SECTORS:
+        file.seek(sector)
+        header = file.read(92)
+        if header[:8] == b"EFI PART" and len(header) == 92:
+            break
+    else:
         raise BadInput(f"{image} names a GPT in its partition table and has none")
     at, count, size = struct.unpack_from("<QII", header, 72)
     if not 0 < count <= _MOST_ENTRIES or not 128 <= size <= _MOST_ENTRY_BYTES:
         raise BadInput(f"{image} has a GPT of {count} entries of {size} bytes; that is damaged")
-    file.seek(at * SECTOR_BYTES)
+    file.seek(at * sector)
     table = file.read(count * size)
     found = []
     for entry in (table[i * size : (i + 1) * size] for i in range(count)):
         if len(entry) == size and any(entry[:16]):
             first, last = struct.unpack_from("<QQ", entry, 32)
             is_fat = uuid.UUID(bytes_le=entry[:16]) in _FAT_GUIDS
-            found.append(Partition(first * SECTOR_BYTES, (last - first + 1) * SECTOR_BYTES, is_fat))
+            found.append(Partition(first * sector, (last - first + 1) * sector, is_fat))
     return found

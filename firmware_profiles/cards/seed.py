@@ -14,15 +14,15 @@ from typing import Protocol
 
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
+from hushfleet.firmware_profiles.cards.customised import FOLDER, original
 from hushfleet.firmware_profiles.cards.wifi import Wifi
 
-FOLDER = "hushfleet"
 _KIT = resources.files("hushfleet.firmware_profiles.cards") / "kit"
 _SLOTS = {  # what `slots.py` imports, by package
     "hushfleet": ("__init__.py", "atomic_file.py", "errors.py"),
     "hushfleet.release": ("__init__.py", "archive.py", "manifest.py", "statements.py"),
     "hushfleet.edge_client": ("__init__.py",),
-    "hushfleet.edge_client.fleet": ("__init__.py", "client_files.py", "slots.py", "system_files.py"),
+    "hushfleet.edge_client.fleet": ("__init__.py", "client_files.py", "first_proof.py", "slots.py", "system_files.py"),
 }
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # of ZIP and FAT; the same card, written again, has the same bytes
 
@@ -76,7 +76,7 @@ class Writer(Protocol):
     def files(self, card: Card, boot: BootPartition) -> dict[str, str]:
         """Files in the root of the partition: name -> text."""
 
-    def afterwards(self, card: Card) -> dict[str, str]:
+    def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
         """What replaces a secret file that must not be missing."""
 
 
@@ -102,8 +102,13 @@ def stage(card: Card, writer: Writer, boot: BootPartition, folder: Path) -> None
     (ours / "ca.pem").write_bytes(card.ca)
     if card.images is not None:
         shutil.copytree(card.images, ours / "images", copy_function=shutil.copyfile)
-    _write_all(ours / "after", writer.afterwards(card))
-    _write_all(folder, writer.files(card, boot))
+    _write_all(ours / "after", writer.afterwards(card, boot))
+    files = writer.files(card, boot)
+    _write_all(folder, files)
+    for name in files:
+        if (before := original(boot, name)) not in (None, files[name].encode()):
+            (ours / "before").mkdir(exist_ok=True)
+            (ours / "before" / name).write_bytes(before or b"")
 
 
 def slots_archive() -> bytes:

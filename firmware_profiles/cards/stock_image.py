@@ -1,7 +1,7 @@
-"""What a stock image runs: its Python, its architecture, cloud-init; read from its root partition without mounting it.
+"""What a stock image runs: its Pythons, its architecture, cloud-init; read from its root partition without mounting it.
 
-By `debugfs` of e2fsprogs, which reads ext4 inside of a file. Where it is missing, or the root is of another kind,
-nothing is known, and the board's profile decides.
+By `debugfs` of e2fsprogs, which reads ext4 inside of a file. Where it is missing, nothing is known of an ext4 root, and
+the board's profile decides.
 """
 
 from __future__ import annotations
@@ -9,45 +9,76 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hushfleet.firmware_profiles.cards.partition_table import read_partitions
 
 _ARCHITECTURES = {"aarch64-linux-gnu": "aarch64", "arm-linux-gnueabihf": "armhf", "x86_64-linux-gnu": "x86_64"}
+_RASPBERRY_PI = "raspberrypi-sys-mods"  # the package of Raspberry Pi OS that reads custom.toml
+_MAGIC = {"squashfs": (0, b"hsqs"), "erofs": (1024, b"\xe2\xe1\xf5\xe0"), "ext4": (0x438, b"\x53\xef")}
 
 
 @dataclass(frozen=True)
 class System:
-    """:param python: `3.13`, the newest that is installed; None: not known.
+    """:param pythons: `3.13`, those that are installed, newest first; empty: not known.
     :param arch: as `platform.machine()`.
     :param cloud_init: whether it is installed.
+    :param name: what it calls itself, such as `Debian GNU/Linux 13 (trixie)`.
+    :param is_raspberry_pi_os: whether it reads what that system's older first starts read; None: not known.
+    :param foreign: why no system that a client could run on can be in the image; empty: one can.
     """
 
-    python: str | None = None
+    pythons: Sequence[str] = ()
     arch: str | None = None
     cloud_init: bool = False
+    name: str = ""
+    is_raspberry_pi_os: bool | None = None
+    foreign: str = ""
 
 
 def read_system(image: Path) -> System:
-    """Of the first root partition that can be read; nothing is known where none can."""
+    """Of the first root partition that has Python."""
     debugfs = shutil.which("debugfs") or shutil.which("debugfs", path="/usr/sbin:/sbin")
-    if debugfs is None:
-        return System()
+    kinds = []
     for partition in read_partitions(image):
-        if not partition.is_fat:
+        kind = "" if partition.is_fat else _file_system(image, partition.start)
+        if kind == "ext4" and debugfs is None:
+            return System()
+        if kind == "ext4" and debugfs is not None:
             where = f"{image}?offset={partition.start}"
             programs, libraries = _names(debugfs, where, "/usr/bin"), _names(debugfs, where, "/usr/lib")
             found = [match.groups() for name in programs if (match := re.fullmatch(r"python(\d+)\.(\d+)", name))]
             if found:
-                newest = max(tuple(map(int, numbers)) for numbers in found)
-                arch = next((arch for folder, arch in _ARCHITECTURES.items() if folder in libraries), None)
-                return System(".".join(map(str, newest)), arch, "cloud-init" in programs)
-    return System()
+                newest_first = sorted((tuple(map(int, numbers)) for numbers in found), reverse=True)
+                release = _debugfs(debugfs, where, "cat /usr/lib/os-release")
+                named = re.search(r'^PRETTY_NAME="?([^"\n]*)', release, re.MULTILINE)
+                return System(
+                    pythons=tuple(".".join(map(str, numbers)) for numbers in newest_first),
+                    arch=next((arch for folder, arch in _ARCHITECTURES.items() if folder in libraries), None),
+                    cloud_init="cloud-init" in programs,
+                    name=named[1] if named else "",
+                    is_raspberry_pi_os=_RASPBERRY_PI in libraries if named else None,
+                )
+        kinds += [f"{kind} without Python" if kind == "ext4" else kind] if kind else []
+    return System(foreign=f"its partitions hold {', '.join(dict.fromkeys(kinds))}" if kinds else "")
+
+
+def _file_system(image: Path, start: int) -> str:
+    """Its name, of those in `_MAGIC`; empty: another, or none."""
+    with image.open("rb") as file:
+        file.seek(start)
+        head = file.read(2048)
+    return next((name for name, (at, magic) in _MAGIC.items() if head[at : at + len(magic)] == magic), "")
 
 
 def _names(debugfs: str, where: str, folder: str) -> set[str]:
     """In a folder. `ls -p` prints /inode/mode/uid/gid/name/size/."""
-    done = subprocess.run([debugfs, "-R", f"ls -p {folder}", where], capture_output=True, check=False)
-    listed = done.stdout.decode("utf-8", "replace").splitlines()
+    listed = _debugfs(debugfs, where, f"ls -p {folder}").splitlines()
     return {line.split("/")[5] for line in listed if line.count("/") > 5}
+
+
+def _debugfs(debugfs: str, where: str, request: str) -> str:
+    done = subprocess.run([debugfs, "-R", request, where], capture_output=True, check=False)
+    return done.stdout.decode("utf-8", "replace")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +15,15 @@ from msgspec import Meta
 
 from hushfleet.config.schema import Checked, from_plain, read_file, require
 from hushfleet.errors import BadInput, Malformed
+
+_NO_NAME = ("Cc", "Cs", "Zl", "Zp")  # control characters and line ends: YAML and TOML do not keep all of them
+
+
+@cache
+def _countries() -> frozenset[str]:
+    """The codes of ISO 3166-1 that are in use, from the list that the time zones come with."""
+    lines = (resources.files("tzdata") / "zoneinfo" / "iso3166.tab").read_text("utf-8").splitlines()
+    return frozenset(line[:2] for line in lines if not line.startswith("#"))
 
 
 @dataclass(frozen=True)
@@ -28,8 +40,12 @@ class Wifi(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(len(self.ssid.encode()) <= 32, "ssid", self.ssid, "at most 32 bytes")
+        plain = not any(unicodedata.category(each) in _NO_NAME for each in self.ssid)
+        require(plain, "ssid", self.ssid, "a name without control characters and line ends")
+        say = "GB for the United Kingdom" if self.country == "UK" else "of ISO 3166, such as DE, GB or US"
+        require(self.country in _countries(), "country", self.country, f"a code {say}")
         hexadecimal = re.fullmatch("[0-9a-fA-F]{64}", self.password) is not None
-        fits = not self.password or 8 <= len(self.password) <= 63 or hexadecimal
+        fits = not self.password or 8 <= len(self.password.encode()) <= 63 or hexadecimal
         require(fits, "password", "(not shown)", "8 to 63 characters, 64 hex digits, or nothing for an open network")
 
     @property

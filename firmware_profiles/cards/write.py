@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, require_room
-from hushfleet.firmware_profiles.cards.seed import FOLDER, Card, Writer, stage
+from hushfleet.firmware_profiles.cards.customised import FOLDER
+from hushfleet.firmware_profiles.cards.seed import Card, Writer, stage
 
 
 def write_card(boot: BootPartition, card: Card, writer: Writer) -> list[str]:

@@ -11,21 +11,37 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
+
+from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
-from hushfleet.firmware_profiles.cards.seed import FOLDER, Card, Writer
+from hushfleet.firmware_profiles.cards.customised import (
+    BEFORE,
+    FIRST_BOOT,
+    FOLDER,
+    is_netplan,
+    original,
+    read_custom_toml,
+    read_yaml,
+    with_network,
+    with_user_data,
+)
+from hushfleet.firmware_profiles.cards.seed import Card, Writer
+from hushfleet.firmware_profiles.cards.stock_image import System
 
-_SCRIPT = f"{FOLDER}/first-boot.sh"
-_START = f'for d in /boot/firmware /boot; do if [ -e "$d/{_SCRIPT}" ]; then exec sh "$d/{_SCRIPT}"; fi; done'
+_START = f'for d in /boot/firmware /boot; do if [ -e "$d/{FIRST_BOOT}" ]; then exec sh "$d/{FIRST_BOOT}"; fi; done'
 _FIRSTRUN = f"""\
 #!/bin/sh
-# Started once by cmdline.txt; the installation follows after the next start.
+# Started once by cmdline.txt; the installation follows after the next start. What rpi-imager left to be run comes last,
+# since it may end this system.
 boot=/boot/firmware
 [ -d "$boot/{FOLDER}" ] || boot=/boot
-sh "$boot/{FOLDER}/first-boot.sh" --later
+sh "$boot/{FIRST_BOOT}" --later
 sed -i 's| systemd\\.run[a-z_]*=[^ ]*||g; s| systemd\\.unit=kernel-command-line\\.target||' "$boot/cmdline.txt"
 rm -f "$boot/firstrun.sh"
 sync
+[ ! -f "$boot/{BEFORE}/firstrun.sh" ] || bash "$boot/{BEFORE}/firstrun.sh"
 exit 0
 """
 
@@ -55,9 +71,9 @@ class CloudInit:
             user_data["users"] = [login | rights]
         instance = _instance(card)
         files = {
-            "user-data": "#cloud-config\n" + _json(user_data),
-            "meta-data": _json({"instance-id": instance, "local-hostname": card.host, "dsmode": "local"}),
-            "network-config": _json(_network(card, with_wifi=True)),
+            "user-data": _yaml("user-data", with_user_data(read_yaml(boot, "user-data"), user_data), "#cloud-config\n"),
+            "meta-data": _yaml("meta-data", {"instance-id": instance, "local-hostname": card.host, "dsmode": "local"}),
+            "network-config": _network_config(card, boot, with_wifi=True),
         }
         if card.ssh_keys:
             files["ssh"] = ""  # Raspberry Pi OS turns its SSH server on where this file is
@@ -65,12 +81,13 @@ class CloudInit:
         if line is not None:
             # an id on the kernel's command line, which rpi-imager writes, goes before that of meta-data
             words = [re.sub(r"^(ds=nocloud;.*?\bi=)[^;]*", rf"\g<1>{instance}", word) for word in line.split()]
-            files["cmdline.txt"] = _one_line([*words, *_country(card)])
+            words = sorted([*words, *_country(card)], key=_is_first_run)  # rpi-imager's script cuts the line off there
+            files["cmdline.txt"] = _one_line(words)
         return files
 
-    def afterwards(self, card: Card) -> dict[str, str]:
+    def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
         """Without these files cloud-init would take the next start for another machine's first."""
-        return {"network-config": _json(_network(card, with_wifi=False))}
+        return {"network-config": _network_config(card, boot, with_wifi=False)}
 
 
 class FirstRun:
@@ -78,47 +95,66 @@ class FirstRun:
     firstrun.sh is started by cmdline.txt, as rpi-imager does it."""
 
     name = "firstrun"
-    secrets: Sequence[str] = ("custom.toml",)
+    secrets: Sequence[str] = ("custom.toml", f"{BEFORE}/custom.toml", f"{BEFORE}/firstrun.sh")
 
     def files(self, card: Card, boot: BootPartition) -> dict[str, str]:
         line = _cmdline(boot)
         if line is None:
             raise BadInput("there is no cmdline.txt: this is no boot partition of Raspberry Pi OS; see --writer")
-        custom = f'config_version = 1\n\n[system]\nhostname = "{card.host}"\n'
+        custom = read_custom_toml(boot)
+        sections: dict[str, dict[str, Any]] = {name: {} for name in ("system", "user", "ssh", "wlan")}
+        sections |= {name: value for name, value in custom.items() if isinstance(value, dict)}
+        sections["system"] |= {"hostname": card.host}
         if card.ssh_keys:
-            custom += f"\n[user]\nname = {_text(card.user)}\n\n[ssh]\nenabled = true\n"
-            custom += f"password_authentication = false\nauthorized_keys = {_text(list(card.ssh_keys))}\n"
+            if sections["user"].setdefault("name", card.user) != card.user:
+                made = sections["user"]["name"]
+                raise BadInput(
+                    f"custom.toml on the card makes the user {made!r}, and there can be one: --ssh-user {made}"
+                )
+            keys = [*sections["ssh"].get("authorized_keys", []), *card.ssh_keys]
+            sections["ssh"].setdefault("password_authentication", False)
+            sections["ssh"] |= {"enabled": True, "authorized_keys": list(dict.fromkeys(keys))}
         if card.wifi is not None:
-            custom += f"\n[wlan]\nssid = {_text(card.wifi.ssid)}\ncountry = {_text(card.wifi.country)}\n"
-            custom += f"hidden = {_text(card.wifi.hidden)}\n"
-            if card.wifi.key:
-                custom += f'password = "{card.wifi.key}"\npassword_encrypted = true\n'
-        words = [word for word in line.split() if not word.startswith(("systemd.run", "systemd.unit="))]
+            wlan = {"ssid": card.wifi.ssid, "country": card.wifi.country, "hidden": card.wifi.hidden}
+            key = {"password": card.wifi.key, "password_encrypted": True} if card.wifi.key else {}
+            sections["wlan"] = wlan | key
+        words = [word for word in line.split() if not _is_first_run(word)]
         words += [*_country(card), "systemd.run=/boot/firmware/firstrun.sh", "systemd.run_success_action=reboot"]
         words += ["systemd.unit=kernel-command-line.target"]
-        return {"custom.toml": custom, "firstrun.sh": _FIRSTRUN, "cmdline.txt": _one_line(words)}
+        text = to_toml({"config_version": 1, **custom, **{name: each for name, each in sections.items() if each}})
+        return {"custom.toml": text, "firstrun.sh": _FIRSTRUN, "cmdline.txt": _one_line(words)}
 
-    def afterwards(self, card: Card) -> dict[str, str]:
+    def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
         return {}
 
 
 WRITERS: tuple[Writer, ...] = (CloudInit(), FirstRun())
 
 
-def choose_writer(boot: BootPartition, name: str | None = None, *, cloud_init: bool = False) -> Writer:
-    """The one with this name, or the one that fits what lies on the partition. Raises `BadInput`.
+def named_writer(name: str) -> Writer:
+    """Raises `BadInput` where there is none of that name."""
+    found = next((writer for writer in WRITERS if writer.name == name), None)
+    if found is None:
+        raise BadInput(f"there is no writer {name!r}; there are {', '.join(writer.name for writer in WRITERS)}")
+    return found
 
-    :param cloud_init: whether the system is known to have it.
+
+def choose_writer(boot: BootPartition, system: System) -> Writer:
+    """The one that fits what lies on the partition. Raises `BadInput` where the system is one that none fits.
+
+    :param system: what is known of it, from its image.
     """
-    if name is not None:
-        found = next((writer for writer in WRITERS if writer.name == name), None)
-        if found is None:
-            raise BadInput(f"there is no writer {name!r}; there are {', '.join(writer.name for writer in WRITERS)}")
-        return found
     names = boot.names()
-    if names & {"user-data", "meta-data"} or (cloud_init and names & {"config.txt", "efi"}):
+    otherwise = "If it is a system with systemd and Python all the same, say --writer and --python"
+    if system.foreign:
+        raise BadInput(
+            f"the image is none of Raspberry Pi OS, Ubuntu or Debian: {system.foreign}. Take an image of one of these; "
+            f"a board that runs already is installed by hushfleet push. {otherwise}"
+        )
+    if names & {"user-data", "meta-data"} or (system.cloud_init and names & {"config.txt", "efi"}):
         return WRITERS[0]
     if {"config.txt", "cmdline.txt"} <= names:
+        _require_raspberry_pi_os(_cmdline(boot) or "", system, otherwise)
         return WRITERS[1]
     raise BadInput(
         "this is no boot partition that is known: neither cloud-init's user-data or meta-data nor Raspberry Pi's "
@@ -126,17 +162,46 @@ def choose_writer(boot: BootPartition, name: str | None = None, *, cloud_init: b
     )
 
 
+def _require_raspberry_pi_os(line: str, system: System, otherwise: str) -> None:
+    """Other systems of Raspberry Pis have the same files. Raises `BadInput` where it is known to be one of them."""
+    root = next((word for word in line.split() if word.startswith("root=")), "")
+    kind = re.search(r"(?:^|\s)rootfstype=(\S+)", line)
+    if not root.startswith(("root=PARTUUID=", "root=UUID=", "root=LABEL=", "root=/dev/mmcblk", "root=/dev/sd")):
+        found = f"its cmdline.txt names no partition for the root ({root or 'there is no root='})"
+    elif kind is not None and kind[1] not in ("ext4", "btrfs", "f2fs"):
+        found = f"its cmdline.txt names a root of the type {kind[1]}"
+    elif system.is_raspberry_pi_os is False:
+        found = f"it is {system.name}, without cloud-init"
+    else:
+        return
+    raise BadInput(
+        f"this is no Raspberry Pi OS: {found}. Write Raspberry Pi OS to the card, or install the board by hushfleet "
+        f"push once it runs. {otherwise}"
+    )
+
+
+def _network_config(card: Card, boot: BootPartition, *, with_wifi: bool) -> str:
+    """What is there stays as it is where it is of the older format and nothing must be added."""
+    theirs = read_yaml(boot, "network-config")
+    if card.wifi is None and not is_netplan(theirs):
+        return (original(boot, "network-config") or b"").decode("utf-8-sig")
+    return _yaml("network-config", with_network(theirs, _network(card, with_wifi=with_wifi)))
+
+
 def _network(card: Card, *, with_wifi: bool) -> dict[str, Any]:
-    """Netplan's format, version 2. A cable always works, whether it is called eth0, end0 or enp1s0."""
-    cable = {"dhcp4": True, "optional": True}
+    """Netplan's format, version 2. A cable always works, whether it is called eth0, end0 or enp1s0.
+
+    IPv6 is asked for by name: netplan turns it off where NetworkManager is told of IPv4 alone.
+    """
+    automatic = {"dhcp4": True, "dhcp6": True, "optional": True}
     network: dict[str, Any] = {
         "version": 2,
-        "ethernets": {"eth0": cable, "others": {"match": {"name": "en*"}, **cable}},
+        "ethernets": {"eth0": automatic, "others": {"match": {"name": "en*"}, **automatic}},
     }
     if card.wifi is not None and with_wifi:
         point: dict[str, Any] = {"password": card.wifi.key} if card.wifi.key else {}
         point |= {"hidden": True} if card.wifi.hidden else {}
-        wlan = {"dhcp4": True, "optional": True, "regulatory-domain": card.wifi.country}
+        wlan = {**automatic, "regulatory-domain": card.wifi.country}
         network["wifis"] = {"wlan0": {**wlan, "access-points": {card.wifi.ssid: point}}}
     return network
 
@@ -163,10 +228,17 @@ def _one_line(words: Sequence[str]) -> str:
     return " ".join(latest.values()) + "\n"
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+def _is_first_run(word: str) -> bool:
+    return word.startswith(("systemd.run", "systemd.unit="))
 
 
-def _text(value: Any) -> str:
-    """A value of TOML: what JSON writes without escapes for plain characters is TOML, too."""
-    return json.dumps(value, ensure_ascii=False)
+def _yaml(name: str, value: dict[str, Any], head: str = "") -> str:
+    """JSON, which YAML contains but for a few characters, so it is read again. Raises `BadInput`."""
+    text = head + json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    try:
+        same = yaml.safe_load(text) == value
+    except yaml.YAMLError:
+        same = False
+    if not same:
+        raise BadInput(f"{name} would not be read as it was written: a value has a character that YAML does not keep")
+    return text

@@ -13,6 +13,7 @@ import json
 import math
 import re
 import sys
+import threading
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -92,6 +93,7 @@ def to_plain(value: Any) -> Any:
 def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:
     """The inverse of `to_plain`, also for TOML. Raises `Malformed` that names the field, the value and the rule."""
     where = where or kind.__name__
+    _decoder(kind)
     try:
         value = msgspec.convert(plain, kind, dec_hook=_decoded)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -116,7 +118,7 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
     Raises `Malformed`, and nothing else.
     """
     try:
-        value = msgspec.msgpack.decode(data, type=kind, dec_hook=_decoded)
+        value = _decoder(kind).decode(data)
     except msgspec.ValidationError as error:
         raise Malformed(_explained(error, kind, _unchecked(data), kind.__name__)) from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -130,13 +132,23 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
 def read_file(path: Path) -> Any:
     """The content of a TOML file, or of a JSON file where its name ends so. Raises `BadInput`."""
     is_json = path.suffix == ".json"
+    text = ""
     try:
         text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
         return json.loads(text) if is_json else parse_toml(text)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # neither, not UTF-8, or an integer of thousands of digits
-        raise BadInput(f"{path} is not valid {'JSON' if is_json else 'TOML'}: {error}") from error
+        hint = "" if is_json else _of_backslashes(error, text)
+        raise BadInput(f"{path} is not valid {'JSON' if is_json else 'TOML'}: {error}{hint}") from error
+
+
+def _of_backslashes(error: ValueError, text: str) -> str:
+    """What to do about a Windows path, where the line that cannot be read has a backslash."""
+    line = re.search(r"\(at line (\d+)", str(error))
+    if "\\" not in text.split("\n")[int(line[1]) - 1 if line else -1]:
+        return ""
+    return "; between double quotes \\ begins an escape: write a Windows path between single quotes, or with /"
 
 
 @cache
@@ -154,7 +166,25 @@ def _fields(kind: type) -> tuple[list[str], type[msgspec.Struct]]:
     """
     kinds = hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
-    return names, msgspec.defstruct(kind.__name__, [(name, kinds[name]) for name in names], array_like=True)
+    row = msgspec.defstruct(kind.__name__, [(name, kinds[name]) for name in names], array_like=True)
+    _decoder(row)
+    return names, row
+
+
+_first_look = threading.RLock()
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def _decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
+    """Decodes a type, and is made before any thread converts to that type.
+
+    msgspec keeps what it finds at its first look at a class, and a second thread that looks meanwhile takes half of it:
+    a segmentation fault.
+    """
+    if kind not in _decoders:
+        with _first_look:
+            _decoders[kind] = msgspec.msgpack.Decoder(kind, dec_hook=_decoded)
+    return _decoders[kind]
 
 
 def _decoded(kind: Any, value: Any) -> Any:

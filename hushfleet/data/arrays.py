@@ -8,7 +8,6 @@ Values are uint8, as images are, or float32; other numbers become float32.
 
 from __future__ import annotations
 
-import math
 import tokenize
 import zipfile
 import zlib
@@ -20,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from hushfleet.data.labels import as_labels, check_present, class_names_of, texts_of
+from hushfleet.data.measurements import check_names, check_spread, refuse_far, warn_of_row_numbers
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
@@ -32,7 +33,7 @@ _UNREADABLE = (
     RuntimeError,  # zipfile's, for an encrypted file, and for a compression that it does not know
     tokenize.TokenError, SyntaxError,  # NumPy reads the head of an array as Python
 )  # fmt: skip
-_KEYS = ("train_x", "train_y", "test_x", "test_y", "train_device", "class_names")
+_KEYS = ("train_x", "train_y", "test_x", "test_y", "train_device", "class_names", "column_names")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,7 @@ class Data:
     :param train_device: `[n]`, numbers or names: which device has a sample, for `data.partition = "given"`.
     :param class_names: what labels 0, 1, ... mean; by default the labels themselves. Of other targets: what each output
         is; by default "output 0" and so on.
+    :param column_names: what the values of a vector are called, for what is said of them.
     """
 
     train_x: Any = None
@@ -54,11 +56,20 @@ class Data:
     test_y: Any = None
     train_device: Any = None
     class_names: Sequence[str] = ()
+    column_names: Sequence[str] = ()
 
     def save(self, path: Path) -> None:
-        """As the file that `data.name = "arrays"` reads."""
-        given = {key: value for key in _KEYS if (value := getattr(self, key)) is not None and len(value)}
-        arrays: dict[str, Any] = {key: np.asarray(value) for key, value in given.items()}
+        """As the file that `data.name = "arrays"` reads. Raises `BadInput` for what it cannot hold."""
+        arrays: dict[str, Any] = {}
+        for key in _KEYS:
+            if (value := getattr(self, key)) is not None and len(value):
+                array = unmasked(value, f"the data: {key}")
+                if array.dtype.kind == "O" and key.endswith("_x"):
+                    raise BadInput(f"the data: {key} is {array.dtype}; it must be numbers")
+                if array.dtype.kind == "O":  # words, as pandas has them
+                    check_present(array, f"the data: {key}", names=self.class_names)
+                    array = texts_of(array).astype(str)
+                arrays[key] = array
         np.savez(path, **arrays)
 
     def dataset(
@@ -84,12 +95,19 @@ class Data:
             if (x is None) != (y is None):
                 raise BadInput(f"{where}: {part}_x and {part}_y come together or not at all")
             if x is not None:
-                parts[part] = as_values(x, f"{where}: {part}_x"), np.asarray(y)
+                parts[part] = as_values(x, f"{where}: {part}_x"), unmasked(y, f"{where}: {part}_y")
                 if not len(parts[part][0]):
                     raise BadInput(f"{where}: the {part} part has no samples; add some, or leave the part out")
         if not parts:
             raise BadInput(f"{where} has neither train_x and train_y nor test_x and test_y")
-        names = names or class_names_of([y for _, y in parts.values()], where, targets)
+        columns = tuple(map(str, self.column_names))
+        check_names(columns, where)
+        for part, (x, y) in parts.items():
+            if y.shape[:1] != x.shape[:1]:
+                raise BadInput(f"{where}: {part}_x has {len(x)} samples, and {part}_y the shape {list(y.shape)}")
+        warn_of_row_numbers(next(iter(parts.values()))[0], where, columns)
+        ys = [y for _, y in parts.values()]
+        names = names or (class_names_of(ys, where) if targets.are_classes else _output_names(ys[0]))
         made = {
             part: (x, as_targets(y, names, targets, count=len(x), where=f"{where}: {part}_y"))
             for part, (x, y) in parts.items()
@@ -113,9 +131,14 @@ class Data:
                 f"{where}: {given}. uint8 is read as pixels and divided by 255, other numbers are taken as they are; "
                 "give both in one type"
             )
+        seen = made["train"][0] if len(made["train"][0]) else x
         if not mean or not std:
-            found_mean, found_std = _moments(made["train"][0] if len(made["train"][0]) else x)
+            found_mean, found_std = _moments(seen)
+            if seen.dtype != np.uint8:
+                check_spread(seen, found_std, where, columns)
             mean, std = mean or found_mean, std or found_std
+        for part, (values, _) in made.items():
+            refuse_far(values, mean, std, f"{where}: {part}_x")
         train, test = (Samples(*made[part], tuple(mean), tuple(std), targets) for part in ("train", "test"))
         return DataSet(name, train, test, names, owners)
 
@@ -129,9 +152,22 @@ def load_arrays(path: Path) -> Data:
         return Data(**found)
 
 
+def unmasked(values: Any, where: str) -> np.ndarray:
+    """An array. Raises `BadInput` where a mask (`numpy.ma`) hides values, which would be used all the same."""
+    if isinstance(values, np.ma.MaskedArray):
+        mask = np.atleast_1d(np.ma.getmaskarray(values))
+        hidden = np.asarray(mask.reshape(len(mask), -1).any(1))
+        if hidden.any():
+            raise BadInput(
+                f"{where}: of {hidden.sum()} samples, the first of them number {int(hidden.argmax())} (from 0), a mask "
+                "hides values; leave these samples out, or fill the gaps"
+            )
+    return np.asarray(values)
+
+
 def as_values(x: Any, where: str) -> np.ndarray:
     """uint8 or float32 `[n, C, H, W]` of images, series or vectors. Raises `BadInput`."""
-    x = np.asarray(x)
+    x = unmasked(x, where)
     if x.dtype.kind not in "uifb":
         raise BadInput(f"{where} is {x.dtype}; it must be numbers")
     if not 2 <= x.ndim <= 4 or 0 in x.shape[1:]:
@@ -152,9 +188,9 @@ def as_values(x: Any, where: str) -> np.ndarray:
 
 def as_targets(y: Any, names: Sequence[str], targets: Targets, *, count: int, where: str) -> np.ndarray:
     """Labels int64 `[n]`, or float32 `[n, outputs]` of numbers, one for each of `names`. Raises `BadInput`."""
+    y = unmasked(y, where)
     if targets.are_classes:
         return as_labels(y, names, count=count, where=where)
-    y = np.asarray(y)
     y = y[:, None] if y.ndim == 1 else y
     if y.shape != (count, len(names)):
         raise BadInput(
@@ -179,73 +215,23 @@ def as_targets(y: Any, names: Sequence[str], targets: Targets, *, count: int, wh
     return found
 
 
-def as_labels(y: Any, class_names: Sequence[str], *, count: int, where: str) -> np.ndarray:
-    """int64 `[n]` of whole numbers, or of names of classes. Raises `BadInput`."""
-    y = np.asarray(y)
-    if y.shape != (count,):
-        raise BadInput(
-            f"{where} has shape {list(y.shape)}; it must be [{count}], a label for each sample (or several, with "
-            'model.loss = "binary" or "squared")'
-        )
-    classes = len(class_names)
-    if y.dtype.kind in "iu" or (y.dtype.kind == "f" and (y == np.floor(y)).all()):
-        labels: np.ndarray = y.astype(np.int64)
-        if count and not 0 <= labels.min() <= labels.max() < classes:
-            raise BadInput(
-                f"{where} has labels {labels.min()} to {labels.max()}; there are 0 to {classes - 1}, for "
-                f"{', '.join(class_names[:8])}{', ...' * (classes > 8)}"
-            )
-        return labels
-    if y.dtype.kind not in "UO":
-        raise BadInput(
-            f"{where} is {y.dtype}; it must be whole numbers, or names of classes (or numbers to predict, with "
-            'model.loss = "squared")'
-        )
-    number_of = {name: number for number, name in enumerate(class_names)}
-    for place, label in enumerate(y):
-        if str(label) not in number_of:
-            raise BadInput(f"{where}: label {str(label)!r} of sample {place} is none of {', '.join(class_names)}")
-    return np.array([number_of[str(label)] for label in y], np.int64)
-
-
-def class_names_of(labels: Sequence[np.ndarray], where: str, targets: Targets = CLASSES) -> tuple[str, ...]:
-    """Those that occur, in order; of whole numbers all from 0. Of targets that are no classes: numbered outputs."""
-    if not targets.are_classes:
-        return tuple(f"output {number}" for number in range(labels[0].shape[1] if labels[0].ndim > 1 else 1))
-    found = np.unique(np.concatenate([each.ravel() for each in labels]))
-    if found.dtype.kind in "UO":
-        texts = {str(each) for each in found}
-        if fractions := [text for text in sorted(texts) if _is_fraction(text)]:
-            raise BadInput(
-                f"{where}: label {fractions[0]!r} is a number and no name of a class; for numbers to predict take "
-                'model.loss = "squared", and for classes of such names say data.class_names'
-            )
-        numeric = all(text.isdecimal() for text in texts)
-        return tuple(sorted(texts, key=int) if numeric else sorted(texts))
-    if not len(found) or found.dtype.kind not in "iuf" or found.min() < 0 or found.max() >= 1 << 16:
-        raise BadInput(f"{where}: labels must be whole numbers from 0, or names of classes")
-    return tuple(str(number) for number in range(int(found.max()) + 1))
-
-
-def _is_fraction(text: str) -> bool:
-    try:
-        number = float(text)
-    except ValueError:
-        return False
-    return math.isfinite(number) and not number.is_integer()
+def _output_names(y: np.ndarray) -> tuple[str, ...]:
+    return tuple(f"output {number}" for number in range(y.shape[1] if y.ndim > 1 else 1))
 
 
 def _owners(devices: Any, made: Mapping[str, Any], where: str) -> np.ndarray:
     """Numbers from 0 in the order of the devices' names, int64 `[n]`."""
-    devices = np.asarray(devices)
+    devices = unmasked(devices, f"{where}: train_device")
     count = len(made["train"][1]) if "train" in made else 0
     if not count or devices.shape != (count,) or devices.dtype.kind not in "iuUO":
         raise BadInput(
             f"{where}: train_device is {devices.dtype} of shape {list(devices.shape)}; it must be a whole number or a "
             f"name for each of the {count} samples of train_x"
         )
-    names = devices.astype(str) if devices.dtype.kind == "O" else devices
-    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+    if devices.dtype.kind in "UO":
+        check_present(devices, f"{where}: train_device", what="device")
+        devices = texts_of(devices).astype(str)
+    return np.unique(devices, return_inverse=True)[1].astype(np.int64)
 
 
 def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

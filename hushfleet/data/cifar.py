@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hushfleet.data.batch_pickle import bytes_of, labels_of, read_batch
-from hushfleet.data.folder import pillow
+from hushfleet.data.images import pillow, pixels_of
 from hushfleet.errors import BadInput
 from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
@@ -175,14 +175,14 @@ def _shuffled(images: dict[str, tuple[Images, int]], prefix: str, where: Path) -
 def _decode(content: bytes, what: str) -> Images:
     try:
         with pillow().Image.open(io.BytesIO(content)) as image:
-            pixels = np.asarray(image.convert("RGB"))
+            pixels = pixels_of(image, channels=3)
     except (BadInput, MemoryError):
         raise
     except Exception as error:  # broken images fail in many ways: OSError, SyntaxError, struct.error, ...
         raise BadInput(f"{what} is not a readable image: {error}") from error
-    if pixels.shape != (32, 32, 3):
-        raise BadInput(f"{what} is {pixels.shape[1]} x {pixels.shape[0]} pixels; CIFAR-10 images are 32 x 32")
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    if pixels.shape != (3, 32, 32):
+        raise BadInput(f"{what} is {pixels.shape[2]} x {pixels.shape[1]} pixels; CIFAR-10 images are 32 x 32")
+    return pixels
 
 
 def _unpickle(content: bytes, what: str, *, labels_key: str = "labels") -> LabelledImages:

@@ -6,12 +6,14 @@ Neither torch nor datasets is imported: both are known by what they offer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from hushfleet.data.arrays import Data
+from hushfleet.data.arrays import Data, unmasked
+from hushfleet.data.images import pixels_of
 from hushfleet.errors import BadInput
 
 _INPUTS = ("x", "image", "img", "images", "features", "inputs", "values", "signal")
@@ -34,7 +36,7 @@ def as_data(source: Any) -> Data:
     else:
         parts = {"train": _part(source)}
     train, test = parts["train"], parts.get("test", Data())
-    return Data(train.train_x, train.train_y, test.train_x, test.train_y, train.train_device, train.class_names)
+    return replace(train, test_x=test.train_x, test_y=test.train_y)
 
 
 def _is_columns(source: Any) -> bool:
@@ -44,8 +46,14 @@ def _is_columns(source: Any) -> bool:
 
 def _part(source: Any) -> Data:
     if isinstance(source, tuple | list) and len(source) in (2, 3) and all(hasattr(each, "shape") for each in source):
-        x, y, *devices = map(_array, source)
-        return Data(x, y, train_device=devices[0] if devices else None)
+        x, y, *devices = (_array(each, "data") for each in source)
+        is_frame = hasattr(source[0], "columns")
+        return Data(
+            _numbers(source[0]) if is_frame and x.dtype == object else x,
+            y,
+            train_device=devices[0] if devices else None,
+            column_names=tuple(map(str, source[0].columns)) if is_frame else (),
+        )
     if _is_columns(source):
         return from_hugging_face(source)
     if isinstance(source, str | PathLike):
@@ -87,24 +95,35 @@ def from_hugging_face(dataset: Any) -> Data:
     classes = getattr(dataset.features[y], "names", None) or ()
     return Data(
         _stacked(dataset[x]),
-        _array(list(dataset[y])),
-        train_device=None if device is None else _array(list(dataset[device])),
+        _array(list(dataset[y]), f"data: {y}"),
+        train_device=None if device is None else _array(list(dataset[device]), f"data: {device}"),
         class_names=tuple(map(str, classes)),
     )
 
 
+def _numbers(frame: Any) -> np.ndarray:
+    """Of a pandas frame with columns of several types, or with types of pandas' own; its gaps are NaN."""
+    for name, kind in frame.dtypes.items():
+        if kind.kind not in "uifb":
+            raise BadInput(f"data: the column {str(name)!r} is {kind}; it must be numbers")
+    values: np.ndarray = frame.to_numpy(dtype=float, na_value=np.nan)
+    return values
+
+
 def _stacked(samples: Any) -> np.ndarray:
-    arrays = [_array(sample) for sample in samples]
+    arrays = [_array(sample, f"data: sample {number}") for number, sample in enumerate(samples)]
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
         raise BadInput(f"data: samples must have one shape, and have {', '.join(map(str, sorted(shapes)[:4]))}")
     return np.stack(arrays)
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: Any, where: str) -> np.ndarray:
     if hasattr(value, "detach"):  # a tensor
         value = value.detach().cpu().numpy()
     if hasattr(value, "getbands"):  # a PIL image
-        pixels = np.asarray(value if value.mode in ("L", "RGB") else value.convert("RGB"))
-        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-    return np.asarray(value)
+        try:
+            return pixels_of(value)
+        except ValueError as error:
+            raise BadInput(f"{where} (from 0): {error}") from error
+    return unmasked(value, where)

@@ -6,23 +6,31 @@
 The column `label` names the class, `device` (of a simulation) who has the sample; all others are values, in
 their order: a vector, or with an input shape of (C, H, W) that many values, the last axis fastest. Of a task whose
 targets are no classes, the columns that its `class_names` name are the targets, by default `label` alone.
+
+Excel's files are read too: with semicolons or tabs between columns, and then perhaps with decimal commas; in UTF-16;
+with rows whose cells are all empty.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hushfleet.data.arrays import Data
+from hushfleet.data.measurements import check_names
 from hushfleet.errors import BadInput
 
 LABEL, DEVICE = "label", "device"
+_SEPARATORS = ",;\t"
 _BLOCK = 1 << 12  # lines
 
 
@@ -38,7 +46,8 @@ def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None,
     arrays: dict[str, Any] = {
         f"{part}_{key}": value for part, each in found.items() for key, value in zip("xy", each, strict=False)
     }
-    return Data(**arrays, train_device=found["train"][2] if "train" in found else None)
+    names = next(iter(found.values()))[3]
+    return Data(**arrays, train_device=found["train"][2] if "train" in found else None, column_names=names)
 
 
 def read_csv(
@@ -55,13 +64,18 @@ def read_csv(
     :raises BadInput: names the file, the line and the column.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig", errors="strict" if skipped is None else "replace") as file:
-            reader = csv.reader(file)
+        errors = "strict" if skipped is None else "replace"
+        with path.open("rb") as raw, io.TextIOWrapper(raw, _encoding(raw), errors, newline="") as file:
+            first = file.readline()
+            separator = _separator(first, outputs or (LABEL,))
+            reader = csv.reader(chain([first], file), delimiter=separator)
             header = [name.strip() for name in next(reader, [])]
             columns = _columns(path, header, input_shape, outputs)
             places = columns + [header.index(name) for name in outputs]
-            table, texts = _table(path, reader, header, places, skipped)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            table, texts = _table(path, reader, header, places, skipped, comma_separated=separator == ",")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not {error.encoding.upper()} ({error.reason}); save it as CSV UTF-8") from error
+    except (OSError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read as a CSV file: {error}") from error
     values, targets = table[:, : len(columns)], table[:, len(columns) :]
     shaped = values if input_shape is None else values.reshape(-1, *input_shape)
@@ -69,10 +83,24 @@ def read_csv(
     return shaped, targets if outputs else texts[LABEL], texts.get(DEVICE), names
 
 
+def _encoding(raw: io.BufferedReader) -> str:
+    return "utf-16" if raw.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def _separator(first: str, names: Sequence[str]) -> str:
+    """What stands between the columns, so that the first line has the names that it must have."""
+    for separator in _SEPARATORS:
+        header = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
+        if set(names) <= set(header):
+            return separator
+    return _SEPARATORS[0]
+
+
 def _columns(
     path: Path, header: Sequence[str], input_shape: tuple[int, int, int] | None, outputs: Sequence[str]
 ) -> list[int]:
     """Where the values stand. Raises `BadInput` for a header that does not fit."""
+    check_names(header, str(path))
     first: dict[str, int] = {}
     for number, name in enumerate(header, 1):
         if (before := first.setdefault(name, number)) != number:
@@ -83,7 +111,7 @@ def _columns(
         if name not in first:
             raise BadInput(
                 f"{path}: the first line must name the columns, one of them {name!r}; it is {header[:8]}"
-                + "; columns are separated by commas" * (len(header) == 1 and any(sign in header[0] for sign in ";\t|"))
+                + "; columns are separated by commas, semicolons or tabs" * (len(header) == 1)
             )
     columns = [place for place, name in enumerate(header) if name not in (LABEL, DEVICE, *outputs)]
     wanted = len(columns) if input_shape is None else math.prod(input_shape)
@@ -94,7 +122,13 @@ def _columns(
 
 
 def _table(
-    path: Path, reader: Any, header: Sequence[str], places: Sequence[int], skipped: list[str] | None
+    path: Path,
+    reader: Any,
+    header: Sequence[str],
+    places: Sequence[int],
+    skipped: list[str] | None,
+    *,
+    comma_separated: bool,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Numbers float32 `[n, places]`, and labels and devices, as text `[n]`; at most twice that in memory meanwhile.
 
@@ -102,12 +136,13 @@ def _table(
     """
     texts: dict[str, list[str]] = {name: [] for name in (LABEL, DEVICE) if name in header}
     blocks, count = [np.empty((0, len(places)), np.float32)], 0
+    marks = set(".") if comma_separated else set[str]()
     for line, row in _rows(reader, skipped):
         if count % _BLOCK == 0:
             # A block whose first line was left out is still empty, and gives its place to this one.
             blocks[count // _BLOCK + 1 :] = [np.empty((_BLOCK, len(places)), np.float32)]
         try:
-            _read_row(row, header, places, out=blocks[-1][count % _BLOCK])
+            _read_row(row, header, places, marks, out=blocks[-1][count % _BLOCK])
         except BadInput as error:
             if skipped is None:
                 raise BadInput(f"{path}, line {line}: {error}") from error
@@ -121,7 +156,7 @@ def _table(
 
 
 def _rows(reader: Any, skipped: list[str] | None) -> Iterator[tuple[int, list[str]]]:
-    """Each line that is not empty, with its number. Raises `csv.Error` unless lines may be `skipped`."""
+    """Each line with a cell that is not empty, and its number. Raises `csv.Error` unless lines may be `skipped`."""
     while True:
         try:
             row = next(reader)
@@ -132,18 +167,29 @@ def _rows(reader: Any, skipped: list[str] | None) -> Iterator[tuple[int, list[st
                 raise
             skipped.append(f"line {reader.line_num}: {error}")
         else:
-            if row:
+            if any(map(str.strip, row)):
                 yield reader.line_num, row
 
 
-def _read_row(row: Sequence[str], header: Sequence[str], columns: Sequence[int], *, out: np.ndarray) -> None:
-    """Its numbers, into `out`. Raises `BadInput` for a line that cannot be used."""
+def _read_row(
+    row: Sequence[str], header: Sequence[str], columns: Sequence[int], marks: set[str], *, out: np.ndarray
+) -> None:
+    """Its numbers, into `out`. Raises `BadInput` for a line that cannot be used.
+
+    :param marks: the decimal marks that the file has had so far; of a file with commas between columns the point.
+    """
     if len(row) != len(header):
         raise BadInput(f"{len(row)} fields, and the header has {len(header)}")
     for target, column in enumerate(columns):
+        text = row[column]
+        if marks != {"."}:
+            marks |= {",", "."}.intersection(text)
+            text = text.replace(",", ".")
         try:
+            if len(marks) > 1:
+                raise ValueError("one of the two separates thousands")
             with np.errstate(over="ignore"):  # becomes infinite, which is refused below
-                out[target] = float(row[column])
+                out[target] = float(text)
         except ValueError as error:
             raise BadInput(f"{header[column]!r} = {row[column]!r} is no number") from error
     wrong = np.flatnonzero(~np.isfinite(out))

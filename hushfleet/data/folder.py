@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import difflib
 import logging
-import warnings
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from hushfleet.data.images import read_image
+from hushfleet.data.labels import one_form
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
 from hushfleet.progress import counted
@@ -77,6 +79,24 @@ def named(skipped: Sequence[str]) -> str:
     return "; ".join([*skipped[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
+def files_below(folder: Path, *, data: Path) -> Iterator[str]:
+    """The files in a folder, in its folders, and in those that it has links to.
+
+    :param data: the whole data folder. A link to a folder in it or above it, or to one that another link leads to, is
+        given in place of the files there: they are read elsewhere, and may be of another class.
+    """
+    whole, seen = os.path.realpath(data), set[str]()
+    for top, names, files in os.walk(folder, followlinks=True):
+        names.sort()  # which of two links is followed must not depend on the disk
+        yield from (os.path.join(top, name) for name in files)
+        for link in [each for name in names if os.path.islink(each := os.path.join(top, name))]:
+            place = os.path.realpath(link)
+            if place in seen or os.path.commonpath((place, whole)) in (place, whole):
+                names.remove(os.path.basename(link))
+                yield link
+            seen.add(place)
+
+
 def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm]) -> tuple[Samples, tuple[str, ...]]:
     """The readable images by class folder, then by file name, and `class/file: reason` for each that was not read.
 
@@ -91,7 +111,7 @@ def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm])
         raise BadInput(f"the model takes {channels} channels; images can give 1 (grey) or 3 (RGB)")
     if not path.is_dir():
         raise BadInput(f"the data folder {path} does not exist or is not a folder")
-    label_of = {name: label for label, name in enumerate(class_names)}
+    label_of = {one_form(name): label for label, name in enumerate(class_names)}
     images: list[npt.NDArray[np.uint8]] = []
     labels: list[int] = []
     skipped: list[str] = []
@@ -101,19 +121,24 @@ def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm])
         if not entry.is_dir():
             skipped.append(f"{entry.name}: not in a class folder")
             continue
-        if entry.name not in label_of:
+        label = label_of.get(one_form(entry.name))
+        if label is None:
             close = difflib.get_close_matches(entry.name, label_of, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             if lenient:
-                skipped.append(f"{entry.name}: no class of this task{hint}")
+                left = (file.relative_to(path).as_posix() for file in sorted(entry.rglob("*")) if file.is_file())
+                skipped += (f"{name}: its folder is no class of this task{hint}" for name in left)
                 continue
             raise BadInput(
                 f"{path} has the sub-folder {entry.name!r}, which is no class of this task{hint}; "
                 f"the classes are {', '.join(class_names)}"
             )
-        files = sorted(entry.rglob("*"))
+        files = sorted(map(Path, files_below(entry, data=path)))
         for file in counted(files, f"reading images of {entry.name}", total=len(files)):
-            if file.is_dir() or any(part.startswith(".") for part in file.relative_to(entry).parts):
+            if any(part.startswith(".") for part in file.relative_to(entry).parts):
+                continue
+            if file.is_dir():
+                skipped.append(f"{file.relative_to(path).as_posix()}: a link to a folder that is read elsewhere")
                 continue
             if file.is_fifo():  # to open it would wait for a writer, for ever
                 skipped.append(f"{file.relative_to(path).as_posix()}: it is a pipe")
@@ -121,13 +146,15 @@ def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm])
             try:
                 images.append(read_image(file, input_shape=input_shape))
             except (BadInput, MemoryError) as error:  # of memory it takes as much as the file says
-                skipped.append(f"{file.relative_to(path).as_posix()}: {error.__cause__ or error!r}")
+                cause = error.__cause__ or error
+                skipped.append(f"{file.relative_to(path).as_posix()}: {str(cause) or repr(cause)}")
             else:
-                labels.append(label_of[entry.name])
+                labels.append(label)
     if not images and not lenient:
         raise BadInput(
-            f"{path} holds no readable image in a class folder ({len(skipped)} files skipped); "
-            f"put images into {path}/<class>/, the classes are {', '.join(class_names)}"
+            f"{path} holds no readable image in a class folder"
+            + (f"; of {len(skipped)} files none can be used: {named(skipped)}" if skipped else "")
+            + f"; put images into {path}/<class>/, the classes are {', '.join(class_names)}"
         )
     samples = Samples(
         np.stack(images) if images else np.empty((0, *input_shape), np.uint8),
@@ -136,40 +163,3 @@ def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm])
         tuple(map(float, form["std"])),
     )
     return samples, tuple(skipped)
-
-
-def pillow() -> Any:
-    """The package PIL. Raises `BadInput` where it is not installed."""
-    try:
-        import PIL.Image
-        import PIL.ImageOps
-    except ImportError as error:
-        raise BadInput("reading images needs Pillow: pip install pillow") from error
-    return PIL
-
-
-def read_image(file: Path, *, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
-    """One image, uint8 `[C, H, W]`. Raises `BadInput` that names the file and the reason."""
-    channels, height, width = input_shape
-    pil = pillow()
-    try:
-        with warnings.catch_warnings():
-            # An image of more pixels than Pillow thinks sane would take more memory than a board has.
-            warnings.simplefilter("error", pil.Image.DecompressionBombWarning)
-            with pil.Image.open(file) as opened:
-                # JPEG decodes at a half, quarter or eighth of its size at a fraction of the time and memory.
-                opened.draft("L" if channels == 1 else "RGB", (2 * width, 2 * height))
-                image = pil.ImageOps.exif_transpose(opened)
-                if image.mode.startswith("I;16"):  # Pillow would cut 16-bit values off at 255
-                    image = pil.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-                elif image.mode in ("I", "F"):
-                    raise ValueError(f"pixels of mode {image.mode!r} have no largest value; save 8 or 16 bits")
-                image = image.convert("L" if channels == 1 else "RGB")
-                if image.size != (width, height):
-                    image = image.resize((width, height), pil.Image.Resampling.LANCZOS)
-                pixels = np.asarray(image)
-    except MemoryError:
-        raise
-    except Exception as error:  # broken images fail in many ways: OSError, SyntaxError, struct.error, ...
-        raise BadInput(f"{file} cannot be read as an image: {type(error).__name__}: {error}") from error
-    return pixels[None].copy() if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
+
 from hushfleet.array_api import Array
 from hushfleet.config.schema import require
 from hushfleet.config.spec import PrivacySpec
@@ -235,6 +237,21 @@ class TaskMethod:
 
     # what both sides know
 
+    @property
+    def published_size(self) -> int:
+        """How many values every device is given: the global model, and the server half's vectors after it."""
+        return self.layout.size * (1 + len(self.server.vectors))
+
+    def split(self, published: Array) -> tuple[Array, dict[str, Array]]:
+        """The global model `[d]`, and the vectors `[d]` by name, of what is published; a model alone has them at 0."""
+        names, size = self.server.vectors, self.layout.size
+        if not names:
+            return published, {}
+        model = published[:size]
+        if published.shape[0] == size:
+            return model, {name: np.zeros_like(model) for name in names}
+        return model, {name: published[size * at : size * (at + 1)] for at, name in enumerate(names, start=1)}
+
     def setting(self, terms: RoundTerms) -> RoundSetting:
         return RoundSetting(self.layout, self.privacy, terms)
 
@@ -312,15 +329,19 @@ class TaskMethod:
         """Whether the own model is trained without the noise that the shared one has: no part of that may see it."""
         return self.by_record and self.parts.own_training is not None
 
-    def begin(self, state: DeviceState, global_params: Array, terms: RoundTerms, samples: OwnSamples) -> RoundContext:
-        """The context of a round: what is chosen on the own samples, and where training begins."""
+    def begin(self, state: DeviceState, published: Array, terms: RoundTerms, samples: OwnSamples) -> RoundContext:
+        """The context of a round: what is chosen on the own samples, and where training begins.
+
+        :param published: float32 `[published_size]`, as `split` takes it.
+        """
+        global_params, vectors = self.split(published)
         if self._own_is_raw:
             state = replace(state, own=None)
         personal = self.parts.personal
         visible: Any = HiddenSamples() if self.by_record else samples
         chosen = personal.choose(state, global_params, visible, self.layout)
         start = personal.start(state, global_params, chosen, visible, self.layout)
-        return RoundContext(self.setting(terms), state, global_params, start, chosen)
+        return RoundContext(self.setting(terms), state, global_params, start, chosen, vectors=vectors)
 
     def measured(self, context: RoundContext, own: Array, samples: OwnSamples) -> RoundContext:
         """The context after training, with what a report is made of."""

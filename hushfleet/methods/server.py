@@ -23,6 +23,8 @@ class ClosedRound:
     :param reports: of the accepted devices, in the order of their names.
     :param accuracy: of the new model on the server's own test set, in 0..1; None without one.
     :param loss: likewise.
+    :param updates: how many updates are in `after`.
+    :param devices: how many devices the task is for.
     """
 
     round: int
@@ -31,6 +33,8 @@ class ClosedRound:
     reports: Sequence[tuple[float, ...]]
     accuracy: float | None
     loss: float | None
+    updates: int = 0
+    devices: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,15 @@ class Mean:
     def controls(self, state: ServerArrays, round: int) -> dict[str, float]:
         """What the plan of `round` tells every device: `clip_norm`, `noise_multiplier`."""
         return {}
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Names of arrays of the state, float32 `[d]`, that every device is given with the global model.
+
+        One that the state does not have yet is zero. What `advance` gives is rounded as the model is, and the state of
+        the next round has it as devices have it.
+        """
+        return ()
 
     def weight(self, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
         """What an update `sent [d]` weighs in the mean; positive."""

@@ -178,6 +178,7 @@ class RoundContext:
     :param chosen: bool `[..., d]`, entries that stay the device's own in this round by a choice that never leaves it.
     :param measured: accuracy and loss of the own model on the own samples after training, where a stage asks for them.
     :param remembered: after training, what of it lasts: private arrays for the next round.
+    :param vectors: float32 `[d]` each, what the server half published with the model, by name.
     """
 
     setting: RoundSetting
@@ -187,6 +188,7 @@ class RoundContext:
     chosen: Array | None = None
     measured: Evaluation | None = None
     remembered: PrivateArrays = field(default_factory=dict)
+    vectors: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def layout(self) -> ParamLayout:

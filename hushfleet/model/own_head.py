@@ -36,6 +36,13 @@ PENALTIES_ALONE = (0.01, 0.001, 0.0001)
 Kind = Literal["shared", "scaled", "pulled", "mean", "alone"]
 """`scaled`: the shared head in another scale or with the own prior; `mean`: of the shared and a lone head."""
 SHARED = "the shared head"
+_PLAIN: dict[Kind, str] = {
+    "shared": "the fleet's model",
+    "scaled": "the fleet's model, made more or less sure of itself by the board's own images",
+    "pulled": "the fleet's model, trained on with the board's own images",
+    "mean": "the mean of the fleet's model and one trained on this board alone",
+    "alone": "a model trained on this board alone",
+}
 WEIGHT, PRIOR = "head.weight", "prior"
 
 
@@ -55,6 +62,11 @@ class HeadChoice(Checked):
     errors: Count | None = None
     errors_shared: Count | None = None
     errors_alone: Count | None = None
+
+    @property
+    def plain(self) -> str:
+        """Which candidate it is, for who has not read this module."""
+        return _PLAIN[self.kind]
 
     @property
     def words(self) -> str:

@@ -268,6 +268,23 @@ def epsilon_server_of(
     return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta, accountant, adjacency)
 
 
+def rounds_left(charges: Sequence[Charge], following: Charge, *, delta: float, limit: float, at_most: int) -> int:
+    """How many more rounds that each cost `following` stay within `limit`; those above `at_most` are not counted."""
+
+    def fits(rounds: int) -> bool:
+        more = replace(following, steps=following.steps * rounds)
+        return epsilon_server_of([*charges, more], delta=delta) <= limit
+
+    lowest, highest = 0, 1  # `lowest` rounds fit
+    while highest <= at_most and fits(highest):
+        lowest, highest = highest, 2 * highest
+    highest = min(highest, at_most + 1)
+    while highest - lowest > 1:
+        middle = (lowest + highest) // 2
+        lowest, highest = (middle, highest) if fits(middle) else (lowest, middle)
+    return lowest
+
+
 def _epsilon_of(
     charges: Sequence[Charge], delta: float, accountant: Accountant, adjacency: Adjacency = "add-or-remove"
 ) -> float:

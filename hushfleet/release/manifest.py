@@ -33,6 +33,7 @@ _VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _WORD = re.compile(r"[a-z0-9_]{1,32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WHEEL = re.compile(r"[A-Za-z0-9_.+-]{1,128}\.whl")
+_OF_32_BITS = {"aarch64": "armv8l", "x86_64": "i686"}  # a kernel's name -> that of 32-bit programs on it
 _MOST_NAMED = 32  # versions in `downgrade_from`
 _CAPS = {
     "payload_bytes": RELEASE_CAP - HEAD_CAP,
@@ -129,7 +130,9 @@ class Manifest:
     def require_platform(self, python: str, arch: str) -> None:
         """Raises `BadInput` where it is made for another Python or another processor."""
         if (self.python, self.arch) != (python, arch):
-            raise BadInput(f"release {self.version} is for {self.python} on {self.arch}; here is {python} on {arch}")
+            bits = " (a 32-bit system: write its 64-bit image)" if arch in _OF_32_BITS.values() else ""
+            here = f"here is {python} on {arch}{bits}"
+            raise BadInput(f"release {self.version} is for {self.python} on {self.arch}; {here}")
 
 
 @dataclass(frozen=True)
@@ -232,8 +235,13 @@ def signatures_length(count: bytes) -> int:
 
 
 def this_platform() -> tuple[str, str]:
-    """The Python and the processor of this process, as manifests name them: ("cp313", "aarch64")."""
-    return f"cp{sys.version_info[0]}{sys.version_info[1]}", platform.machine()
+    """The Python and the processor of this process, as manifests name them: ("cp313", "aarch64").
+
+    A 32-bit system on a 64-bit kernel names itself as wheels do: `platform.machine()` names the kernel's processor.
+    """
+    machine = platform.machine()
+    arch = machine if sys.maxsize > 2**32 else _OF_32_BITS.get(machine, machine)
+    return f"cp{sys.version_info[0]}{sys.version_info[1]}", arch
 
 
 def _read_keys(lines: Iterable[str]) -> set[bytes]:

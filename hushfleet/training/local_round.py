@@ -225,7 +225,7 @@ def train_locally(
 def train_round(
     method: TaskMethod,
     state: DeviceState,
-    global_params: Array,
+    published: Array,
     gradient: GradientFunction,
     samples: LabelledSamples,
     *,
@@ -235,10 +235,11 @@ def train_round(
 ) -> Trained:
     """All that a device does with its data in a round.
 
+    :param published: the global model float32 `[d]`, and the server half's vectors, see `TaskMethod.split`.
     :param how: `inputs`, `rng`, `noise`, and what else `OneClient` takes.
     """
     own_samples = LoadedSamples(samples, gradient, logits_of, by_record=method.by_record)
-    context = method.begin(state, global_params, terms, own_samples)
+    context = method.begin(state, published, terms, own_samples)
     teacher = method.training.teacher(context, own_samples)
     at = {"gradient": gradient, "samples": samples, **how}
     end, executor, remembered = train_locally(
@@ -246,7 +247,7 @@ def train_round(
     )
     own = end
     if method.parts.own_training is not None:
-        own = global_params if state.own is None else state.own
+        own = context.global_params if state.own is None else state.own
         try:
             own, *_ = train_locally(method, method.parts.own_training, context, own, **at)
         except GraphRefused as error:

@@ -14,7 +14,7 @@ from typing import Any
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
-from hushfleet.aggregator.results.result import Result, SweepPoint, WirePoint
+from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint, WirePoint
 from hushfleet.errors import BadInput
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.engine import run_rounds
@@ -94,6 +94,24 @@ def with_wire(task: Task, choice: str) -> Task:
         raise BadInput(f"{choice!r} is neither a quantisation step nor a codec here: {error}") from error
 
 
+def with_seeds(result: Result, others: Sequence[Result]) -> Result:
+    """The result with a point for itself and for each of its repetitions with other seeds."""
+    points = [seed_point(each) for each in (result, *others)]
+    return result.model_copy(update={"details": result.details.model_copy(update={"seeds": points})})
+
+
+def seed_point(result: Result) -> SeedPoint:
+    """Where a run ends, as one of several seeds."""
+    assert result.seed is not None  # of a simulation
+    alone = result.local_only
+    return SeedPoint(
+        seed=result.seed,
+        local_only_common=alone.accuracy_own_common,
+        local_only_local=alone.accuracy_own_local,
+        **_reached(result),
+    )
+
+
 def noise_point(result: Result) -> SweepPoint:
     """Where a run ends, as a point of a sweep over noise."""
     return SweepPoint(
@@ -134,8 +152,9 @@ def _run_with(
         point = go_on(folder.path, data_dir=simulation.data_dir)
     else:
         point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
+    every = 1 if task.round.patience else task.round.rounds  # with patience any round may be the last one
     with EventLog(point.folder.events) as events:
-        run_rounds(point, workers, events, runtime=runtime, evaluate_every=point.task.round.rounds, lean=lean)
+        run_rounds(point, workers, events, runtime=runtime, evaluate_every=every, lean=lean)
     choose_own_heads(point, workers, runtime=runtime)
     result = assemble(point, engine="fast")
     result.save(folder.result)

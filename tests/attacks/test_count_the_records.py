@@ -244,7 +244,7 @@ def test_an_empty_folder_is_as_good_as_any_with_the_unit_record(tmp_path: Path, 
     samples = LocalData(section, model, may_be_empty=True).samples()
     assert samples.x.shape == (0, *model.input_shape)
     assert samples.x.dtype == np.float32
-    with pytest.raises(BadInput, match="no readable image"):
+    with pytest.raises(BadInput, match="no samples that fit"):
         LocalData(section, model).samples()
 
 

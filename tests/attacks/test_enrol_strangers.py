@@ -105,6 +105,33 @@ def test_the_operator_accepts_a_device_while_the_run_goes_on(field: Field) -> No
     assert (row.state, row.board, row.last_seen is not None) == ("known", "test-board", True)
 
 
+def test_a_device_that_was_accepted_a_moment_ago_is_not_refused(field: Field) -> None:
+    """The register is read again once a second, and a board that has enrolled announces itself at once."""
+    name, identity = "newcomer", Identity.generate()
+    field.register.add([KnownDevice(name, identity.public_key)])
+    come(field, {name: identity})
+    assert field.coordinator.present == {name: "ready"}
+    assert (field.answers(name), field.refusals()) == ([], {})
+    blocked, another = Identity.generate(), Identity.generate()
+    field.register.add([KnownDevice("blocked", blocked.public_key), KnownDevice("renewed", blocked.public_key[::-1])])
+    field.register.block("blocked", "stolen")
+    come(field, {"blocked": blocked, "renewed": another})
+    assert "has blocked blocked: stolen" in field.answers("blocked")[0].reason
+    assert "another key" in field.answers("renewed")[0].reason
+    field.run(1.2)
+    assert field.coordinator.present == {name: "ready"}
+    assert field.coordinator.enrolment.blocked == 1
+
+
+def test_what_a_refused_device_is_told_fits_where_it_is(make_fleet: Callable[..., Any], tmp_path: Path) -> None:
+    with DeviceRegister(tmp_path / "devices", durable=False) as register:
+        enrolment = Enrolment(make_fleet().store, register, of_fleet=True)
+        assert enrolment._reason("board-1", bytes(32)).endswith("see: hushfleet fleet list DIR")
+        register.add([KnownDevice("board-1", bytes(32))])
+        enrolment._load()
+        assert enrolment._reason("board-1").endswith("hushfleet fleet renew DIR board-1 --new-card")
+
+
 def test_a_device_by_certificate_is_pinned_at_first_sight(field: Field) -> None:
     field.register.add([KnownDevice("by-name", pinned=True)])
     field.crash()

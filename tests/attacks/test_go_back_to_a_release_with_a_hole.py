@@ -20,7 +20,7 @@ from hushfleet.edge_client.fleet import slots as module
 from hushfleet.edge_client.fleet.slots import MOST_CHECKS, STEADY_CHECKS, Slots, SlotsError, State
 from hushfleet.release import Manifest, archive, pack, this_platform
 from hushfleet.wire.format.identity import Identity
-from support.releases import put_trust
+from support.releases import put_trust, runs
 
 KEY = Identity.generate()
 HOLE, FIRST, FIXED = "0.3.1", "0.3.0", "0.4.0"
@@ -41,7 +41,7 @@ class Board:
         self.root.mkdir()
         put_trust(self.root, KEY.public_key.hex())
         (folder / "card").write_bytes(release(FIRST))
-        self.slots.first(folder / "card")
+        self.slots.first(folder / "card", prove=runs)
 
     def offer(self, version: str, *downgrade_from: str, serial: int = 0) -> State:
         (self.state / "incoming" / "x.hfr").write_bytes(release(version, downgrade_from, serial))

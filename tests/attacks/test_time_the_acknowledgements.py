@@ -22,7 +22,7 @@ from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
-from hushfleet.wire.format.messages import Birth, decode_message
+from hushfleet.wire.format.messages import Birth, ServerState, decode_message, encode_message
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
 from hushfleet.wire.link.mqtt import MqttLink
@@ -218,3 +218,31 @@ def test_between_the_announced_beginning_and_end_nothing_is_answered(
     until(board, lambda: noise <= set(broker.heard))
     until(board, lambda: board.entry_status(1) == "acked")
     assert broker.heard.count("packet 1") == 1, "the connection has lived through it"
+
+
+def test_the_aggregators_call_is_not_answered_within_the_slot(
+    bench: tuple[Bench, CuriousBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker says again that the board is to announce itself, and that the aggregator has connected anew."""
+    board, broker = bench
+
+    def call() -> None:
+        server = board.server
+        state = ServerState(server.epoch, "ready", server.identity.public_key)
+        payload = encode_message(state, server.identity, federation="test")
+        for number, topic in enumerate((TOPICS.down(DEVICE), TOPICS.server)):
+            broker._send(topic, payload, FIRST_OF_NOISE - 2 + number)
+
+    def meanwhile() -> None:
+        call()
+        time.sleep(0.3)
+
+    train(board, monkeypatch, meanwhile)
+    call()
+    for _ in range(30):
+        board.agent.step(0.01)
+        board.server.pump()
+    assert broker.in_the_slot() == []
+    before = broker.heard.count("ready")
+    board.clock.now = board.agent.rounds.quiet_until or 0.0
+    until(board, lambda: board.entry_status(1) == "acked" and broker.heard.count("ready") == before + 5)

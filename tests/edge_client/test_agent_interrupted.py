@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from hushfleet.edge_client.net.store_check import FIRST_WAIT_S
-from hushfleet.wire.format.messages import MAX_MESSAGE_BYTES
+from hushfleet.wire.format.messages import MAX_MESSAGE_BYTES, ServerState
 from hushfleet.wire.link.interface import Delivery
 from support.edge import DEVICE, Bench
 from support.local_link import Chaos
@@ -52,6 +52,7 @@ def test_a_device_that_the_broker_came_to_know_late_listens_again(make_bench: Ma
     bench = make_bench(announce=False)
     bench.hub.denied.add(DEVICE)
     bench.server.announce()
+    bench.server.open_round(0, phase="closed")
     bench.steps()
     bench.hub.denied.clear()
     bench.clock.now += 4
@@ -62,6 +63,55 @@ def test_a_device_that_the_broker_came_to_know_late_listens_again(make_bench: Ma
     bench.clock.now += 1000
     bench.steps()
     assert [birth.state for birth in bench.server.births] == ["ready"], "it hears, and listens no further"
+
+
+@pytest.mark.parametrize("lost", ["task", "round"])
+def test_a_device_that_the_broker_has_not_told_everything_listens_again(make_bench: MakeBench, lost: str) -> None:
+    """Measured with NATS: what is published at the moment of a subscription may not come at all."""
+    bench = make_bench(announce=False)
+    topic = getattr(bench.server.topics, lost)
+    bench.agent.link.unsubscribe(topic)
+    bench.server.announce()
+    bench.server.open_round(1)
+    bench.steps()
+    bench.clock.now += 4
+    bench.steps()
+    assert bench.entry_status(1) is None
+    bench.clock.now += 2
+    bench.until(acked(bench, 1))
+
+
+def test_a_device_that_has_heard_of_a_later_round_than_its_plan_listens_again(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.open_round(1)
+    bench.until(acked(bench, 1))
+    bench.agent.link.unsubscribe(bench.server.topics.round)
+    public = bench.store.load_state("digits-test").public
+    bench.server.open_round(2, cohort={DEVICE: public.digest()})
+    bench.agent.store_check.ask_again(bench.clock())
+    bench.steps()
+    assert bench.entry_status(2) is None
+    bench.clock.now += 6
+    bench.until(acked(bench, 2))
+
+
+def test_a_device_announces_itself_when_the_aggregator_calls_or_has_connected_again(make_bench: MakeBench) -> None:
+    """Not where its state comes from the broker's memory: then this device's was heard already."""
+    bench = make_bench()
+    bench.steps()
+    births, topics = bench.server.births, bench.server.topics
+    assert len(births) == 1
+    state = ServerState(bench.server.epoch, "ready", bench.server.identity.public_key)
+    bench.server.send(topics.down(DEVICE), state)
+    bench.steps()
+    assert len(births) == 2
+    bench.server.send(topics.server, state, retain=True)
+    bench.steps()
+    assert len(births) == 3
+    bench.hub.cut(DEVICE)
+    bench.hub.restore(DEVICE)
+    bench.steps()
+    assert [birth.state for birth in births[3:]] == ["lost", "ready"]
 
 
 def test_a_device_asks_soon_when_a_round_opens(make_bench: MakeBench) -> None:

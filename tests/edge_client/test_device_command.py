@@ -26,7 +26,7 @@ from hushfleet.graphs.session import GradientGraph
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
-from support.edge import DEVICE, Bench, Package
+from support.edge import DEVICE, Bench, Package, write_samples
 from support.local_link import LocalHub
 from support.secure_fleet import SecureFleet, with_secure_sums
 
@@ -74,9 +74,13 @@ def test_status_counts_what_was_spent(trained: Bench, device_toml: Path, capsys:
     assert report["waiting"] == []
     assert main(["status", str(device_toml)]) == 0
     text = capsys.readouterr().out
+    assert "of 50 is spent (epsilon; moderate protection); the rest is enough for" in text
+    assert "more rounds like the last; this task has 4 more" in text
+    assert main(["status", str(device_toml), "--details"]) == 0
+    text = capsys.readouterr().out
     assert "against whoever sees this device's updates" in text
     assert "digits-test: 1 rounds" in text
-    assert "trust      local, in digits-test; this device allows local" in text
+    assert "trust       local, in digits-test; this device allows local" in text
 
 
 def test_status_says_what_the_aggregator_is_not_told(
@@ -97,7 +101,7 @@ def test_status_says_what_the_aggregator_is_not_told(
     bench.server.open_round(1)
     bench.until(lambda: bench.entry_status(1) == "acked")
     main(["status", str(device_toml)])
-    assert "0 samples are used, and this device takes part with noise alone" in capsys.readouterr().out
+    assert "samples     there are no samples, and it takes part with noise alone (" in capsys.readouterr().out
     path.write_bytes(whole)
     plain = GradientGraph.__call__
 
@@ -110,9 +114,9 @@ def test_status_says_what_the_aggregator_is_not_told(
     main(["status", str(device_toml)])
     told = capsys.readouterr().out
     assert (
-        "attention  round 2: training failed, and noise alone is sent: MemoryError('48 samples are too many')" in told
+        "attention   round 2: training failed, and noise alone is sent: MemoryError('48 samples are too many')" in told
     )
-    assert "0 samples" not in told
+    assert "samples     48 samples are used, none left out" in told
     monkeypatch.setattr(GradientGraph, "__call__", plain)
     bench.server.open_round(3, cohort={DEVICE: bench.store.load_state("digits-test").public.digest()})
     bench.until(lambda: bench.entry_status(3) == "acked")
@@ -143,7 +147,7 @@ def test_status_names_the_trust_model(
     report = json.loads(capsys.readouterr().out)
     assert (report["trust"], report["trust_allowed"]) == ("secure-sum", "local")
     assert "only as long as the aggregator follows the protocol" in report["assumption"]
-    assert main(["status", str(device_toml)]) == 0
+    assert main(["status", str(device_toml), "--details"]) == 0
     text = capsys.readouterr().out
     assert "against whoever sees the sums that it is in" in text
     assert "secure-sum, in digits-test: sums of 8 devices or more, with the noise of 7 honest ones" in text
@@ -161,9 +165,9 @@ def test_status_says_what_secure_sums_rest_on(
     device_toml.write_text(text.replace("[device]", f'[device]\nroster_key = "{signed_by.roster_key}"'))
     fleet.open_round(1)
     bench.until(lambda: bench.entry_status(1) == "acked")
-    main(["status", str(device_toml)])
+    main(["status", str(device_toml), "--details"])
     assert (
-        f"sums       protected as long as at least 11 of 12 boards of {fleet.roster.name} are honest; no sum of fewer "
+        f"sums        protected as long as at least 11 of 12 boards of {fleet.roster.name} are honest; no sum of fewer "
         "than 8 is opened"
     ) in capsys.readouterr().out
 
@@ -183,7 +187,7 @@ def test_predict_uses_the_devices_own_model(
     assert [answer["classes"][str(i)] for i in range(10)] == pytest.approx(expected.tolist(), rel=1e-4)
     trained.store._connection.execute("DELETE FROM states")
     assert main(["predict", str(device_toml), str(tmp_path / "image.png")]) == 0
-    assert "by the global model of digits-test" in capsys.readouterr().out
+    assert "by the fleet's model, of digits-test" in capsys.readouterr().out
 
 
 def test_predict_without_a_model_or_an_image(
@@ -373,3 +377,15 @@ def test_a_board_needs_no_heavy_package(package: Package, tmp_path: Path) -> Non
     assert done.stdout.startswith("loss fell")
     assert "hushfleet-edge device.toml" in done.stdout
     assert done.stdout.rstrip().endswith("[]")
+
+
+def test_a_new_board_has_no_dot_in_its_id_and_an_old_one_keeps_it(
+    device_toml: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_samples(device_toml.with_name("train.npz"))
+    device_toml.write_text(device_toml.read_text().replace(f'"{DEVICE}"', '"board.1"'))
+    assert main([str(device_toml)]) == 2
+    assert f"{device_toml}: device.id 'board.1' has a '.'" in capsys.readouterr().err
+    monkeypatch.setattr("hushfleet.edge_client.agent.Agent.run", lambda agent, stop: None)
+    DeviceStore(device_toml.with_name("state") / "store.sqlite", device="board.1").close()
+    assert main([str(device_toml)]) == 0

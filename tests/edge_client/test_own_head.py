@@ -142,9 +142,15 @@ def test_status_and_predict_say_which(
         '[data]\nkind = "arrays"\npath = "train.npz"\n[limits]\nepsilon_server = 1000.0\n'
     )
     Image.fromarray(np.random.default_rng(3).integers(0, 256, (8, 8), np.uint8)).save(image)
-    words = bench.store.own_head(TASK).choice.words
+    choice = bench.store.own_head(TASK).choice
+    words = choice.plain
     assert main(["status", str(path)]) == 0
-    assert f"{TASK}: {words}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"model       {words}, of {TASK}: right on {48 - choice.errors} of 48 own images, cross-validated" in told
+    assert f"{48 - choice.errors_shared} against {48 - choice.errors_alone}; that stays here" in told
+    assert "penalty" not in told
+    assert main(["status", str(path), "--details"]) == 0
+    assert f"{TASK}: {choice.words}" in capsys.readouterr().out
     assert main(["status", str(path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["own_head"]
     assert (told["task"], told["images"]) == (TASK, 48)

@@ -31,8 +31,8 @@ from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, Wir
 from hushfleet.data.arrays import Data, load_arrays
 from hushfleet.data.cifar import _decode, _unpickle
 from hushfleet.data.csv_file import load_csv_set
-from hushfleet.data.folder import read_image
 from hushfleet.data.idx import read_idx
+from hushfleet.data.images import read_image
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.store import DeviceStore

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,12 +14,14 @@ import pytest
 
 import hushfleet as hf
 from hushfleet.errors import BadInput
+from hushfleet.simulator import api
 from hushfleet.simulator.api import _interrupt, task
 
 SCRIPT = """
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 import hushfleet as hf
@@ -65,6 +68,12 @@ same = ["participants", "accuracy_global", "loss"]
 # an interruption, another way to name the method, and a lean run change nothing
 assert run.rounds[same].equals(again.rounds[same]), (run.rounds, again.rounds)
 assert "report" in run._repr_html_()
+net, test, (mean, std) = Net(3, (6,)), np.load("run/common_test.npz"), run.normalisation
+x = (torch.tensor(test["images"])[:, :, 0, 0] - torch.tensor(mean)) / torch.tensor(std)
+for which, accuracy in (("global", run.rounds.accuracy_global[3]), ("device-0", run.devices.accuracy_own["device-0"])):
+    net.load_state_dict(run.model(which))
+    right = net(x).argmax(1).numpy() == test["labels"]
+    assert abs(right.mean() - accuracy) < 1e-6, (which, right.mean(), accuracy)
 print(hf.compare([run, again]).frame)
 print(run.plot_accuracy(), run.plot_devices())
 print(run.summary)
@@ -116,8 +125,18 @@ def test_a_task_of_a_dict_leaves_the_dict_as_it_was() -> None:
     assert task(changed, {"round.rounds": 4}).data.devices == 3
     with pytest.raises(BadInput, match=r"unknown field .devicez."):
         task(plain, {"data.devicez": 3})
-    with pytest.raises(BadInput, match="cannot be a value"):
-        task(plain, {"data.devices": None})
+    for value in (None, [1, None], {"a": 1}, {1, 2}):
+        with pytest.raises(BadInput, match="cannot be a value"):
+            task(plain, {"data.devices": value})
+
+
+def test_changes_may_be_lists_and_numbers_of_numpy() -> None:
+    plain = {"name": "t", "model": {"name": "linear"}, "method": {"name": "fedavg"}, "data": {"name": "arrays"}}
+    names, shape = ["5", 'café, "x"', "a\\b"], np.array([1, 8, 8])
+    changes = {"data.class_names": names, "data.input_shape": shape, "data.mean": (0.5,), "data.std": [np.float64(2)]}
+    data = task(plain, {**changes, "data.devices": np.int64(3), "model.loss": "binary"}).data
+    assert data.class_names == tuple(names)
+    assert (data.input_shape, data.mean, data.std, data.devices) == ((1, 8, 8), (0.5,), (2.0,), 3)
 
 
 def test_epsilon_is_that_of_the_command() -> None:
@@ -146,3 +165,29 @@ def test_a_folder_with_a_users_files_stays_as_it_is(tmp_path: Path, name: str) -
     with pytest.raises(BadInput, match="there is no run to resume"):
         hf.simulate(plain, data=data, out=tmp_path, resume=True, quiet=True)
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_two_threads_of_one_program_prepare_their_runs_in_turn(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside, gate, folders = threading.Lock(), threading.Barrier(2), []
+
+    def open_simulation(_: object, folder: Path, **__: object) -> None:
+        assert inside.acquire(blocking=False), "PyTorch would trace two networks at once"
+        time.sleep(0.05)
+        folder.mkdir(parents=True)
+        inside.release()
+
+    def simulate() -> None:
+        gate.wait()
+        folders.append(hf.simulate(plain, quiet=True))
+
+    monkeypatch.setattr(api, "open_simulation", open_simulation)
+    monkeypatch.setattr(api, "run", lambda *_, **__: None)
+    monkeypatch.setattr(api, "Run", lambda folder: folder)
+    plain = {"name": "t", "model": {"name": "linear"}, "method": {"name": "fedavg"}, "data": {"name": "digits"}}
+    threads = [threading.Thread(target=simulate) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(set(folders)) == 2

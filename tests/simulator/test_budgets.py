@@ -165,3 +165,18 @@ def test_own_models_are_tested_in_the_last_rounds(runs: Any, short_task: Any, tm
         run_rounds(simulation, workers, events, evaluate_every=4, evaluate_last=2)
     metrics = read_metrics(simulation, simulation.fleet.devices[0].name)
     assert [round for round in sorted(metrics) if "accuracy_own_common" in metrics[round]] == [4, 5, 6]
+
+
+def test_a_run_whose_first_round_nobody_can_pay_for_is_an_error(runs: Any, short_task: Any, tmp_path: Path) -> None:
+    task = task_of(short_task, budget=spent_after(1, 1.5) / 2)
+    with pytest.raises(HushfleetError, match=r"round 1: no device takes part \(budget\), since .* above its limit"):
+        runs.fast(begin(task, tmp_path / "run", data_dir=None))
+
+
+def test_rounds_that_too_few_can_pay_for_end_the_run(runs: Any, audit: Any, short_task: Any, tmp_path: Path) -> None:
+    task = task_of(short_task, budget=4.0, preference_std=0.25)
+    task = replace(task, round=replace(task.round, min_updates=DEVICES))
+    simulation = runs.fast(begin(task, tmp_path / "run", data_dir=None))
+    took = Counter(update["device"] for update in audit.events(simulation, "update"))
+    assert audit.events(simulation, "finished")[-1]["reason"] == ALL_SPENT
+    assert max(took.values()) <= min(took.values()) + 1, "nobody goes on to pay for rounds that cannot close"

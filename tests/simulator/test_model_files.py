@@ -12,9 +12,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import HushfleetError
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.graphs.session import InferenceGraph
-from hushfleet.simulator.model_files import write_models
+from hushfleet.simulator.model_files import trained_tensors, write_models
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 
 
@@ -44,6 +44,23 @@ def test_a_file_is_the_model_and_needs_nothing_else(files: list[Path], calm: Sim
     for file in files:
         found = logits(file, x)
         np.testing.assert_allclose(found, graph(vectors[file.stem], x), rtol=0, atol=1e-4 * np.abs(found).max())
+
+
+def test_models_by_name_as_tensors(files: list[Path], calm: Simulation) -> None:
+    name, spec = calm.fleet.devices[1].name, calm.prepared.spec
+    expected = load_file(calm.folder.aggregator / "global-3.safetensors")
+    found = trained_tensors(calm.folder, "global")
+    assert list(found) == list(spec.model.layout.names)
+    for key, value in found.items():
+        np.testing.assert_array_equal(value, expected[key])
+    with DeviceStore(calm.folder.device(name).store, device=name, inspect=True) as store:
+        own = store.load_state(spec.task).own
+    flat = np.concatenate([value.ravel() for value in trained_tensors(calm.folder, name).values()])
+    np.testing.assert_array_equal(flat, own)
+    with pytest.raises(BadInput, match=r"'nobody' has no model .* such as device-0"):
+        trained_tensors(calm.folder, "nobody")
+    with pytest.raises(BadInput, match="no simulation's run folder"):
+        trained_tensors(RunFolder(calm.folder.aggregator), "global")
 
 
 def test_the_batch_is_open(files: list[Path], calm: Simulation) -> None:

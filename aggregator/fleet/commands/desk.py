@@ -84,30 +84,33 @@ def _init(
     from hushfleet.aggregator.fleet import keys
     from hushfleet.aggregator.fleet.access import apply
     from hushfleet.aggregator.fleet.create import create_fleet
-    from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart, SecureSumsPart
+    from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart, SecureSumsPart, check_ports
     from hushfleet.aggregator.fleet.next_task import check_sums
     from hushfleet.aggregator.fleet.release_keys import UNSIGNED_FILE
     from hushfleet.aggregator.fleet.sums import sum_facts
+    from hushfleet.aggregator.fleet.task_check import boards_needed, obstacles
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
-    from hushfleet.wire.format.topics import check_name
+    from hushfleet.wire.format.topics import check_new_name
 
-    name = check_name(federation or path.resolve().name, "the federation's name (--federation)")
+    name = check_new_name(federation or path.resolve().name, "the federation's name (--federation)")
     names = [] if classes is None else [each.strip() for each in classes.split(",")]
     checked = load_task(task, (f"data.class_names={json.dumps(names)}",) if names else ())
     try:
         broker = BrokerPart(tuple(broker_name), port, enrolment_port)
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
-    operator = None if operator_key is None else keys.read_public(operator_key)
+    operator = None if operator_key is None else keys.read_public(operator_key, "--operator-key")
     sums = SecureSumsPart(honest_fraction, min_devices)
     check_sums(checked, sums)
+    page = PagePart(port=page_port)
+    check_ports(broker, page)
     made = create_fleet(
         path,
         federation=name,
         broker=broker,
         task=task,
-        page=PagePart(port=page_port),
+        page=page,
         classes=names,
         operator=operator,
         root=root_key,
@@ -116,7 +119,7 @@ def _init(
     try:
         with opened(path) as (folder, registry):
             apply(folder, registry)
-        units = write_units(folder)
+        units, notes = write_units(folder), obstacles(checked, folder)
     except BaseException:  # say a full disk: the same command again could not go on with what is there
         shutil.rmtree(made.path, ignore_errors=True)  # `path` may be a link, which `rmtree` leaves
         raise
@@ -137,7 +140,9 @@ def _init(
         + f"each board's folders of images, one for each class: {named}\n" * bool(named)
         + f"secure sums: {server_sees(sum_facts(folder), min_devices=folder.config.secure_sums.min_devices)}\n{whose}\n"
         + f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
-        f"{offline}next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
+        + "".join(f"note: {why}\n" for why in notes)
+        + f"{offline}a round opens with {boards_needed(checked)} boards\n"
+        f"next: hushfleet fleet add {path} --count N --board BOARD   (`hushfleet boards` lists them)"
     )
 
 
@@ -160,14 +165,15 @@ def _add(
     """
     from hushfleet import atomic_file
     from hushfleet.aggregator.fleet.members import counted, from_csv
+    from hushfleet.config.schema import to_plain
+    from hushfleet.config.toml_text import to_toml
     from hushfleet.firmware_profiles.cards.wifi import read_wifi
     from hushfleet.wire.format.topics import check_name
 
     if (count is None) == (csv is None):
         raise BadInput("give --count N, or --csv FILE")
     profile = "" if wifi is None else check_name(wifi.stem, "the name of the Wi-Fi file")
-    if wifi is not None:
-        read_wifi(wifi)
+    network = None if wifi is None else read_wifi(wifi)
     with opened(path) as (folder, registry):
         if csv is not None:
             boards = from_csv(csv, board=board, wifi=profile)
@@ -186,9 +192,9 @@ def _add(
             )
 
         def keep_wifi() -> None:
-            if wifi is not None:
+            if network is not None:
                 folder.wifi(profile).parent.mkdir(mode=0o700, exist_ok=True)
-                atomic_file.write_whole(folder.wifi(profile), wifi.read_bytes(), durable=True)
+                atomic_file.write_whole(folder.wifi(profile), to_toml(to_plain(network)).encode(), durable=True)
                 folder.wifi(profile).chmod(0o600)
 
         # both or neither: other cards may go by the former file, and boards cannot be added twice

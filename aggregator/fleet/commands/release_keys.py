@@ -47,7 +47,7 @@ def register(fleet: typer.Typer) -> None:
 def _new(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the private key is to be; not there yet.")],
 ) -> None:
-    """Make a key, for root or for releases, and print its public half.
+    """Make a key, for root, releases or the operator, and print its public half.
 
     Example: `hushfleet fleet release-key new release.key`
     """
@@ -86,13 +86,14 @@ def _rotate(
     `hushfleet fleet release-key rotate greenhouse --key PUBLIC --key PUBLIC --key PUBLIC --threshold 2`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.fleet.release_keys import UNSIGNED_FILE, new_release_key, next_statement, public_key, take
+    from hushfleet.aggregator.fleet.keys import read_public
+    from hushfleet.aggregator.fleet.release_keys import UNSIGNED_FILE, new_release_key, next_statement, take
     from hushfleet.aggregator.storage.identity_file import load
 
     with opened(path) as (folder, _):
         root = root_key or folder.root_key
-        successor = "" if next_root is None else public_key(next_root, "--next-root")
-        keys = [public_key(each, "--key") for each in key or ()] or [new_release_key(folder)]
+        successor = "" if next_root is None else read_public(next_root, "--next-root").hex()
+        keys = [read_public(each, "--key").hex() for each in key or ()] or [new_release_key(folder)]
         signed = next_statement(folder, keys=keys, threshold=threshold, new_daily_key=daily_key, next_root=successor)
         holders = [file for file in (root, None if next_root is None else Path(next_root)) if file and file.is_file()]
         for file in holders:

@@ -18,8 +18,9 @@ def register(fleet: typer.Typer) -> None:
     def status(
         folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")],
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+        details: Annotated[bool, typer.Option("--details", help="Also epsilon by adversary, bytes and certificates.")] = False,
         watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, redrawn each second.")] = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Show boards and their health, the round's progress, privacy spent, and what needs somebody.
 
         Examples:
@@ -43,11 +44,11 @@ def register(fleet: typer.Typer) -> None:
                 console = Console()
                 if not console.is_terminal:  # what a program or a log gets is not cut to 80 columns
                     console.width = WIDTH
-                console.print(table(source.view()))
+                console.print(table(source.view(), details=details))
             else:
-                with Live(table(source.view()), console=Console(), auto_refresh=False) as live:
+                with Live(table(source.view(), details=details), console=Console(), auto_refresh=False) as live:
                     while True:
-                        live.update(table(source.view()), refresh=True)
+                        live.update(table(source.view(), details=details), refresh=True)
                         time.sleep(REDRAW_S)
         finally:
             source.close()

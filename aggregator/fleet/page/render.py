@@ -14,11 +14,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hushfleet.aggregator.fleet import advice, words
+from hushfleet.aggregator.fleet.owner_words import sentences
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RunView
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES
 from hushfleet.aggregator.results.report.words import number, percent, size
 
-PARTS = ("summary", "attention", "round", "releases", "boards", "answers")
+PARTS = ("summary", "attention", "round", "releases", "boards", "answers", "figures")
 TEMPLATES = Path(__file__).parent / "templates"
 LOOK = Path(__file__).parents[2] / "results" / "report" / "templates" / "page.css"
 _LEFT, _WIDTH, _TOP, _HEIGHT = 46.0, 308.0, 8.0, 108.0
@@ -45,7 +46,7 @@ def page(view: FleetView, parts: Mapping[str, str]) -> str:
 def render_parts(view: FleetView) -> dict[str, str]:
     """HTML by part. It depends on the view alone, and not on when: what has not changed need not be sent."""
     chart = None if view.run is None else _chart(view.run)
-    variables = {"words": words, "advice": advice, "chart": chart, "inf": math.inf}
+    variables = {"words": words, "sentences": sentences, "advice": advice, "chart": chart, "inf": math.inf}
     module = _templates().get_template("parts.html").make_module(variables)
     return {name: str(getattr(module, name)(view)) for name in PARTS}
 

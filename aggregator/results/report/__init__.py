@@ -58,6 +58,7 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
     parts = [
         sections.accuracy(result, headline),
         sections.devices_against_alone(result, headline),
+        sections.seeds(result),
         answers_section(result),
         sections.privacy(result, headline),
         None if seen is None else sections.seen(seen),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from rich.table import Table as TerminalTable
 
-from hushfleet.aggregator.results.gains import Comparison, Gain
+from hushfleet.aggregator.results.gains import Comparison, Gain, Verdict
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.page import Cell, Table
 from hushfleet.aggregator.results.report.terminal import terminal_table
@@ -18,7 +19,7 @@ from hushfleet.aggregator.results.report.verdict import (
     further_answers,
     judge,
 )
-from hushfleet.aggregator.results.report.words import gained, number, percent, size
+from hushfleet.aggregator.results.report.words import gained, number, size, spread
 from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.errors import BadInput
 from hushfleet.privacy.protection import protection
@@ -28,57 +29,107 @@ MOST_DIFFERENCES = 8
 """Tasks that differ in more keys are different tasks."""
 
 
-def load_runs(folders: Sequence[Path]) -> dict[str, Result]:
-    """The results of run folders, by their folders' names, or whole paths where two have the same name.
+def run_folders(folders: Sequence[Path]) -> dict[str, Path]:
+    """The run folders by their names, or whole paths where two have the same name; with the other seeds in each.
 
-    Raises `BadInput`, also for a run that is given twice.
+    Raises `BadInput` for a run that is given twice.
     """
     places = [folder.resolve() for folder in folders]
     if len(set(places)) < len(places):
         raise BadInput(f"{', '.join(map(str, folders))}: give each run once")
     names = [place.name for place in places]
     unique = names if len(set(names)) == len(names) else [str(folder) for folder in folders]
-    return {name: Result.load(folder / "result.json") for name, folder in zip(unique, folders, strict=True)}
+    found = {}
+    for name, folder in zip(unique, folders, strict=True):
+        found[name] = folder
+        seeds = sorted(folder.glob("seeds/*/result.json"), key=lambda path: (len(path.parent.name), path.parent.name))
+        found |= {f"{name}, seed {path.parent.name}": path.parent for path in seeds if path.parent not in folders}
+    return found
+
+
+def load_runs(folders: Sequence[Path]) -> dict[str, Result]:
+    """The results in `run_folders`. Raises `BadInput`."""
+    return {name: Result.load(folder / "result.json") for name, folder in run_folders(folders).items()}
+
+
+def configurations(runs: Mapping[str, Result]) -> list[dict[str, Result]]:
+    """The runs, those together that differ by their seed alone, in the order of their first ones."""
+    found: list[dict[str, Result]] = []
+    for name, result in runs.items():
+        for group in found:
+            if differ_by_seed([*group.values(), result]):
+                group[name] = result
+                break
+        else:
+            found.append({name: result})
+    return found
 
 
 def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
     """A heading row with the runs' names, then a row for each thing that is compared.
 
-    Runs that differ by their seed alone have a column more: the mean over seeds, and of gains its standard error.
+    Where all runs differ by their seed alone there is a column more, their mean. Where some do, each configuration is
+    one column. A mean accuracy has the standard deviation over seeds, a mean gain its standard error.
     """
-    results = list(runs.values())
-    headlines = [judge(result) for result in results]
-    alike, differences = differ_by_seed(results), task_differences(results)
-    if len({result.method for result in results}) > 1:
+    groups = configurations(runs)
+    if len(groups) == 1 < len(runs):
+        columns = [*({name: result} for name, result in runs.items()), dict(runs)]
+        names = [*runs, f"mean of {len(runs)} seeds"]
+    else:
+        columns = groups
+        names = [next(iter(each)) + (f", {len(each)} seeds" if len(each) > 1 else "") for each in columns]
+    firsts = [next(iter(each.values())) for each in columns]
+    headlines = [[judge(result) for result in each.values()] for each in columns]
+    shown = [each for each in columns if len(columns) == len(groups) or len(each) == 1]
+    differences = task_differences([next(iter(each.values())) for each in shown])
+    if any(len(each) > 1 for each in shown):
+        differences.pop("seed", None)
+    if len({result.method for result in firsts}) > 1:
         differences.pop("method.name", None)  # has a row of its own, without the path of a method in a file
+    epsilons = [
+        max((h.epsilon_server for h in each if h.epsilon_server is not None), default=None) for each in headlines
+    ]
     rows: list[list[str]] = [
-        ["", *runs],
-        ["method", *(result.method for result in results)],
-        ["parameters", *(f"{result.model.parameters:,}" for result in results)],
-        ["devices, rounds", *(f"{result.devices}, {len(result.rounds)}" for result in results)],
-        ["trust model", *(result.trust or TRUST[result.accounting] for result in results)],
-        ["epsilon_server (delta)", *(f"{number(h.epsilon_server)} ({number(h.delta)})" for h in headlines)],
-        ["against the server", *(_protection(h.epsilon_server) for h in headlines)],
+        ["", *names],
+        ["method", *(result.method for result in firsts)],
+        ["parameters", *(f"{result.model.parameters:,}" for result in firsts)],
+        ["devices, rounds", *(f"{result.devices}, {len(result.rounds)}" for result in firsts)],
+        ["trust model", *(result.trust or TRUST[result.accounting] for result in firsts)],
+        [
+            "epsilon_server (delta)",
+            *(f"{number(e)} ({number(each[0].delta)})" for e, each in zip(epsilons, headlines, strict=True)),
+        ],
+        ["against the server", *map(_protection, epsilons)],
         *([f"task: {key}", *values] for key, values in differences.items() if len(differences) <= MOST_DIFFERENCES),
     ]
-    for where, each in (
-        ("common test", [headline.common for headline in headlines]),
-        ("own data", [headline.local for headline in headlines]),
+    for where, tests in (
+        ("common test", [[h.common for h in each] for each in headlines]),
+        ("own data", [[h.local for h in each] for each in headlines]),
     ):
-        federated, alone = ([getattr(one, name) for one in each] for name in ("federated", "alone"))
-        gains = [one.gain.mean if one.gain else None for one in each]
-        for name, cells, values, form in (
-            ("federated", [percent(value) for value in federated], federated, _percent),
-            ("alone", [percent(value) for value in alone], alone, _percent),
-            ("gained", [Cell(gained(one.gain), one.verdict or "") for one in each], gains, gained),
-        ):
-            mean = Gain.of([value for value in values if value is not None])
-            rows.append([f"{name}, {where}", *cells, *([form(mean)] if alike else [])])
-        rows.append([f"verdict, {where}", *(Cell(VERDICTS[one.verdict], one.verdict or "") for one in each)])
-    rows.append(["sent up by a device, a round", *(size(_bytes_a_round(result)) for result in results)])
-    if alike:
-        rows[0].append(f"mean of {len(results)} seeds")
+        gains = [_gain(each) for each in tests]
+        verdicts = [_verdict(each) for each in tests]
+        rows.append([f"federated, {where}", *(spread([one.federated for one in each]) for each in tests)])
+        rows.append([f"alone, {where}", *(spread([one.alone for one in each]) for each in tests)])
+        cells = (Cell(gained(gain), verdict or "") for gain, verdict in zip(gains, verdicts, strict=True))
+        rows.append([f"gained, {where}", *cells])
+        rows.append([f"verdict, {where}", *(Cell(VERDICTS[verdict], verdict or "") for verdict in verdicts)])
+    sent = [[count for result in each.values() if (count := _bytes_a_round(result))] for each in columns]
+    rows.append(["sent up by a device, a round", *(size(fmean(each) if each else None) for each in sent)])
     return [[*row, *[""] * (len(rows[0]) - len(row))] for row in rows]
+
+
+def _gain(seeds: Sequence[Comparison]) -> Gain | None:
+    """Of one run with the spread of its devices, of several with that of the seeds."""
+    if len(seeds) == 1:
+        return seeds[0].gain
+    return Gain.of([each.gain.mean for each in seeds if each.gain])
+
+
+def _verdict(seeds: Sequence[Comparison]) -> Verdict | None:
+    verdicts, gain = {each.verdict for each in seeds}, _gain(seeds)
+    if len(seeds) == 1 or gain is None or "nothing" in verdicts:
+        return "nothing" if "nothing" in verdicts else seeds[0].verdict
+    return gain.outcome
 
 
 def comparison_table(runs: Mapping[str, Result], *, title: str) -> TerminalTable:
@@ -105,7 +156,29 @@ def comparison_json(runs: Mapping[str, Result]) -> dict[str, Any]:
             "uplink_bytes": result.uplink_bytes,
             **{where: _plain(each) for where, each in tests.items()},
         }
-    return {"runs": found, "task_differences": task_differences(list(runs.values()))}
+    groups = [each for each in configurations(runs) if len(each) > 1]
+    return {
+        "runs": found,
+        "seeds": [_seeds(group) for group in groups],
+        "task_differences": task_differences(list(runs.values())),
+    }
+
+
+def _seeds(group: Mapping[str, Result]) -> dict[str, Any]:
+    """Of runs that differ by their seed alone: means, standard deviations, and the mean gain's standard error."""
+    headlines = [judge(result) for result in group.values()]
+    found: dict[str, Any] = {"runs": list(group)}
+    for where, tests in (("common_test", [h.common for h in headlines]), ("own_data", [h.local for h in headlines])):
+        gain = _gain(tests)
+        known = [each.federated for each in tests if each.federated is not None]
+        found[where] = {
+            "federated": fmean(known) if known else None,
+            "deviation": stdev(known) if len(known) > 1 else None,
+            "gain": gain.mean if gain else None,
+            "standard_error": gain.standard_error if gain else None,
+            "verdict": _verdict(tests),
+        }
+    return found
 
 
 def task_differences(results: Sequence[Result]) -> dict[str, list[str]]:
@@ -131,10 +204,6 @@ def differ_by_seed(results: Sequence[Result]) -> bool:
 def _keys(result: Result) -> dict[str, str]:
     lines = result.rerun.task.splitlines() if result.rerun else []
     return {key: value for key, _, value in (line.partition(" = ") for line in lines)}
-
-
-def _percent(mean: Gain | None) -> str:
-    return percent(None if mean is None else mean.mean)
 
 
 def _protection(epsilon: float | None) -> str:

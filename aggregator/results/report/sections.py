@@ -29,7 +29,7 @@ from hushfleet.aggregator.results.report.page import (
     missing,
     template,
 )
-from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, wire_table
+from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, seed_table, wire_table
 from hushfleet.aggregator.results.report.verdict import SERVER_MEANINGS, Headline, seen_by_server, trust_of
 from hushfleet.aggregator.results.report.words import LIFETIME, codec, from_to, number, points, repeating, size
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WirePoint
@@ -147,6 +147,17 @@ def _times(count: int, reference: float) -> str:
     if count == reference:
         return "of the same size"
     return f"{max(reference / count, count / reference):.3g} times {'smaller' if count < reference else 'larger'}"
+
+
+def seeds(result: Result) -> Section | None:
+    """None where the run was not repeated."""
+    table = seed_table(result)
+    lead = (
+        "The same run with other seeds: other data on each device, another first model, other noise. * is the run "
+        "itself, which the rest of this page shows. The mean gain has its standard error over seeds; the deviation is "
+        "the standard deviation, in points."
+    )
+    return Section("seeds", "Other seeds", lead, [table]) if table.rows else None
 
 
 def wire_sweep(result: Result, headline: Headline) -> Section | None:

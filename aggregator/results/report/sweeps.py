@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean, stdev
 
+from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.report.page import Cell, Table
 from hushfleet.aggregator.results.report.verdict import VERDICTS, gain_of, verdict_of
 from hushfleet.aggregator.results.report.words import codec, gained, number, percent, size
-from hushfleet.aggregator.results.result import Result, SweepPoint, WireInfo, WirePoint
+from hushfleet.aggregator.results.result import Repeated, Result, WireInfo
 
 DASH = "\N{EN DASH}"
 ONE_BIT_DB = 10 * math.log10(math.pi / 2)
@@ -46,6 +48,28 @@ def wire_table(result: Result) -> Table:
     return Table(head, rows)
 
 
+def seed_table(result: Result) -> Table:
+    """A row a seed, then the mean, the gain's with its standard error over seeds, and the standard deviation."""
+    runs = result.details.seeds
+    head = ("seed", "common test", "own data", "global", "alone, common test", "alone, own data", "gain")
+    columns = ["accuracy_own_common", "accuracy_own_local", "accuracy_global", "local_only_common", "local_only_local"]
+    rows = [
+        (
+            f"{run.seed}{' *' if run.seed == result.seed else ''}",
+            *(percent(getattr(run, name)) for name in columns),
+            _gain(result, run),
+        )
+        for run in runs
+    ]
+    if rows:
+        known = [[each for run in runs if (each := getattr(run, name)) is not None] for name in columns]
+        gain = Gain.of([run.gain_over_local_only for run in runs if run.gain_over_local_only is not None])
+        means = [percent(fmean(values) if values else None) for values in known]
+        rows.append(("mean", *means, Cell(gained(gain, ""), "" if gain is None else gain.outcome)))
+        rows.append(("deviation", *(f"{100 * stdev(each):.1f}" if len(each) > 1 else "" for each in known), ""))
+    return Table(head, rows)
+
+
 def cost_db(wire: WireInfo) -> str:
     """What a form takes from the ratio of signal to noise: signs have pi / 2 times the variance of the noise."""
     if wire.codec == "one-bit":
@@ -55,12 +79,12 @@ def cost_db(wire: WireInfo) -> str:
     return number(10 * math.log10(1 + wire.step**2 / 12)) if wire.step_unit == "noise" else DASH
 
 
-def _ends(result: Result, run: SweepPoint | WirePoint) -> tuple[str, ...]:
+def _ends(result: Result, run: Repeated) -> tuple[str, ...]:
     accuracies = (run.accuracy_own_common, run.accuracy_own_local, run.accuracy_global)
     return (*map(percent, accuracies), _gain(result, run))
 
 
-def _gain(result: Result, run: SweepPoint | WirePoint) -> Cell:
+def _gain(result: Result, run: Repeated) -> Cell:
     verdict = verdict_of(result, run)
     if verdict == "nothing":
         return Cell(VERDICTS[verdict], verdict)

@@ -25,7 +25,7 @@ from hushfleet.aggregator.results.gains import (
     worse_than_alone,
 )
 from hushfleet.aggregator.results.report.words import gained, lifetime_words, number, percent, percent_up, size
-from hushfleet.aggregator.results.result import Lifetime, Result, SumsInfo, SweepPoint, WirePoint
+from hushfleet.aggregator.results.result import Lifetime, Repeated, Result, SumsInfo
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, guess_rate, protection
 from hushfleet.privacy.terms import TRUST, Trust
@@ -68,7 +68,8 @@ class Headline:
 
     :param rows: what is compared with training alone, by what it is called; the first two are `common` and `local`.
     :param common: on the common test set; `local`: on each device's own data.
-    :param epsilon_server: the worst device's; likewise `epsilon_release`, and `delta` is the largest.
+    :param epsilon_server: the worst device's; likewise `epsilon_release`, which is None too where no round made a
+        model, and `delta` is the largest.
     :param unit: `device` or `record`: what the epsilons protect.
     :param exchange_server: the worst device's, for exchanging one for another.
     :param lifetime: of the device that has spent most over all tasks; None where it is not known.
@@ -118,7 +119,8 @@ def judge(result: Result) -> Headline:
     return Headline(
         rows=tuple(zip(others, (common, local, third), strict=True)),
         epsilon_server=_largest(row.epsilon_server for row in privacy),
-        epsilon_release=_largest(row.epsilon_release for row in privacy),
+        # of models: where none was made, 0 would look like protection
+        epsilon_release=_largest(row.epsilon_release for row in privacy if any(r.participants for r in result.rounds)),
         delta=_largest(row.delta for row in privacy),
         unit=privacy[0].unit if privacy else None,
         raw_values=tuple(dict.fromkeys(words for row in privacy for words in row.raw_values)),
@@ -236,8 +238,13 @@ def trust_of(result: Result) -> Trust:
 def privacy_answer(headline: Headline, *, devices: int) -> str:
     """What the two epsilons are worth, in plain sentences."""
     server, release, delta = headline.epsilon_server, headline.epsilon_release, headline.delta
-    if server is None or release is None or delta is None:
+    if server is None or delta is None:
         return "This run recorded no privacy ledger, so nothing can be said about what it protects."
+    if release is None:
+        return (
+            "No round had enough updates to make a model of, so the devices have paid for nothing: "
+            f"epsilon_server = {number(server)}, {protection(server)} against the server."
+        )
     if headline.raw_values:
         text = (
             f"Both epsilons are infinite: {', '.join(headline.raw_values)} leave the device un-noised, and the models "
@@ -307,11 +314,11 @@ def further_answers(result: Result, headline: Headline) -> list[str]:
     return [words for words in told if words]
 
 
-def gain_of(point: SweepPoint | WirePoint) -> Gain:
+def gain_of(point: Repeated) -> Gain:
     return Gain(point.gain_over_local_only or 0.0, point.gain_standard_error)
 
 
-def verdict_of(result: Result, point: SweepPoint | WirePoint) -> Verdict | None:
+def verdict_of(result: Result, point: Repeated) -> Verdict | None:
     """A point of a sweep by the same rule as the run itself."""
     reached = point.accuracy_global if result.details.own_heads else point.accuracy_own_common
     images = result.details.common_test_images or 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from itertools import pairwise
+from statistics import fmean, stdev
 
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.result import Lifetime, WireInfo
@@ -37,6 +39,14 @@ def lifetime_words(lifetime: Lifetime) -> str:
 def percent(value: float | None) -> str:
     """An accuracy or share: `87.3 %`."""
     return NOT_MEASURED if value is None else f"{100 * value:.1f}{NARROW}%"
+
+
+def spread(values: Sequence[float | None]) -> str:
+    """The mean of accuracies and their standard deviation: `87.3 % (sd 0.6)`."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return percent(known[0] if known else None)
+    return f"{percent(fmean(known))} (sd {100 * stdev(known):.1f})"
 
 
 def percent_up(value: float) -> str:

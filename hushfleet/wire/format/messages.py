@@ -124,7 +124,8 @@ class SecurePlan(Checked):
 class RoundPlan(Checked):
     """Retained: who takes part in which round, from which global model, until when.
 
-    :param global_digest: SHA-256 of the global model, `d` little-endian float32 values.
+    :param global_digest: SHA-256 of the global model, `d` little-endian float32 values, and of the method's vectors, as
+        many each, behind it.
     :param global_bytes: its size.
     :param cohort: device id -> digest (16 bytes) of the `PublicState` that the aggregator holds of it.
     :param noise_split: between how many devices the round's noise is divided.

@@ -89,7 +89,7 @@ def register(app: typer.Typer) -> None:
             with suppress(BadInput):  # shares, or a mistake that is told when the number is known
                 devices = len(read_boards(boards))
         task = overridden(task_file, settings, {"data.devices": devices, "round.rounds": rounds}, method=method)
-        policies = read_policies(policy or [], task.round)
+        policies = read_policies(policy or [], task)
         mix = read_boards(boards, devices=task.data.devices, seed=task.seed)
         with shown(console):
             prepared = prepare(task, data_dir=data_dir, run_id=f"seed{task.seed}")

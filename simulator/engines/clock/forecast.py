@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
@@ -30,10 +31,11 @@ POLICY_KEYS = ("cohort_size", "min_devices", "quorum", "min_updates", "deadline_
 AS_IN_TASK = "as in the task"
 
 
-def read_policies(texts: Sequence[str], rules: RoundSection) -> dict[str, RoundSection]:
+def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
     """Texts such as `quorum=0.8,deadline_s=300`, tidied up, and what each makes of the task's rules.
 
-    Without any text, the rules as they are. Raises `BadInput` for a key that no policy has or a value out of its range.
+    Without any text, the rules as they are. Raises `BadInput` for a key that no policy has, a value out of its range,
+    and rules by which a fleet of the task's size could never open or close a round.
     """
     policies = {}
     for text in texts or [""]:
@@ -48,7 +50,7 @@ def read_policies(texts: Sequence[str], rules: RoundSection) -> dict[str, RoundS
             except tomllib.TOMLDecodeError as error:
                 raise BadInput(f"--policy {text!r}: {key} = {value!r}: must be a number") from error
         try:
-            policies[",".join(pairs) or AS_IN_TASK] = replace(rules, **changed)
+            policies[",".join(pairs) or AS_IN_TASK] = replace(task, round=replace(task.round, **changed)).round
         except ValueError as error:
             raise BadInput(f"--policy {text!r}: {error}") from error
     return policies
@@ -135,7 +137,7 @@ def forecast(
     """
     task = prepared.task
     names = device_names(len(mix))
-    schedule = schedule_of(replace(task, round=rules), names)
+    schedule = schedule_of(replace(task, round=rules, data=replace(task.data, devices=len(mix))), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
     clock = clock_of(prepared, rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed)
     rounds = counted(clock.rounds(), f"rounds of {len(mix)} devices, {policy}", total=rules.rounds)

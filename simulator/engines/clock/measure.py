@@ -110,13 +110,15 @@ class _Trial:
         self.accept_s: list[float] = []
         self.close_s: list[float] = []
         # More rounds than the task may have, so that the trial never runs out of them.
-        rules = replace(prepared.task.round, cohort_size=0)
+        rules = replace(prepared.task.round, cohort_size=0, patience=0)
         task = replace(prepared.task, round=rules)
         spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, _ROUNDS))
         method = method_of(spec)
         self._prepared = replace(prepared, task=task, spec=spec, method=method)
-        config = {**spec.method_config, "batch_size": batch_size, "local_steps": 0}
-        self._of_device = replace(spec, method_config=config)
+        self._of_device = replace(spec, method_config={**spec.method_config, "batch_size": batch_size})
+        self._method = method_of(self._of_device)
+        # the trial goes through its samples once, also where the method accepts a number of steps alone
+        object.__setattr__(self._method.config, "local_steps", 0)
         self._gradient, self._inference, self._store, self._batch_size = gradient, inference, store, batch_size
         self._engine = RoundEngine(server, self._prepared)
         server.add_device("trial", public_key=store.identity.public_key)
@@ -137,7 +139,7 @@ class _Trial:
     def _round(self, batches: int) -> float:
         engine, spec = self._engine, self._of_device
         samples = _samples(self._prepared, batches * self._batch_size)
-        plan, params = engine.open_round(["trial"], roster=self._roster), engine.global_params
+        plan, params = engine.open_round(["trial"], roster=self._roster), engine.model.published
         trainer = Trainer(
             device="trial",
             store=self._store,
@@ -147,6 +149,7 @@ class _Trial:
             samples=lambda: samples,
             randomness=SeededRandomness(0, 0),
             limits=LimitsSection.of_simulation(spec.privacy),
+            method=self._method,
         )
         entry, seconds = _measured(lambda: trainer.run_round(plan, params, self._roster))
         verdict, accept_s = _measured(lambda: engine.accept("trial", entry.data))

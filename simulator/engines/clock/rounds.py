@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from hushfleet.aggregator.observe.events import EventLog, iterate_events
-from hushfleet.aggregator.observe.round_events import run_fields
+from hushfleet.aggregator.observe.round_events import finished_fields, run_fields
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.atomic_file import write_whole
@@ -89,6 +89,8 @@ def run_clocked_rounds(
         rounds = VirtualRounds(simulation, engine, time, events=events, scenario=scenario, group=_GROUP * workers.count)
         rounds.begin()
         for closed in closed_rounds:
+            if engine.finished and closed.round > engine.closed_rounds:
+                break
             rounds.play(closed, train)
         rounds.end()
 
@@ -153,7 +155,7 @@ class VirtualRounds:
         self._write_run()
 
     def end(self) -> None:
-        self._events.write("finished")
+        self._events.write("finished", **finished_fields(self._engine))
 
     def play(self, closed: ClosedRound, train: Train) -> None:
         """One round. Raises `HushfleetError` if the engine sees it otherwise than the clock."""

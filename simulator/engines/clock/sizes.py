@@ -83,6 +83,7 @@ class Sizes:
     :param header_bytes: of an update, all but values and public state.
     :param name_bytes: of a device's name; all of a fleet have the same.
     :param difference_bytes: of a difference between one global model and the next; 0 where they travel whole.
+    :param vectors: how many vectors of the server half travel with the model.
     """
 
     parameters: int
@@ -93,11 +94,12 @@ class Sizes:
     header_bytes: int
     name_bytes: int
     difference_bytes: int = 0
+    vectors: int = 0
 
     @property
     def model_bytes(self) -> int:
-        """The global model, float32."""
-        return 4 * self.parameters
+        """The global model, float32, and the vectors that travel with it."""
+        return 4 * self.parameters * (1 + self.vectors)
 
     @property
     def offered(self) -> int:
@@ -214,6 +216,7 @@ def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:
         header_bytes=_header_bytes(prepared, name_bytes),
         name_bytes=name_bytes,
         difference_bytes=_difference_bytes(prepared),
+        vectors=len(prepared.method.server.vectors),
     )
 
 
@@ -261,12 +264,13 @@ def _difference_bytes(prepared: PreparedTask) -> int:
     if wire.downlink == "full":
         return 0
     step = wire.downlink_step if _noised(prepared) else wire.relative_step
-    layers = len(layout.layers)
+    parts = 1 + len(prepared.method.server.vectors)
+    layers = len(layout.layers) * parts
     still = np.zeros(layers, np.float32)
     header = encode_difference(
         still, still, task=prepared.spec.task, round=1, counts=[1] * layers, steps=[step] * layers
     ).data
-    return len(header) + round(_coded_bits(prepared, step, dither_key=None) * layout.size / 8)
+    return len(header) + round(_coded_bits(prepared, step, dither_key=None) * layout.size * parts / 8)
 
 
 def _coded_bits(prepared: PreparedTask, step: float, *, dither_key: bytes | None) -> float:

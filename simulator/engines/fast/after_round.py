@@ -28,9 +28,14 @@ class AfterRound:
         """Loaded once in each process."""
         return loaded_run(self.path, self.runtime)
 
+    def published(self) -> np.ndarray:
+        """What the round ended with, float32: the global model, and the method's vectors behind it."""
+        layout, vectors = self.run.spec.model.layout, self.run.method.server.vectors
+        return Checkpoints(self.run.folder.aggregator, layout, vectors=vectors, durable=False).read(self.round)
+
     def global_params(self) -> np.ndarray:
         """The global model float32 `[d]` that the round ended with."""
-        return Checkpoints(self.run.folder.aggregator, self.run.spec.model.layout, durable=False).read(self.round)
+        return self.run.method.split(self.published())[0]
 
 
 def after_last_round(simulation: Simulation, devices: Iterable[str], *, runtime: str) -> list[AfterRound]:

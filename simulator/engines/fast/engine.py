@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.observe.round_events import open_fields, run_fields, update_fields
+from hushfleet.aggregator.observe.round_events import finished_fields, open_fields, run_fields, update_fields
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -30,7 +30,7 @@ from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import SIGNED
 
-ALL_SPENT = "every device has spent its privacy budget"
+ALL_SPENT = "too few devices have privacy budget left for another round"
 
 
 def run_rounds(
@@ -46,8 +46,9 @@ def run_rounds(
 ) -> None:
     """Runs the task's rounds to the end, or on from where an interrupted run stopped.
 
-    A device may decline a round, and the fleet goes on; once every device has spent its privacy budget, the run is at
-    its end. Raises `HushfleetError` where a whole cohort declines for another reason.
+    A device may decline a round, and the fleet goes on; once so many have spent their privacy budgets that no round can
+    close any more, the run is at its end. Raises `HushfleetError` where too many decline for another reason, or nobody
+    can pay for the first round.
 
     :param evaluate_every: devices' own models are tested every so many rounds, and in the last `evaluate_last` ones.
     :param lean: without what only a field needs, see `hushfleet.simulator.engines.fast.lean`.
@@ -65,7 +66,8 @@ def run_rounds(
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
         for device in simulation.fleet.devices:
             events.write("presence", device=device.name, state="ready", board=device.board)
-        spent = all_have_spent(store, names)
+        least = simulation.task.round.min_updates
+        spent = too_few_can_pay(store, names, least=least)
         work.done = store.last_closed_round
         on_closed(store.last_closed_round)
         while not engine.finished and not spent:
@@ -78,14 +80,14 @@ def run_rounds(
             )  # fmt: skip
             for answer in answers:
                 deliver(answer, engine, plan, events)
-            check_participation(engine, plan)
+            check_participation(engine, plan, least=least)
             summary = engine.close()
             work.count()
             events.write("round_close", **summary.to_dict())
             on_closed(plan.round)
-            spent = summary.participants == 0 and all_have_spent(store, names)
+            spent = summary.participants == 0 and too_few_can_pay(store, names, least=least)
     end_lean(simulation)
-    events.write("finished", **({"reason": ALL_SPENT} if spent else {}))
+    events.write("finished", **({"reason": ALL_SPENT} if spent else finished_fields(engine)))
 
 
 def tested_by(simulation: Simulation, runtime: str) -> PreparedTask:
@@ -100,21 +102,27 @@ def tested_by(simulation: Simulation, runtime: str) -> PreparedTask:
     return replace(prepared, evaluate_global=lambda params: evaluate(run.inference, params, run.common_test))
 
 
-def check_participation(engine: RoundEngine, plan: RoundPlan) -> None:
-    """Raises `HushfleetError` for an open round that a whole cohort declined, unless budgets are why."""
-    why = [(code, reason) for _, _, code, reason in engine.store.declines(plan.round) if code != "budget"]
-    if not engine.accepted and why:
+def check_participation(engine: RoundEngine, plan: RoundPlan, *, least: int = 1) -> None:
+    """Raises `HushfleetError` for an open round in which fewer than `least` of the cohort take part, unless budgets are
+    why: a run that has begun then ends by itself."""
+    why = [
+        (code, reason)
+        for _, _, code, reason in engine.store.declines(plan.round)
+        if code != "budget" or plan.round == 1
+    ]
+    if engine.accepted < least and why:
         code, reason = why[0]
-        raise HushfleetError(f"round {plan.round}: no device takes part ({code}), since {reason}")
+        few = f"{engine.accepted} of {len(engine.cohort)} devices take part, and round.min_updates = {least}"
+        who = few if engine.accepted else "no device takes part"
+        raise HushfleetError(f"round {plan.round}: {who} ({code}), since {reason}")
 
 
-def all_have_spent(store: AggregatorStore, devices: Collection[str]) -> bool:
-    """Whether the last that was heard of each device is that its privacy budget does not allow another round."""
+def too_few_can_pay(store: AggregatorStore, devices: Collection[str], *, least: int) -> bool:
+    """Whether privacy budgets leave fewer than `least` devices, by the last that was heard of each."""
     refused = {device: round for round, device, code, _ in store.declines() if code == "budget"}
-    if not refused:
-        return False
-    sent = {charge.device: charge.round for charge in store.charges()}
-    return all(refused.get(device, 0) > sent.get(device, 0) for device in devices)
+    sent = {charge.device: charge.round for charge in store.charges()} if refused else {}
+    spent = sum(refused.get(device, 0) > sent.get(device, 0) for device in devices)
+    return len(devices) - spent < least
 
 
 def deliver(answer: Answer, engine: RoundEngine, plan: RoundPlan, events: EventLog) -> None:

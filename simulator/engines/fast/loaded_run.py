@@ -84,9 +84,10 @@ class LoadedRun:
         return self._load(self.folder.common_test)
 
     def global_params(self, plan: RoundPlan) -> np.ndarray:
-        """The global model float32 `[d]` that a round begins with, read-only."""
+        """The global model float32 `[d]` that a round begins with, and the vectors behind it, read-only."""
         if self._global is None or self._global[0] != plan.global_digest:
-            checkpoints = Checkpoints(self.folder.aggregator, self.spec.model.layout, durable=False)
+            layout, vectors = self.spec.model.layout, self.method.server.vectors
+            checkpoints = Checkpoints(self.folder.aggregator, layout, vectors=vectors, durable=False)
             params = checkpoints.read(plan.round - 1)
             params.setflags(write=False)
             self._global = plan.global_digest, params

@@ -23,8 +23,8 @@ from pathlib import Path
 from hushfleet.aggregator.broker import BrokerKind
 from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.broker.process import Broker, start_broker
-from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.config.spec import SecureSpec
+from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles import Board, load_board
 from hushfleet.simulator.engines.live.emulation import Emulation, emulation_of, machine_speed, shown

@@ -106,7 +106,7 @@ class CohortTrainer:
         self,
         method: TaskMethod,
         members: Sequence[Member],
-        global_params: np.ndarray,
+        published: np.ndarray,
         *,
         inputs: Inputs,
     ) -> list[Trained]:
@@ -116,21 +116,21 @@ class CohortTrainer:
         groups of their own. The method sees one stacked context: `mask`, `own` and `start` `[c, d]`, private arrays
         `[c, ...]`, all on the device.
 
-        :param global_params: float32 `[d]`, read-only.
+        :param published: float32, read-only, as `TaskMethod.begin` takes it.
         :raises BadInput: a member has no samples.
         """
         if not members:
             return []
         if any(len(member.samples) == 0 for member in members):
             raise BadInput("a device of the cohort has no training samples; give each at least one")
-        ready = [self._ready(method, member, member.samples, global_params) for member in members]
+        ready = [self._ready(method, member, member.samples, published) for member in members]
         needed, budget = self._memory(method, ready, inputs)
         pending = deque(self._groups(method, ready, self._fitting(needed, budget)))
         results: dict[int, Trained] = {}
         sizes = []
         while pending:
             group = pending.popleft()
-            trained = self._attempt(method, [ready[i] for i in group], global_params, inputs)
+            trained = self._attempt(method, [ready[i] for i in group], inputs)
             if trained is None:
                 self._most_clients = -(-len(group) // 2)
                 first, second = group[: self._most_clients], group[self._most_clients :]
@@ -148,9 +148,9 @@ class CohortTrainer:
         ready = [self._ready(method, each, each.samples.take(slice(0, 1)), params) for each in members]
         return self._fitting(*self._memory(method, ready, inputs))
 
-    def _ready(self, method: TaskMethod, member: Member, samples: LabelledSamples, global_params: np.ndarray) -> _Ready:
+    def _ready(self, method: TaskMethod, member: Member, samples: LabelledSamples, published: np.ndarray) -> _Ready:
         own_samples = LoadedSamples(samples, self.gradient, self.gradient.logits)
-        return _Ready(member, method.begin(member.state, global_params, member.terms, own_samples), own_samples)
+        return _Ready(member, method.begin(member.state, published, member.terms, own_samples), own_samples)
 
     def _memory(self, method: TaskMethod, ready: Sequence[_Ready], inputs: Inputs) -> tuple[int, int]:
         """Bytes that a client needs, and bytes that there are."""
@@ -198,7 +198,6 @@ class CohortTrainer:
         self,
         method: TaskMethod,
         group: Sequence[_Ready],
-        global_params: np.ndarray,
         inputs: Inputs,
     ) -> list[Trained] | None:
         """The group's training; None if memory ran out, with generators and progress as they were before."""
@@ -206,7 +205,7 @@ class CohortTrainer:
         # Noise has no state that could be put back, so all but the last attempt draw from copies.
         tried = group if len(group) == 1 else [each.with_noise(deepcopy(each.member.noise)) for each in group]
         try:
-            return self._train_group(method, tried, global_params, inputs)
+            return self._train_group(method, tried, inputs)
         except torch.OutOfMemoryError:
             if len(group) == 1:
                 raise
@@ -221,13 +220,12 @@ class CohortTrainer:
         self,
         method: TaskMethod,
         group: Sequence[_Ready],
-        global_params: np.ndarray,
         inputs: Inputs,
     ) -> list[Trained]:
         """As `train_round`."""
         if self.replayed is not None:
             self.replayed.begin()
-        context = self._stacked([each.context for each in group], global_params)
+        context = self._stacked([each.context for each in group])
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             shared = _ManyClients(self, method, method.training, group, inputs, noised=method.by_record)
             end = context.start.clone()
@@ -249,7 +247,7 @@ class CohortTrainer:
             results.append(Trained(done, ends[row], owns[row], float(losses[row])))
         return results
 
-    def _stacked(self, contexts: Sequence[RoundContext], global_params: np.ndarray) -> RoundContext:
+    def _stacked(self, contexts: Sequence[RoundContext]) -> RoundContext:
         states, first = [context.state for context in contexts], contexts[0]
         public = PublicState(
             self._upload([state.public.mask for state in states]),
@@ -260,10 +258,14 @@ class CohortTrainer:
         return replace(
             first,
             state=DeviceState(public, own, private),
-            global_params=torch.from_numpy(global_params.copy()).to(self.device),
+            global_params=self._copied(first.global_params),
             start=self._upload([context.start for context in contexts]),
             chosen=None if first.chosen is None else self._upload([context.chosen for context in contexts]),
+            vectors={name: self._copied(vector) for name, vector in first.vectors.items()},
         )
+
+    def _copied(self, array: Array) -> Tensor:
+        return torch.from_numpy(array.copy()).to(self.device)
 
     def _upload(self, arrays: Sequence[Array]) -> Tensor:
         return torch.from_numpy(np.stack(arrays)).to(self.device)

@@ -140,7 +140,7 @@ class _ScriptedTrainer(Trainer):
 
     ends_with: Trained
 
-    def train(self, plan: RoundPlan, global_params: np.ndarray, **_: Any) -> Trained:
+    def train(self, plan: RoundPlan, published: np.ndarray, **_: Any) -> Trained:
         self.state_for(plan)
         return self.ends_with
 

@@ -134,9 +134,10 @@ class _Newcomer(Trainer):
         super().state_for(plan)
         return self.method.init_state()
 
-    def train(self, plan: RoundPlan, global_params: np.ndarray, **how: object) -> Trained:
+    def train(self, plan: RoundPlan, published: np.ndarray, **how: object) -> Trained:
         if self.ends_with is None:
-            return super().train(plan, global_params)
+            return super().train(plan, published)
         (update, data), method = self.ends_with, self.method
-        context = method.begin(self.state_for(plan), global_params, self.terms_of(plan), data)
-        return Trained(method.measured(context, global_params, data), context.start + update, global_params, 0.0)
+        context = method.begin(self.state_for(plan), published, self.terms_of(plan), data)
+        own = context.global_params
+        return Trained(method.measured(context, own, data), context.start + update, own, 0.0)

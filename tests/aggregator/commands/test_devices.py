@@ -58,6 +58,14 @@ def test_devices_are_added_blocked_and_forgotten(tmp_path: Path) -> None:
     assert states(run) == {"never-seen": "blocked", "two": "expected"}
 
 
+def test_a_new_device_has_no_dot_and_a_known_one_keeps_it(tmp_path: Path) -> None:
+    assert "take 'old-1'" in refused("devices", "add", tmp_path, "old.1")
+    with DeviceRegister(tmp_path) as register:
+        register.add([KnownDevice("old.1", KEY)])
+    invoked("devices", "block", tmp_path, "old.1")
+    assert "accepted again" in invoked("devices", "add", tmp_path, "old.1").output
+
+
 def test_the_list_shows_who_was_refused_and_who_was_seen(tmp_path: Path) -> None:
     with DeviceRegister(tmp_path) as register:
         register.add([KnownDevice("one", KEY)])

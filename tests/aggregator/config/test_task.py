@@ -314,6 +314,9 @@ def test_every_method_runs_strict(name: str) -> None:
         ({"method": {"name": "fedavg", "gamma": 0.1}}, "method: unknown field 'gamma'"),
         ({"privacy": {"epsilon": 2, "noise_multiplier": 1}}, "privacy: give noise_multiplier or epsilon, not both"),
         ({"privacy": {"clip_norm": 0}}, "privacy.clip_norm = 0: must be positive"),
+        ({"privacy": {"clip_norm": 1e-40}}, "privacy: clip_norm = 1e-40: must be 1e-9 to 1e6, or inf"),
+        ({"privacy": {"clip_norm": 1e38}}, "privacy: clip_norm = 1e.38: must be 1e-9 to 1e6, or inf"),
+        ({"privacy": {"noise_multiplier": 1e-40}}, "privacy: noise_multiplier = 1e-40: must be 0, or 1e-6 to 1000"),
         ({"privacy": {"clip_norm": math.inf, "epsilon": 2}}, "privacy: clip_norm = inf: must be finite where noise"),
         ({"privacy": {"clip_norm": math.inf, "noise_multiplier": 1}}, "privacy: clip_norm = inf"),
         ({"privacy": {"delta": 1}}, "privacy.delta = 1: must be between 0 and 1"),
@@ -371,6 +374,13 @@ def test_a_broken_file_is_bad_input(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(BadInput, match=r"task.toml is not valid TOML"):
             load_task(path)
+    for line in ("\\Users\\me", "\\data\\new", "\\tmp\\"):
+        path.write_text(f'name = "a"\n[data]\npath = "C:{line}"\n')
+        with pytest.raises(BadInput, match=r"line 3.*; between double quotes \\ begins an escape: write"):
+            load_task(path)
+    written = {**plain(), "data": {"name": "csv", "path": "C:\temp\new.csv"}}
+    with pytest.raises(BadInput, match=r"path = 'C:\\temp\\new.csv': has a tab .* between single quotes, or with /"):
+        parse_task(written)
     assert issubclass(BadInput, HushfleetError)
     assert BadInput.exit_code == 2
 
@@ -485,3 +495,31 @@ def test_every_method_is_reached_by_its_name() -> None:
         chosen = task(method={"name": name})
         made = make_method(name, chosen.method.settings, chosen.privacy_spec(), layout, rounds=1)
         assert type(made.config) is published.config
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"min_updates": 9}, "round.min_updates = 9: a round has 8 devices, so none could ever close"),
+        ({"min_updates": 3, "cohort_size": 2}, "round.min_updates = 3: a round has 2 devices"),
+        ({"cohort_size": 9}, "round.cohort_size = 9: the fleet has 8 devices"),
+        ({"min_devices": 9}, "round.min_devices = 9: the fleet has 8 devices .* no round could ever open"),
+        (
+            {"min_devices": 3, "min_updates": 4},
+            "round.min_devices = 3: .* never close with round.min_updates = 4",
+        ),
+    ],
+)
+def test_rules_by_which_no_round_could_ever_open_or_close_are_refused(rules: dict[str, int], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        task(data={"devices": 8}, round=rules)
+
+
+def test_rules_that_a_fleet_can_just_meet_are_taken() -> None:
+    rules = {"min_updates": 8, "min_devices": 8, "cohort_size": 8}
+    assert task(data={"devices": 8}, round=rules).round.min_updates == 8
+
+
+def test_a_committee_that_could_never_open_a_sum_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"privacy.honest_fraction = 0.2: of 96 members of a committee 96 may"):
+        of_sums(data={"devices": 300}, privacy={"honest_fraction": 0.2}, round={"min_updates": 300})

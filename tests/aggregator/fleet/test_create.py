@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.config.toml_text import to_toml
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.members import counted, from_csv
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.config.toml_text import to_toml
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.errors import BadInput
 from support.desk import TASK, make_folder
@@ -101,6 +101,7 @@ def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("id,board\na-1,generic-x86\nA 2,generic-x86\n", "line 3: .*'A 2'"),
+        ("id,board\na.1,generic-x86\n", "line 2: .*'a.1' has a '.'"),
         ("id,board\na-1,generic-x86\na-1,generic-x86\n", "names a-1 2 times"),
         ("id,board\na-1,\n", "line 2: no board"),
         ("id,colour\na-1,red\n", "must name columns"),

@@ -16,14 +16,15 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
-from hushfleet.aggregator.fleet import spending, words
+from hushfleet.aggregator.fleet import owner_words, spending, words
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.metrics import metrics
+from hushfleet.aggregator.fleet.processes import Child
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processes
 from hushfleet.aggregator.fleet.table import table
-from hushfleet.aggregator.fleet.view import FleetView
+from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.report.words import lifetime_words, number
@@ -179,6 +180,31 @@ def test_what_is_old_or_of_somebody_else_changes_nothing(desk: Desk) -> None:
     assert (board.state, board.disk_percent) == ("training", None)
 
 
+def test_a_finished_task_is_no_fault() -> None:
+    run = a_view().run
+    assert run is not None
+    view = replace(a_view(), aggregator="stopped", run=replace(run, finished=True, rounds_closed=20, open_round=None))
+    assert words.summary(view) == (
+        "8 of 12 boards are there, 4 need somebody (greenhouse-03, greenhouse-05, greenhouse-06, greenhouse-10), the "
+        "task is finished"
+    )
+    assert words.progress(run).startswith("greenhouse-hush-1a2b3c4d: round 12 of 20 is open")
+    assert words.progress(replace(run, finished=True)).endswith("hushfleet fleet task DIR TASK.toml")
+
+
+@pytest.mark.parametrize(("code", "level", "told"), [(0, "INFO", "all is done"), (2, "WARNING", "it has ended (2)")])
+def test_a_process_that_has_done_its_work_is_no_fault(
+    code: int, level: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = Child("it", ["sh", "-c", f"exit {code}"], None, when_done="all is done")
+    child.start()
+    assert child.process is not None
+    child.process.wait()
+    with caplog.at_level("INFO"):
+        child.watch(0.0)
+    assert [(record.levelname, record.message) for record in caplog.records] == [(level, told)]
+
+
 def test_the_run_as_its_log_tells_it(desk: Desk) -> None:
     for name in NAMES:
         desk.hear(name, desk.birth(name))
@@ -293,9 +319,49 @@ def test_terminal_and_json_say_first_what_was_spent_in_all(desk: Desk) -> None:
     assert (view.lifetime.epsilon_server, view.lifetime.exchange_server) == (most, exchange)
     assert view.to_json()["lifetime"] == {"epsilon_server": most, "exchange_server": exchange, "delta": 1e-5}
     shown = io.StringIO()
-    Console(file=shown, width=400).print(table(view))
+    Console(file=shown, width=400).print(table(view, details=True))
     said = lifetime_words(view.lifetime)
     assert shown.getvalue().index(said) < shown.getvalue().index("in this task, per device")
+
+
+def test_an_owner_reads_four_sentences(desk: Desk) -> None:
+    assert owner_words.sentences(desk.view()) == {
+        "boards": "0 of 3 boards are there",
+        "photographs": "How many a board uses or leaves out, and why, is private and stays on it; read it there: "
+        "sudo -u hushfleet hushfleet-edge status /etc/hushfleet/device.toml",
+        "model": "Whether it is better on a board than the board's own is private, too, and told by the same command "
+        "there",
+        "privacy": "Nothing is spent yet",
+    }
+    charge = pack(Charge("device", "add-or-remove", "gaussian", 2.0))
+    limits = "[device.limits]\nepsilon_server = 8.0\n"
+    (desk.folder.path / FILE_NAME).write_text((desk.folder.path / FILE_NAME).read_text() + limits)
+    desk.folder = FleetFolder(desk.folder.path)
+    with DeviceRegister(desk.folder.aggregator) as register:
+        for round in (1, 2):
+            register.note_charges("t-1", round, {"board-1": charge, "board-2": charge}, certain=True)
+        register.note_charges("t-0", 1, {"board-2": charge}, certain=True)
+    with run_events(desk.folder) as log:
+        log.write("round_open", round=2, cohort=list(NAMES))
+        log.write("decline", round=2, device="board-3", code="no-data", reason="this device has no data that fit")
+        log.write("round_close", round=2, participants=2, uplink_bytes=1, downlink_bytes=1, accuracy_global=0.741)
+        view = desk.view()
+    spent, rounds = epsilon([Step(2.0, 1.0, 3)], delta=1e-5), view.privacy_left and view.privacy_left.rounds
+    assert rounds is not None
+    assert epsilon([Step(2.0, 1.0, 3 + rounds)], delta=1e-5) <= 8.0 < epsilon([Step(2.0, 1.0, 4 + rounds)], delta=1e-5)
+    found = owner_words.sentences(view)
+    assert found["photographs"].startswith("1 board has none that fit the task: board-3; look at data.path there")
+    assert found["model"].startswith("The fleet's model is right on 74.1")
+    assert found["privacy"] == (
+        f"board-2, which has spent most, stands at {number(spent)} of the 8 that its card allows (epsilon; weak "
+        f"protection); the rest is enough for {rounds} more rounds of this task, which has 1 to come"
+    )
+    left = replace(view, privacy_left=PrivacyLeft("board-2", 7.9, 8.0, 0))
+    assert "the rest is not enough for another round of this task" in owner_words.privacy(left)
+    shown = io.StringIO()
+    Console(file=shown, width=400).print(table(view))
+    assert all(said in shown.getvalue() for said in found.values())
+    assert "exchange" not in shown.getvalue()
 
 
 def test_what_was_spent_changes_with_the_charges_and_not_with_their_number_alone(desk: Desk) -> None:

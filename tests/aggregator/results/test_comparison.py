@@ -63,10 +63,29 @@ def test_runs_of_other_seeds_have_their_mean_and_its_spread() -> None:
     assert rows[""][-1] == "mean of 3 seeds"
     spread = Gain.of([0.05, 0.07, 0.09])
     assert rows["gained, common test"][-1] == gained(spread)
-    assert rows["federated, common test"][-1].startswith("77.0")
+    assert rows["federated, common test"][-1] == "77.0\N{NO-BREAK SPACE}% (sd 2.0)"
     assert not differ_by_seed([seeded(0, 0.7), seeded(1, 0.7, epsilon=4.0)])
     assert not differ_by_seed([seeded(0, 0.7), seeded(0, 0.8)])
     assert not differ_by_seed(list(RUNS.values())), "files that do not say their task"
+
+
+def test_seeds_of_one_configuration_are_one_column_beside_another() -> None:
+    runs = {f"two-{n}": seeded(n, own) for n, own in enumerate((0.75, 0.77))}
+    runs |= {f"four-{n}": seeded(n, own, epsilon=4.0) for n, own in enumerate((0.80, 0.84))}
+    runs["eight"] = seeded(3, 0.9, epsilon=8.0)
+    rows = {name: values for name, *values in comparison_rows(runs)}
+    assert rows[""] == ["two-0, 2 seeds", "four-0, 2 seeds", "eight"]
+    assert rows["task: privacy.epsilon"] == ["2.0", "4.0", "8.0"]
+    assert "task: seed" not in rows
+    assert [each.replace("\N{NO-BREAK SPACE}", "") for each in rows["federated, common test"]] == [
+        "76.0% (sd 1.4)",
+        "82.0% (sd 2.8)",
+        "90.0%",
+    ]
+    found = comparison_json(runs)["seeds"]
+    assert [each["runs"] for each in found] == [["two-0", "two-1"], ["four-0", "four-1"]]
+    assert found[1]["common_test"]["federated"] == pytest.approx(0.82)
+    assert found[1]["common_test"]["standard_error"] == pytest.approx(0.02)
 
 
 def test_the_keys_in_which_tasks_differ_are_rows_of_their_own() -> None:

@@ -325,6 +325,16 @@ def test_a_large_delta_is_named() -> None:
     assert "Mind the delta" not in privacy_answer(nothing, devices=10)
 
 
+def test_a_run_without_a_model_claims_no_protection_for_readers_of_models() -> None:
+    """A release of 0 of nothing looked like the best protection that there is."""
+    made = sample(epsilon_server=16.1, epsilon_release=0.0)
+    found = made.model_copy(update={"rounds": [row.model_copy(update={"participants": 0}) for row in made.rounds]})
+    said = privacy_answer(judge(found), devices=2)
+    assert "the devices have paid for nothing: epsilon_server = 16.1, negligible protection" in said
+    assert "strong protection" not in said
+    assert "strong protection against someone who sees only the aggregate models" not in render_report(found)
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

@@ -1,4 +1,4 @@
-"""The figures of a run's event log, as TensorBoard and MLflow read them back."""
+"""The figures of a run's event log, as TensorBoard, MLflow and Weights & Biases read them back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.results.tracking import Figures, Mlflow, TensorBoard, figures_of
+from hushfleet.aggregator.results.tracking import Figures, Mlflow, TensorBoard, WeightsAndBiases, figures_of
 from hushfleet.errors import BadInput
 
 FIGURES = [Figures(1, 100.0, {"loss": 2.0, "bytes/up": 10.0}), Figures(2, 101.0, {"loss": 1.5})]
@@ -101,3 +101,44 @@ def test_mlflow_without_a_server_says_what_to_set(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     with pytest.raises(BadInput, match="MLFLOW_TRACKING_URI"):
         Mlflow("hushfleet", "a-run")
+
+
+WANDB = """
+from pathlib import Path
+
+from hushfleet.aggregator.results.tracking import Figures, WeightsAndBiases
+
+sink = WeightsAndBiases("hushfleet", "a-run", Path("out"))
+sink.write(Figures(1, 100.0, {"loss": 2.0, "bytes/up": 10.0}))
+sink.write(Figures(2, 101.0, {"loss": 1.5}))
+sink.close()
+"""
+
+
+@pytest.mark.slow
+def test_wandb_offline_has_the_figures_and_nothing_of_the_machine(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "USER": "a-private-name"}
+    subprocess.run([sys.executable, "-c", WANDB], env=environment, cwd=tmp_path, check=True)
+    (path,) = (tmp_path / "out" / "wandb").glob("offline-run-*/run-*.wandb")
+    data, rows, at = path.read_bytes(), [], 7
+    while at + 7 < min(len(data), 1 << 15):  # a log of LevelDB, whose first block has all of it
+        size = int.from_bytes(data[at + 4 : at + 6], "little")
+        record = Record.FromString(data[at + 7 : at + 7 + size])
+        if record.WhichOneof("record_type") == "history":
+            rows.append({(each.key or each.nested_key[0]): json.loads(each.value_json) for each in record.history.item})
+        at += 7 + size
+    assert [(row["_step"], row["_timestamp"], row["loss"]) for row in rows] == [(1, 100, 2), (2, 101, 1.5)]
+    assert rows[0]["bytes/up"] == 10
+    written = b"".join(each.read_bytes() for each in (tmp_path / "out").rglob("*.wandb"))
+    for private in (b"a-private-name", str(tmp_path).encode(), b"requirements.txt"):
+        assert private not in written
+
+
+def test_wandb_that_is_no_mode_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "nonsense")
+    with pytest.raises(BadInput, match="WANDB_MODE"):
+        WeightsAndBiases("hushfleet", "a-run", tmp_path)

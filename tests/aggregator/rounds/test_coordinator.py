@@ -13,6 +13,7 @@ import pytest
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.aggregator.rounds.coordinator import MAX_UNKNOWN_BURST
 from hushfleet.errors import StoreFull
 from hushfleet.wire.format.chunks import Assembler
 from hushfleet.wire.format.identity import Identity
@@ -306,3 +307,86 @@ def test_a_birth_that_found_the_disk_full_is_heard_when_there_is_room(
     assert attempts < 6, "about once a second"
     field.run(2.0)
     assert set(field.coordinator.present) == {"dev-0", "dev-1"}
+
+
+def told_of(field: Field, name: str) -> list[type]:
+    return [type(answer) for answer in field.answers(name)]
+
+
+def connect(field: Field, name: str) -> None:
+    """Its birth never comes, as with a broker that keeps nothing for wildcards (measured with RabbitMQ)."""
+    link = field.links[name] = field.hub.link(name)
+    field.inbox[name] = []
+    link.subscribe(field.topics.down(name))
+    link.open()
+
+
+def test_a_known_device_that_asks_without_being_present_is_called(make_field: MakeField) -> None:
+    field = make_field()
+    connect(field, "dev-0")
+    field.send("dev-0", Ask(1, bytes(16)))
+    known, call = field.answers("dev-0")
+    assert isinstance(known, Known)
+    assert call == ServerState(1, "ready", field.identity.public_key)
+    field.join("dev-0", state="lost")
+    field.send("dev-0", Ask(1, bytes(16)))
+    assert told_of(field, "dev-0") == [Known, ServerState]
+    field.join("dev-0")
+    field.send("dev-0", Ask(1, bytes(16)))
+    assert told_of(field, "dev-0") == [Known]
+
+
+def test_a_device_whose_birth_waits_to_be_committed_is_not_called(make_field: MakeField) -> None:
+    field = make_field()
+    connect(field, "dev-0")
+    field.send("dev-0", field.birth("dev-0", session=2), "state")
+    field.send("dev-0", Ask(2, bytes(16)))
+    assert told_of(field, "dev-0") == [Known]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_device_without_a_key_that_asks_is_called_and_not_refused(make_field: MakeField, closed: bool) -> None:
+    """It then announces itself, or is told why it may not take part. Calls are bounded: anyone may ask."""
+    field = make_field(closed=closed)
+    connect(field, "new")
+    stranger = Identity.generate()
+    for message in (Ask(1, bytes(16)), Want(bytes(32), 1, ())):
+        field.send("new", message, identity=stranger)
+        assert told_of(field, "new") == [ServerState]
+    assert field.refusals() == {}
+    for _ in range(MAX_UNKNOWN_BURST + 50):
+        field.send("new", Ask(1, bytes(16)), identity=stranger)
+    field.run(steps=400)
+    assert MAX_UNKNOWN_BURST <= len(field.answers("new")) < MAX_UNKNOWN_BURST + 50
+    assert field.refusals()["unknown"]["unknown-device"] > 0
+
+
+def test_a_device_that_the_operator_accepts_is_called(make_field: MakeField) -> None:
+    field = make_field()
+    connect(field, "new")
+    with DeviceRegister(field.fleet.folder, durable=False) as command:
+        command.add([KnownDevice("new", pinned=True)])
+    field.run(2.0)
+    assert told_of(field, "new") == [ServerState]
+
+
+def test_chunks_may_overtake_their_offer(make_field: MakeField) -> None:
+    """A broker keeps the order within a topic only (measured with NATS): an honest board is not refused for it."""
+    field = make_field()
+    field.join_all()
+    data = field.fleet.update("dev-0").data
+    field.push("dev-0", data)
+    field.run()
+    offer = field.offer("dev-0", data)
+    assert field.answers("dev-0") == [Ack("tiny-0001", 1, offer.digest)]
+    assert field.refusals() == {}
+
+
+def test_chunks_of_a_device_that_is_not_accepted_are_not_held(make_field: MakeField) -> None:
+    field = make_field()
+    field.join_all()
+    connect(field, "new")
+    data = field.fleet.update("dev-0").data
+    field.push("new", data)
+    assert set(field.refusals()["unknown"]) == {"unknown-device"}
+    assert field.coordinator._uploads._transfers._early._held == {}

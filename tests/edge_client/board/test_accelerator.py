@@ -67,7 +67,7 @@ def test_what_is_right_and_faster_is_used_and_kept(
     assert kept.reason == "in a trial the GPU took 0.33 times as long as the processor"
     report = status(bench.config, bench.store)
     assert report["accelerator"] == {"used": "cuda", "words": kept.reason}
-    assert f"computes   on the GPU: {kept.reason}" in told(report)
+    assert f"computes    on the GPU: {kept.reason}" in told(report, details=True)
 
     monkeypatch.setattr(accelerator, "nominal_seconds", seconds(gpu=9.0, cpu=3.0))
     bench.restart()

@@ -97,6 +97,7 @@ def test_the_password_file(tmp_path: Path) -> None:
         ("[data]", 'server_key = "abc"\n[data]', "64 hex digits"),
         ("[data]", 'cert_file = "a.pem"\n[data]', "given together with cert_file"),
         ("[data]", "[data", "not valid TOML"),
+        ('id = "greenhouse-07"', 'id = "a\\Users"', "write a Windows path between single quotes, or with /"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, old: str, new: str, named: str) -> None:

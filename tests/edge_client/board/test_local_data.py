@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import tracemalloc
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from hushfleet.config.spec import BlobRef, ModelSpec
 from hushfleet.data.csv_file import load_csv_set, read_csv
 from hushfleet.edge_client.board.config import DataSection
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.board.notes import notes_in, read_notes
+from hushfleet.edge_client.board.notes import DataUse, notes_in, read_data_use
 from hushfleet.errors import BadInput
 from hushfleet.model.params import ParamLayout
 from hushfleet.model.targets import Targets
@@ -156,16 +158,85 @@ def test_what_is_left_out_is_told_on_the_board(tmp_path, model, caplog):
     np.savez(path, x=SERIES, y=["sit", "run", "walk", "sit"])
     data = LocalData(DataSection("arrays", str(path)), model, may_be_empty=True, note=note)
     assert len(data.samples()) == 3
-    told = f"data.path = {str(path)!r}: 3 samples are used; left out: sample 1, with the label run"
-    assert read_notes(tmp_path) == [told]
-    assert told in caplog.text
+    why = "1: its label does not fit the task, as sample 1 (run)"
+    assert read_data_use(tmp_path) == DataUse(3, 1, why, noise_alone=True)
+    assert f"data.path = {str(path)!r}: 3 samples are used; 1 are left out: {why}" in caplog.text
     path.unlink()
     assert len(data.samples()) == 0
-    assert "takes part with noise alone" in read_notes(tmp_path)[0]
-    assert "No such file" in read_notes(tmp_path)[0]
+    found = read_data_use(tmp_path)
+    assert found is not None
+    assert (found.used, found.left_out, "No such file" in found.why) == (0, 0, True)
+    assert "takes part with noise alone" in caplog.text
     np.savez(path, x=SERIES, y=["sit", "walk", "walk", "sit"])
     assert len(data.samples()) == 4
-    assert read_notes(tmp_path) == []
+    assert read_data_use(tmp_path) == DataUse(4, noise_alone=True)
+
+
+def test_a_board_refuses_what_a_simulation_refuses(tmp_path, model):
+    """Or leaves it out, where a device may have no samples."""
+    far, nan = SERIES.copy(), np.array([0, np.nan, 1, 0])
+    far[1, 0, 0] = 1e30
+    for x, y, said in (
+        (far, [0, 1, 1, 0], "1 samples, the first of them number 1 (from 0), hold a value such as 1e+30"),
+        (SERIES, nan, "1 samples, the first of them number 1 (from 0), have no label ('nan')"),
+        (SERIES, ["sit", "NA", "walk", "sit"], "number 1 (from 0), have no label ('NA'); leave these samples out"),
+    ):
+        np.savez(tmp_path / "d.npz", x=x, y=y)
+        with pytest.raises(BadInput, match=re.escape(said)):
+            samples("arrays", tmp_path / "d.npz", model)
+        section = DataSection("arrays", str(tmp_path / "d.npz"))
+        assert LocalData(section, model, may_be_empty=True).samples().labels.tolist() == [0, 1, 0]
+
+
+def test_a_board_warns_of_row_numbers_and_takes_names_in_either_form(tmp_path, model, caplog):
+    task = replace(model, class_names=("café", "thé"))
+    names = [unicodedata.normalize("NFD", "café"), "thé"] * 10
+    x = np.random.default_rng(0).normal(size=(20, 6))
+    x[:, 2] = np.arange(20)
+    np.savez(tmp_path / "d.npz", x=x.reshape(20, 2, 3), y=names)
+    rows = (f"{name},{','.join(map(str, row))}" for name, row in zip(names, x, strict=True))
+    (tmp_path / "d.csv").write_text("\n".join(["label,a,b,id,d,e,f", *rows]), encoding="utf-8")
+    for kind, name in (("arrays", "number 2 (from 0) of a sample's values"), ("csv", "'id'")):
+        for lenient in (False, True):
+            section = DataSection(kind, str(tmp_path / f"d.{'csv' if kind == 'csv' else 'npz'}"))
+            found = LocalData(section, task, may_be_empty=lenient).samples()
+            assert found.labels.tolist() == [0, 1] * 10
+            assert f"{name} has the whole numbers 0 to 19" in caplog.text
+            caplog.clear()
+
+
+EXCEL = "label;device;ax;ay\nsit;anna;0,5;1\n;;;\nwalk;bert;-1,25;2\n;;;\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("separator", [";", "\t", ","])
+def test_files_of_excel_are_read(tmp_path, encoding, separator):
+    text = EXCEL.replace(",", ".") if separator == "," else EXCEL
+    mark = "\ufeff" if encoding.endswith("e") else ""
+    text = (mark + text).replace(";", separator).replace("\n", "\r\n")
+    (tmp_path / "d.csv").write_bytes(text.encode(encoding))
+    found = load_csv_set(tmp_path / "d.csv")
+    assert found.train_x.tolist() == [[0.5, 1], [-1.25, 2]]
+    assert (found.train_y.tolist(), found.train_device.tolist()) == (["sit", "walk"], ["anna", "bert"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"label;a\nup;1,5\nup;1.234,5\n", "line 3: 'a' = '1.234,5' is no number"),
+        (b"label;a\nup;1,5\nup;1.234\n", "line 3: 'a' = '1.234' is no number"),
+        (b"label;a\nup;1.234\nup;1,5\n", "line 3: 'a' = '1,5' is no number"),
+        (b"label,a\nup,1;5\n", "line 2: 'a' = '1;5' is no number"),
+        (b'label,a\nup,"1,5"\n', "line 2: 'a' = '1,5' is no number"),
+        ("label;a\nKüche;1\n".encode("cp1252"), "is not UTF-8 (invalid start byte); save it as CSV UTF-8"),
+        ("label;a\nup;1\n".encode("utf-16")[:-1], "is not UTF-16-LE (truncated data); save it as CSV UTF-8"),
+        ("label;a\nup;1\n".encode("utf-16-le"), "the first line must name the columns"),
+    ],
+)
+def test_files_of_excel_that_cannot_be_read_for_sure_are_refused(tmp_path, text, said):
+    (tmp_path / "d.csv").write_bytes(text)
+    with pytest.raises(BadInput, match=re.escape(said)):
+        load_csv_set(tmp_path / "d.csv")
 
 
 def test_data_that_have_become_unusable_are_refused_each_time(tmp_path, model):
@@ -238,6 +309,39 @@ def test_a_class_may_be_a_link_to_another_disk(pictures: Path, model: ModelSpec)
     assert data.samples().y.tolist() == [0, 1, 1]
 
 
+@pytest.mark.parametrize("may_be_empty", [False, True])
+def test_pictures_without_a_class_are_left_out_by_every_method(
+    pictures: Path, model: ModelSpec, may_be_empty: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("unlabelled", "wolk"):
+        (pictures / name).mkdir()
+    for name in ("unlabelled/1.png", "unlabelled/2.png", "wolk/3.png", "4.png"):
+        Image.new("L", (3, 1), 9).save(pictures / name)
+    (pictures / "walk/5.png").write_bytes(b"half a fi")
+    note, _ = notes_in(pictures.parent)
+    section = DataSection("folder", str(pictures))
+    form = replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,))
+    data = LocalData(section, form, may_be_empty=may_be_empty, note=note)
+    assert data.samples().y.tolist() == [0, 1]
+    use = read_data_use(pictures.parent)
+    assert use is not None
+    assert (use.used, use.left_out) == (2, 5)
+    assert use.why.startswith("2: its folder is no class of this task, as unlabelled/1.png; 1: ")
+    assert "1: not in a class folder, as 4.png" in use.why
+    assert "1: its folder is no class of this task (did you mean walk?), as wolk/3.png" in use.why
+    assert f"2 samples are used; 5 are left out: {use.why}" in caplog.text
+    for name in ("sit/sit.png", "walk/walk.png"):
+        (pictures / name).unlink()
+    if may_be_empty:
+        assert len(data.samples()) == 0
+    else:
+        with pytest.raises(BadInput, match="holds no samples that fit the task; left out: 2: its folder is no class"):
+            data.samples()
+    use = read_data_use(pictures.parent)
+    assert use is not None
+    assert (use.used, use.left_out, use.noise_alone) == (0, 5, may_be_empty)
+
+
 def test_a_supervisor_hears_of_each_picture(pictures: Path, model: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
     monkeypatch.setattr(progress, "listeners", [lambda: heard.append(1)])
@@ -252,7 +356,7 @@ def test_a_pipe_among_the_pictures_is_left_out(pictures: Path, model: ModelSpec,
     data = LocalData(DataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,)))
     assert len(data.samples()) == 2
     os.close(end)
-    assert "walk/camera.jpg: it is a pipe" in caplog.text
+    assert "1: it is a pipe, as walk/camera.jpg" in caplog.text
 
 
 def test_a_long_csv_file_takes_the_memory_of_its_numbers(tmp_path: Path) -> None:

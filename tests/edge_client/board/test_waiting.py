@@ -114,7 +114,7 @@ def test_an_agent_says_for_whom_it_waits(
     report = status(bench.config, bench.store)
     assert report["running"] is True
     assert report["waits_for"]["who"] == "broker"
-    assert any(line.startswith("client     waiting for the broker mqtt://localhost") for line in told(report))
+    assert any(line.startswith("client      waiting for the broker mqtt://localhost") for line in told(report))
 
 
 def test_status_says_how_right_the_own_model_is_on_held_out_images(

@@ -23,6 +23,7 @@ def test_it_says_so_once_and_asks_again_ever_more_rarely(
 ) -> None:
     caplog.set_level(logging.WARNING, "hushfleet.edge")
     bench = make_bench()
+    bench.server.open_round(0, phase="closed")
     bench.steps()
     assert [birth.state for birth in bench.server.births] == ["ready"]
     waits = []
@@ -47,6 +48,7 @@ def test_an_answer_to_another_key_or_from_another_is_ignored(
     make_bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = make_bench()
+    bench.server.open_round(0, phase="closed")
     bench.steps()
     refuse(bench, key=Identity.generate().public_key)
     refuse(bench, device="board-2")

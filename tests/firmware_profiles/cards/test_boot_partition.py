@@ -222,4 +222,4 @@ def test_system_is_read_from_the_root_partition(tmp_path: Path) -> None:
     with image.open("r+b") as file:
         file.seek(read_partitions(image)[1].start)
         file.write(ext4.read_bytes())
-    assert read_system(image) == System("3.13", "aarch64", True)
+    assert read_system(image) == System(("3.13", "3.9"), "aarch64", True)

@@ -12,8 +12,9 @@ import pytest
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.boot_partition import MountedBoot
 from hushfleet.firmware_profiles.cards.seed import Card
+from hushfleet.firmware_profiles.cards.stock_image import System
 from hushfleet.firmware_profiles.cards.wifi import Wifi, read_wifi
-from hushfleet.firmware_profiles.cards.writers import WRITERS, choose_writer
+from hushfleet.firmware_profiles.cards.writers import WRITERS, choose_writer, named_writer
 from support.stock import BOOKWORM, TRIXIE
 
 CLOUD_INIT, FIRSTRUN = WRITERS
@@ -56,7 +57,7 @@ def test_cloud_init(tmp_path: Path) -> None:
     assert len(point["password"]) == 64
     assert "correct horse" not in "".join(files.values())
     assert network["wifis"]["wlan0"]["regulatory-domain"] == "DE"
-    after = CLOUD_INIT.afterwards(CARD)
+    after = CLOUD_INIT.afterwards(CARD, MountedBoot(tmp_path))
     assert json.loads(after["network-config"]) == {name: value for name, value in network.items() if name != "wifis"}
     assert set(after) == set(CLOUD_INIT.secrets)
     assert key
@@ -101,7 +102,7 @@ def test_firstrun(tmp_path: Path) -> None:
     assert files["cmdline.txt"].startswith(BOOKWORM["cmdline.txt"].strip())
     assert "systemd.run=/boot/firmware/firstrun.sh" in files["cmdline.txt"].split()
     assert "correct horse" not in "".join(files.values())
-    assert set(FIRSTRUN.secrets) <= set(files)
+    assert "custom.toml" in FIRSTRUN.secrets
 
 
 def test_firstrun_needs_a_command_line(tmp_path: Path) -> None:
@@ -119,14 +120,31 @@ def test_board_with_a_cable_has_no_wifi(tmp_path: Path) -> None:
 
 
 def test_writer_is_found_by_what_lies_there(tmp_path: Path) -> None:
-    assert choose_writer(mounted(tmp_path / "a", TRIXIE)) is CLOUD_INIT
-    assert choose_writer(mounted(tmp_path / "b", BOOKWORM)) is FIRSTRUN
-    assert choose_writer(mounted(tmp_path / "b", BOOKWORM), "cloud-init") is CLOUD_INIT
-    assert choose_writer(mounted(tmp_path / "b", BOOKWORM), cloud_init=True) is CLOUD_INIT
+    assert choose_writer(mounted(tmp_path / "a", TRIXIE), System()) is CLOUD_INIT
+    assert choose_writer(mounted(tmp_path / "b", BOOKWORM), System()) is FIRSTRUN
+    assert choose_writer(mounted(tmp_path / "b", BOOKWORM), System(cloud_init=True)) is CLOUD_INIT
     with pytest.raises(BadInput, match="no boot partition that is known"):
-        choose_writer(mounted(tmp_path / "c", {"DCIM.txt": ""}))
+        choose_writer(mounted(tmp_path / "c", {"DCIM.txt": ""}), System())
     with pytest.raises(BadInput, match="there are cloud-init, firstrun"):
-        choose_writer(mounted(tmp_path / "c", {}), "ignition")
+        named_writer("ignition")
+
+
+@pytest.mark.parametrize(
+    ("line", "system", "said"),
+    [
+        (None, System(foreign="its partitions hold squashfs"), "none of Raspberry Pi OS.*squashfs"),
+        (None, System(name="Arch Linux ARM", is_raspberry_pi_os=False), "it is Arch Linux ARM"),
+        ("boot=LABEL=LIBREELEC disk=LABEL=STORAGE quiet", System(), "names no partition"),
+        ("root=PARTUUID=97-02 rootfstype=squashfs,ext4 rootwait", System(), "of the type squashfs"),
+        ("root=/dev/ram0 rootwait", System(), "root=/dev/ram0"),
+    ],
+)
+def test_other_systems_of_a_raspberry_pi_are_refused(
+    tmp_path: Path, line: str | None, system: System, said: str
+) -> None:
+    boot = mounted(tmp_path, BOOKWORM if line is None else {**BOOKWORM, "cmdline.txt": line})
+    with pytest.raises(BadInput, match=said):
+        choose_writer(boot, system)
 
 
 def test_wifi_key_is_that_of_the_standard() -> None:
@@ -145,6 +163,9 @@ def test_wifi_key_is_that_of_the_standard() -> None:
         'ssid = "a"\ncountry = "de"',
         'ssid = "a"\ncountry = "DE"\npassword = "secret!"',
         "ssid = 5",
+        'ssid = "a"\ncountry = "UK"',
+        'ssid = "a"\ncountry = "XX"',
+        'ssid = "a\\u0085"\ncountry = "DE"',
     ],
 )
 def test_wifi_profiles_are_checked_and_never_shown(tmp_path: Path, text: str) -> None:

@@ -295,3 +295,33 @@ def test_no_ctrl_c_is_lost_while_a_value_is_checked() -> None:
     """
     done = subprocess.run([sys.executable, "-c", CTRL_C], capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+LOOK_AT_ONCE = """
+import dataclasses, sys, threading
+from hushfleet.config.schema import Checked, from_plain, pack, unpack
+
+def look():
+    gate.wait()
+    value = from_plain(kind, plain)
+    seen.append(unpack(kind, pack(value), what="it") == value)
+
+sys.setswitchinterval(1e-6)
+for _ in range(30):
+    kind, plain = int, 1
+    for name in ("Inner", "Middle", "Outer"):
+        fields = ("f0", "f1", "f2")
+        kind = dataclasses.make_dataclass(name, [(field, kind) for field in fields], bases=(Checked,), frozen=True)
+        plain = dict.fromkeys(fields, plain)
+    gate, seen = threading.Barrier(8), []
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    [each.start() for each in threads]
+    [each.join() for each in threads]
+    assert seen == [True] * 8
+"""
+
+
+def test_threads_may_read_a_type_for_the_first_time_at_once() -> None:
+    """In a process of its own: where they may not, msgspec ends it with a segmentation fault."""
+    done = subprocess.run([sys.executable, "-c", LOOK_AT_ONCE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

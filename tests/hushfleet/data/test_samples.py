@@ -95,8 +95,13 @@ def test_mistakes_of_own_data_say_what_to_do(data: Data, said: str) -> None:
         data.dataset("mine")
 
 
+def test_labels_of_both_parts_are_of_one_kind() -> None:
+    with pytest.raises(BadInput, match="train_y and test_y must both be texts, or both numbers"):
+        Data(X, ["a", "b"] * 10, X, [0, 1] * 10).dataset("mine")
+
+
 def test_labels_that_are_numbers_may_be_names() -> None:
-    assert Data(X, ["1.0", "nan"] * 10).dataset("mine").class_names == ("1.0", "nan")  # as some programs write 1
+    assert Data(X, ["1.0", "inf"] * 10).dataset("mine").class_names == ("1.0", "inf")  # as some programs write 1
     halves = ("0.5", "1.5")
     assert Data(X, halves * 10, class_names=halves).dataset("mine").class_names == halves
 
@@ -107,7 +112,7 @@ def test_labels_that_are_numbers_may_be_names() -> None:
         ("label,x,y, x", "columns 2 and 4 are both named 'x'; rename one"),
         ("label,x,y,label", "columns 1 and 4 are both named 'label'"),
         ("device,label,x,device", "columns 1 and 4 are both named 'device'"),
-        ("label,x,,", "columns 3 and 4 are both named ''"),
+        ("label,x,,", "column 3 has no name"),
     ],
 )
 def test_two_columns_of_one_name_are_refused(tmp_path: Path, header: str, said: str) -> None:
@@ -121,7 +126,7 @@ def test_a_csv_file_without_lines_or_commas_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("label,x,y\n")
     with pytest.raises(BadInput, match="the train part has no samples"):
         load_csv_set(tmp_path / "a.csv").dataset("mine")
-    (tmp_path / "b.csv").write_text("label;x;y\na;1;2\n")
+    (tmp_path / "b.csv").write_text("label|x|y\na|1|2\n")
     with pytest.raises(BadInput, match="columns are separated by commas"):
         load_csv_set(tmp_path / "b.csv")
     with pytest.raises(BadInput, match="or take another partition, such as 'iid'"):

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.commands.privacy_figures import view_of
-from hushfleet.aggregator.fleet import words
-from hushfleet.aggregator.fleet.view import RunView
+from hushfleet.aggregator.fleet import owner_words, words
+from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft, RunView
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.planning.advice import Question
 from hushfleet.aggregator.results.report import render_report, sections
@@ -86,7 +86,9 @@ BOARD: dict[str, Any] = {
     **dict.fromkeys(
         ("certificate", "stopped_because", "accelerator", "model", "waits_for", "own_head", "releases", "assumption")
     ),
-    **{name: [] for name in ("data", "raw_values", "tasks", "waiting")},
+    **dict.fromkeys(("data", "training", "rounds_left", "task_rounds_left")),
+    **{name: [] for name in ("classes", "raw_values", "tasks", "waiting")},
+    "data_kind": "folder",
     "device": "a",
     "public_key": "00",
     "running": True,
@@ -110,6 +112,7 @@ def test_all_say_the_same_of_one_epsilon(epsilon: float) -> None:
     display = FleetDisplay(console=Console(file=io.StringIO()))
     display.apply_metrics("a", {"epsilon_server": epsilon})
     run = RunView("t", "hush", "device", 20, 20, epsilon=epsilon, epsilon_release=epsilon)
+    board = BOARD | {"epsilon_server": epsilon}
     planned = Question(100, 20, 4, epsilon=epsilon)
     told = {
         "privacy": view_of(
@@ -120,7 +123,9 @@ def test_all_say_the_same_of_one_epsilon(epsilon: float) -> None:
         "end of a run": shown(summary_table(result)),
         "fleet": words.privacy(run, None),
         "page": words.meaning(run),
-        "board": next(line for line in status.told(BOARD | {"epsilon_server": epsilon}) if line.startswith("means ")),
+        "board": next(line for line in status.told(board) if line.startswith("privacy ")),
+        "board, details": next(line for line in status.told(board, details=True) if line.startswith("means ")),
+        "fleet's owner": owner_words.privacy(FleetView("f", 0.0, privacy_left=PrivacyLeft("a", epsilon))),
         "plan": show._promise(planned, needs(planned))["given away"],
     }
     if epsilon > 8:

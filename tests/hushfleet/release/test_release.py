@@ -322,3 +322,15 @@ def test_versions_compare_as_numbers() -> None:
     orders = [replace(MANIFEST, version=version).order for version in ("0.3", "0.3.0.1", "0.3.9", "0.3.10", "1.0")]
     assert orders == sorted(orders)
     assert replace(MANIFEST, version="0.3").order == replace(MANIFEST, version="0.3.0.0").order
+
+
+@pytest.mark.parametrize(("machine", "named"), [("aarch64", "armv8l"), ("x86_64", "i686"), ("armv7l", "armv7l")])
+def test_a_32_bit_system_on_a_64_bit_kernel_is_named_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, machine: str, named: str
+) -> None:
+    monkeypatch.setattr("hushfleet.release.manifest.platform.machine", lambda: machine)
+    assert this_platform()[1] == machine
+    monkeypatch.setattr("hushfleet.release.manifest.sys.maxsize", 2**31 - 1)
+    assert this_platform()[1] == named
+    with pytest.raises(BadInput, match="32-bit system" if machine != named else "here is"):
+        MANIFEST.require_platform("cp313", this_platform()[1])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput, Malformed
-from hushfleet.wire.format.topics import ParsedTopic, Topics
+from hushfleet.wire.format.topics import ParsedTopic, Topics, check_new_name
 
 TOPICS = Topics("plant-7")
 DIGEST = bytes(range(32))
@@ -90,3 +90,11 @@ def test_names_that_do_not_fit_a_topic_are_refused_with_the_rule(name: str) -> N
 def test_a_digest_of_another_length_is_refused() -> None:
     with pytest.raises(BadInput, match="32 bytes, not 31"):
         TOPICS.blob(bytes(31))
+
+
+def test_a_new_name_has_no_dot_and_old_ones_still_serve() -> None:
+    """RabbitMQ delivers `a.b` as `a/b`."""
+    assert check_new_name("green-1", "the id") == "green-1"
+    with pytest.raises(BadInput, match=r"the id 'green\.1' has a '\.'.*take 'green-1'"):
+        check_new_name("green.1", "the id")
+    assert TOPICS.parse(TOPICS.state("green.1")).device == "green.1"

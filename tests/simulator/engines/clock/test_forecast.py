@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
@@ -138,13 +137,13 @@ def test_a_fleet_of_thousands_is_quick_and_the_same_each_time(prepared: Prepared
     assert predict(prepared, mix, cohort_size=200, quorum=0.5) == one
 
 
-def test_policies_change_the_rules_that_they_name() -> None:
-    rules = RoundSection(rounds=7, quorum=0.9, deadline_s=300)
-    policies = read_policies(["quorum=0.5, deadline_s=20", "cohort_size=10"], rules)
-    assert list(policies) == ["quorum=0.5,deadline_s=20", "cohort_size=10"]
-    assert policies["quorum=0.5,deadline_s=20"] == replace(rules, quorum=0.5, deadline_s=20.0)
-    assert policies["cohort_size=10"] == replace(rules, cohort_size=10)
-    assert read_policies([], rules) == {AS_IN_TASK: rules}
+def test_policies_change_the_rules_that_they_name(short_task: Callable[..., Task]) -> None:
+    task = short_task(round={"rounds": 7, "min_updates": 1, "quorum": 0.9, "deadline_s": 300})
+    policies = read_policies(["quorum=0.5, deadline_s=20", "cohort_size=3"], task)
+    assert list(policies) == ["quorum=0.5,deadline_s=20", "cohort_size=3"]
+    assert policies["quorum=0.5,deadline_s=20"] == replace(task.round, quorum=0.5, deadline_s=20.0)
+    assert policies["cohort_size=3"] == replace(task.round, cohort_size=3)
+    assert read_policies([], task) == {AS_IN_TASK: task.round}
 
 
 @pytest.mark.parametrize(
@@ -154,11 +153,13 @@ def test_policies_change_the_rules_that_they_name() -> None:
         ("quorum", "'quorum' is not KEY=VALUE"),
         ("quorum=2", r"--policy 'quorum=2': quorum = 2: must be in"),
         ("deadline_s=soon", "deadline_s = 'soon'"),
+        ("cohort_size=9", "--policy 'cohort_size=9': round.cohort_size = 9: the fleet has 5 devices"),
+        ("cohort_size=2", "round.min_updates = 5: a round has 2 devices"),
     ],
 )
-def test_a_policy_that_is_none_is_explained(text: str, said: str) -> None:
+def test_a_policy_that_is_none_is_explained(text: str, said: str, short_task: Callable[..., Task]) -> None:
     with pytest.raises(BadInput, match=said):
-        read_policies([text], RoundSection())
+        read_policies([text], short_task())
 
 
 def test_names_and_samples_are_those_of_a_simulation(prepared: PreparedTask) -> None:

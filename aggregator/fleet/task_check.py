@@ -1,0 +1,112 @@
+"""Whether a fleet can do a task: whether it has the boards that a round opens with, and these can pay for one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.spending import Spending
+from hushfleet.aggregator.fleet.view import BoardView, Problem
+from hushfleet.aggregator.results.report.words import number
+from hushfleet.aggregator.rounds.policy import least_devices
+from hushfleet.methods import make_method
+from hushfleet.methods.state import RoundTerms
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.mechanism import Charge
+
+_ANY_LAYOUT = ParamLayout(("weight", "bias"), ((2, 2), (2,)))
+
+
+def obstacles(task: Task, folder: FleetFolder) -> list[str]:
+    """Why the fleet as it is can do no round of the task, a sentence each. Raises `BadInput` where its noise cannot be
+    found, and `StoreError`.
+
+    A fleet without boards is asked about the task alone.
+    """
+    with FleetRegistry(folder.path) as registry:
+        rows = registry.boards()
+    with contextlib.ExitStack() as stack:
+        exists = DeviceRegister.exists(folder.aggregator)
+        register = stack.enter_context(DeviceRegister(folder.aggregator)) if exists else None
+        blocked = {row.device for row in rows if row.state == "blocked"}
+        if register is not None:
+            blocked |= {known.device for known in register.devices() if known.blocked is not None}
+        able = [row.device for row in rows if row.device not in blocked]
+        needed = boards_needed(task, blocked=len(rows) - len(able))
+        found = [too_few(task.name, needed, len(able))] if rows and len(able) < needed else []
+        charge, limits = first_charge(task), folder.config.device.get("limits", {})
+        found += _not_allowed(task, charge, limits.get("accounting", "strict"))
+        spending = Spending(limits)
+        if found or (limit := spending.limit) is None:
+            return found
+        costs = {device: spending.with_charge(charge, device, register) for device in able or [""]}
+        spent = {} if register is None else spending.update(register)
+    # The owner of one that has spent more than its card allows has raised the limit: how far, nobody here knows.
+    paying = sum(cost <= limit or spent.get(device, 0.0) > limit for device, cost in costs.items())
+    if paying < min(needed, len(costs)):
+        of = f"{paying} of {len(able)} boards" if able else "no board"
+        found.append(
+            f"{of} can pay for a round of {task.name}: it brings a board to epsilon {number(min(costs.values()))} or "
+            f"more, and cards allow {number(limit)} over all tasks ([device.limits] in fleet.toml). Put more noise "
+            "into the task; or have the boards' owners raise limits.epsilon_server, and raise it in fleet.toml"
+        )
+    return found
+
+
+def boards_needed(task: Task, *, blocked: int = 0) -> int:
+    """With how many boards a round opens, as `RoundCycle` counts them.
+
+    :param blocked: boards of the fleet that are locked out: a round of the whole fleet does without them.
+    """
+    rules, drawn = task.round, task.privacy.accounting == "secure"
+    least = least_devices(rules, devices=task.data.devices, drawn=drawn)
+    whole = not (rules.min_devices or (rules.cohort_size and not drawn))
+    return max(1, least - blocked) if whole else least
+
+
+def too_few(task: str, needed: int, boards: int) -> str:
+    """:param boards: of the fleet that are not locked out."""
+    return (
+        f"a round of {task} opens with {needed} boards, and the fleet has {boards}, so none ever opens: add boards "
+        f"(hushfleet fleet add), or set round.min_devices (or data.devices) to {boards} or fewer in the task"
+    )
+
+
+def waits(folder: FleetFolder, boards: Sequence[BoardView], *, round: int, heard: bool) -> list[Problem]:
+    """What the next round waits for, if it does. Raises `BadInput` for a task file that cannot be read.
+
+    :param round: its number.
+    :param heard: whether it is known which boards are there.
+    """
+    task = load_task(folder.task)
+    able, there = sum(board.standing != "blocked" for board in boards), sum(board.is_there for board in boards)
+    needed = boards_needed(task, blocked=len(boards) - able)
+    if boards and able < needed:
+        advice = f"Add boards, or set round.min_devices (or data.devices) to {max(1, able)} or fewer in the task."
+        what = f"round {round} of {task.name} opens with {needed} boards, and the fleet has {able}: it never opens"
+        return [Problem(what, advice, urgent=True)]
+    if heard and there < needed:
+        what = f"round {round} of {task.name} waits: it opens with {needed} boards, and {there} are there"
+        return [Problem(what, "Nothing, if more come by themselves; else look at those that are not there.")]
+    return []
+
+
+def first_charge(task: Task) -> Charge:
+    """What a round costs a board. No network is needed: the charges of one method alone depend on how many layers there
+    are (DP-FedSim), and more of them cost more."""
+    privacy = task.privacy_spec()
+    method = make_method(task.method.name, task.method.settings, privacy, _ANY_LAYOUT, rounds=task.round.rounds)
+    return method.charge(RoundTerms(privacy.noise_split))
+
+
+def _not_allowed(task: Task, charge: Charge, allowed: str) -> Iterator[str]:
+    """:param allowed: `limits.accounting` of the cards, as boards take it."""
+    change = f"limits.accounting of the cards ([device.limits] in fleet.toml) is {allowed!r}"
+    if task.privacy.accounting == "secure" and allowed == "strict":
+        yield f"{task.name} has secure sums, which every board declines: {change}, which trusts nobody"
+    if charge.raw and allowed != "as-published":
+        yield f"{task.name} sends without noise: {', '.join(charge.raw)}, which every board declines: {change}"

@@ -1,0 +1,142 @@
+"""What somebody has put on a boot partition before, mostly rpi-imager: a user, an SSH key, a Wi-Fi. It is kept.
+
+A writer adds its own settings to what these files say, and refuses by name what it cannot read. The files as they were
+stay in `hushfleet/before/`, so a card that is written again starts from them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
+
+from hushfleet.config.schema import parse_toml
+from hushfleet.errors import BadInput
+from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
+
+FOLDER = "hushfleet"
+BEFORE = f"{FOLDER}/before"
+FIRST_BOOT = f"{FOLDER}/first-boot.sh"
+_REMEDY = "delete that file, or write the system to the card anew without customisation"
+_KNOWN_PASSWORDS = ('"ubuntu:ubuntu', '"name": "ubuntu", "password": "ubuntu"')  # of Ubuntu's stock image
+
+
+def original(boot: BootPartition, name: str) -> bytes | None:
+    """A file of the partition's root as it was before the first card was written; None: there was none.
+
+    The folder alone says nothing: a card may have been pulled out before it was complete.
+    """
+    kept = boot.read(f"{BEFORE}/{name}")
+    is_ours = any(FIRST_BOOT.encode() in (boot.read(start) or b"") for start in ("user-data", "firstrun.sh"))
+    return kept if kept is not None or is_ours else boot.read(name)
+
+
+def read_yaml(boot: BootPartition, name: str) -> dict[str, Any]:
+    """The content of cloud-init's file; empty where it is missing or says nothing. Raises `BadInput`."""
+    text = _text(original(boot, name), name)
+    if name == "user-data" and text.strip() and text.split()[0] != "#cloud-config":
+        raise BadInput(
+            f"user-data on the card is no #cloud-config (it begins with {text.split()[0]!r}), so nothing can be added: "
+            f"{_REMEDY}"
+        )
+    try:
+        content = yaml.safe_load(text)
+        plain = json.loads(json.dumps({} if content is None else content, default=_day))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        said = getattr(error, "problem", None) or error
+        raise BadInput(f"{name} on the card is no YAML ({said}{where}): {_REMEDY}") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"{name} on the card holds what cannot be kept ({error}): {_REMEDY}") from error
+    if not isinstance(plain, dict):
+        raise BadInput(f"{name} on the card holds no keys and values: {_REMEDY}")
+    return plain
+
+
+def read_custom_toml(boot: BootPartition) -> dict[str, Any]:
+    """The content of custom.toml; empty where there is none. Raises `BadInput`."""
+    try:
+        return parse_toml(_text(original(boot, "custom.toml"), "custom.toml"))
+    except ValueError as error:
+        raise BadInput(f"custom.toml on the card is no TOML ({error}): {_REMEDY}") from error
+
+
+def with_user_data(theirs: dict[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours, and theirs where it does not contradict: lists are joined; a user of both gets both's keys."""
+    merged = dict(theirs)
+    if any(known in json.dumps(theirs.get("chpasswd")) for known in _KNOWN_PASSWORDS):
+        merged.pop("chpasswd")  # everybody knows it
+        merged.pop("ssh_pwauth", None)
+    merged["ssh_pwauth"] = merged.get("ssh_pwauth", ours["ssh_pwauth"])
+    merged |= {name: ours[name] for name in ("hostname", "manage_etc_hosts")}
+    for name in ("bootcmd", "runcmd"):
+        known = _list(theirs, name)
+        merged[name] = [*known, *(each for each in ours[name] if each not in known)]
+    for login in ours.get("users", ()):
+        users = _list(theirs, "users") if "users" in theirs else ["default"] if theirs else []
+        same = next((each for each in users if isinstance(each, dict) and each.get("name") == login["name"]), {})
+        both = [*_list(same, "ssh_authorized_keys"), *login["ssh_authorized_keys"]]
+        joined = {**login, **same, "ssh_authorized_keys": list(dict.fromkeys(both))}
+        merged["users"] = [*(each for each in users if each is not same and each != same), joined]
+    return merged
+
+
+def is_netplan(theirs: dict[str, Any]) -> bool:
+    """Whether a network-config is of netplan's format, cloud-init's version 2."""
+    inner = theirs.get("network", theirs) or {}
+    return isinstance(inner, dict) and inner.get("version", 2) == 2 and "config" not in inner
+
+
+def with_network(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Their cables and networks, and our Wi-Fi. An interface that asks for IPv4 by DHCP asks for IPv6, too.
+
+    Raises `BadInput` for another version of the format than netplan's.
+    """
+    if not is_netplan(theirs):
+        raise BadInput(
+            f"network-config on the card is not of netplan's format (version: 2), so no network can be added to it: "
+            f"{_REMEDY}"
+        )
+    inner = theirs.get("network", theirs) or {}
+    merged = {**ours, **inner}
+    try:
+        if "wifis" in ours and "wifis" in inner:
+            ((name, wlan),) = ours["wifis"].items()
+            known = inner["wifis"].get(name) or {}
+            points = {**(known.get("access-points") or {}), **wlan["access-points"]}
+            merged["wifis"] = {**inner["wifis"], name: {**wlan, **known, "access-points": points}}
+        for kind in ("ethernets", "wifis"):
+            each = merged.get(kind) or {}
+            merged |= {kind: {name: _both_families(settings) for name, settings in each.items()}} if each else {}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadInput(f"network-config on the card is not as netplan reads it ({error}): {_REMEDY}") from error
+    return merged
+
+
+def _both_families(settings: dict[str, Any]) -> dict[str, Any]:
+    """Netplan turns IPv6 off where NetworkManager is told of IPv4 alone."""
+    return {**settings, "dhcp6": True} if settings.get("dhcp4") is True and "dhcp6" not in settings else settings
+
+
+def _list(section: Mapping[str, Any], name: str) -> list[Any]:
+    value = section.get(name) or []
+    if not isinstance(value, list):
+        raise BadInput(f"user-data on the card has {name} in another form than a list: {_REMEDY}")
+    return value
+
+
+def _text(content: bytes | None, name: str) -> str:
+    try:
+        return (content or b"").decode("utf-8-sig")
+    except ValueError as error:
+        raise BadInput(f"{name} on the card is no text in UTF-8 ({error}): {_REMEDY}") from error
+
+
+def _day(value: object) -> str:
+    if isinstance(value, datetime.date):
+        return str(value)
+    raise TypeError(f"a value of the type {type(value).__name__}")

@@ -1,0 +1,70 @@
+"""Plain values as TOML, which Python reads and does not write."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hushfleet.config.schema import parse_toml
+from hushfleet.errors import BadInput
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Scalars and lists first, then tables, as deep as they go; None is left out.
+
+    The text is read again: raises `BadInput` where that gives other values.
+    """
+    text = _tables(values, prefix="").lstrip("\n")
+    try:
+        same = parse_toml(text) == _plain(values)
+    except ValueError:
+        same = False
+    if not same:
+        raise BadInput("a value has a form or a character that TOML does not keep, so nothing was written")
+    return text
+
+
+def _tables(values: Mapping[str, Any], *, prefix: str) -> str:
+    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping | None)}
+    text = "".join(f"{_key(key)} = {toml_value(value)}\n" for key, value in plain.items())
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            name = f"{prefix}{_key(key)}"
+            text += f"\n[{name}]\n{_tables(value, prefix=f'{name}.')}"
+    return text
+
+
+def _plain(value: Any) -> Any:
+    """As a reader of TOML gives it back."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _text(name)
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_value(value: Any) -> str:
+    """On one line. Raises `TypeError` for None, which TOML has not."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str | Path):
+        return _text(str(value))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_text(name)} = {toml_value(each)}" for name, each in value.items()) + "}"
+    return "[" + ", ".join(toml_value(each) for each in value) + "]"

@@ -1,0 +1,74 @@
+"""One reader of images, for class folders and for PIL images of a Python program: bytes, upright, grey or RGB."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hushfleet.errors import BadInput
+
+_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+"""Of HEIC, which telephones write: what follows `ftyp` in a file's first 12 bytes."""
+
+
+def pillow() -> Any:
+    """The package PIL. Raises `BadInput` where it is not installed."""
+    try:
+        import PIL.Image
+        import PIL.ImageOps
+    except ImportError as error:
+        raise BadInput("reading images needs Pillow: pip install pillow") from error
+    return PIL
+
+
+def pixels_of(image: Any, *, channels: int | None = None, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
+    """A PIL image, turned upright by its EXIF tag, uint8 `[C, H, W]`.
+
+    :param channels: 1 or 3; None: as the image has them.
+    :param size: width and height; None: its own.
+    :raises ValueError: its pixels have no largest value.
+    """
+    pil = pillow()
+    image = pil.ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):  # Pillow would cut 16-bit values off at 255
+        image = pil.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError(f"pixels of mode {image.mode!r} have no largest value; take 8 or 16 bits")
+    is_grey = pil.Image.getmodebase(image.mode) == "L" if channels is None else channels == 1
+    image = image.convert("L" if is_grey else "RGB")
+    if size not in (None, image.size):
+        image = image.resize(size, pil.Image.Resampling.LANCZOS)
+    pixels = np.asarray(image)
+    return pixels[None].copy() if is_grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def read_image(file: Path, *, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
+    """One image, uint8 `[C, H, W]`. Raises `BadInput` that names the file and the reason."""
+    channels, height, width = input_shape
+    pil = pillow()
+    try:
+        with warnings.catch_warnings():
+            # An image of more pixels than Pillow thinks sane would take more memory than a board has.
+            warnings.simplefilter("error", pil.Image.DecompressionBombWarning)
+            with pil.Image.open(file) as opened:
+                # JPEG decodes at a half, quarter or eighth of its size at a fraction of the time and memory.
+                opened.draft("L" if channels == 1 else "RGB", (2 * width, 2 * height))
+                return pixels_of(opened, channels=channels, size=(width, height))
+    except MemoryError:
+        raise
+    except Exception as error:  # broken images fail in many ways: OSError, SyntaxError, struct.error, ...
+        reason = ValueError("a HEIC photograph, which Pillow cannot read; save it as JPEG") if _is_heic(file) else error
+        raise BadInput(f"{file} cannot be read as an image: {type(reason).__name__}: {reason}") from reason
+
+
+def _is_heic(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(12)
+    except OSError:
+        return False
+    return head[4:8] == b"ftyp" and head[8:] in _BRANDS

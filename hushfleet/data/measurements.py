@@ -1,0 +1,108 @@
+"""Values that look like measurements and are none: columns without a name, row numbers, one wild value."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from hushfleet.errors import BadInput
+
+_UNNAMED = re.compile(r"(Unnamed: \d+(_level_\d+)?|nan|None)?")  # as pandas calls them
+_FEW = 10  # samples, of which nothing can be said
+_DENSE = 0.5  # of the whole numbers between the least and the largest occur
+_ALIKE, _FLAT = 1e-2, 1e-4  # standard deviations by which half of the values differ: a network sees little, or nothing
+_FAR = 1e6  # standard deviations: the squares of a gradient still are float32 numbers
+_LOOKED_AT = 100_000  # values
+
+_log = logging.getLogger(__name__)
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Raises `BadInput` for a column without a name: pandas and R write their row numbers so."""
+    for number, name in enumerate(names, 1):
+        if _UNNAMED.fullmatch(name.strip()):
+            called = f"is called {name!r}" if name.strip() else "has no name"
+            raise BadInput(
+                f"{where}: column {number} {called}: so are row numbers that pandas writes, and empty columns of a "
+                "spreadsheet; leave it out (to_csv(..., index=False)), or give it a name"
+            )
+
+
+def warn_of_row_numbers(x: np.ndarray, where: str, names: Sequence[str] = ()) -> None:
+    """Of values that are whole numbers without a gap, or with few, and each once: they tell the order of the samples.
+
+    :param x: `[n, ...]`, the samples.
+    :param names: of the values of a sample.
+    """
+    if len(x) < _FEW or x.dtype == np.uint8:
+        return
+    columns = x.reshape(len(x), -1)
+    head = np.sort(columns[:_FEW], axis=0)
+    for place in np.flatnonzero((head == np.floor(head)).all(0) & (np.diff(head, axis=0) > 0).all(0)):
+        values = columns[:, place]
+        least, largest = float(values.min()), float(values.max())
+        if (
+            largest - least < len(x) / _DENSE
+            and (values == np.floor(values)).all()
+            and len(np.unique(values)) == len(x)
+        ):
+            name = repr(names[int(place)]) if names else f"number {place} (from 0) of a sample's values"
+            _log.warning(
+                "%s: %s has the whole numbers %.0f to %.0f, each of them once, as row numbers are: unless it is a "
+                "measurement, leave it out, since a network learns the order of the samples from it",
+                where, name, least, largest,
+            )  # fmt: skip
+
+
+def check_spread(x: np.ndarray, std: Sequence[float], where: str, names: Sequence[str] = ()) -> None:
+    """Raises `BadInput` where a few wild values have made a standard deviation against which all others look alike.
+
+    :param x: float32 `[n, C, H, W]`.
+    :param std: of `x`, a channel each.
+    """
+    step = max(1, x.size // x.shape[1] // _LOOKED_AT)
+    for channel, deviation in enumerate(std):
+        values = x[:, channel].reshape(len(x), -1)
+        some = values.reshape(-1)[::step].astype(np.float64)
+        middle = float(np.median(some))
+        distances = np.abs(some - middle)
+        typical = float(np.median(distances[distances > 0])) if distances.any() else deviation
+        if typical < _ALIKE * deviation:
+            farthest = np.abs(values - middle).max(1)
+            sample = int(farthest.argmax())
+            value = values[sample][np.abs(values[sample] - middle).argmax()]
+            name = names[channel] if len(names) == len(std) else f"channel {channel}"
+            said = (
+                f"{where}: {value:g} of sample {sample} (from 0), {name}, makes the standard deviation "
+                f"{deviation:.3g}, and half of the other values differ by less than {typical:.2g}: a network "
+                "would see them all alike; leave out what is no measurement, or give data.mean and data.std"
+            )
+            if typical < _FLAT * deviation:
+                raise BadInput(said)
+            _log.warning("%s", said)
+
+
+def far_away(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """Which samples hold a value so far from the mean that no gradient can be computed from it, bool `[n]`.
+
+    :param x: `[n, C, H, W]`; bytes count as 0 to 1.
+    """
+    unit = 255 if x.dtype == np.uint8 else 1
+    low, high = (extreme(x, axis=(2, 3)).astype(np.float64) / unit for extreme in (np.min, np.max))
+    far: np.ndarray = (np.maximum(high - mean, mean - low) > _FAR * np.array(std)).any(1)
+    return far
+
+
+def refuse_far(x: np.ndarray, mean: Sequence[float], std: Sequence[float], where: str) -> None:
+    """Raises `BadInput` for the first sample that is `far_away`."""
+    far = far_away(x, mean, std)
+    if far.any():
+        first = int(far.argmax())
+        raise BadInput(
+            f"{where}: {far.sum()} samples, the first of them number {first} (from 0), hold a value such as "
+            f"{max(x[first].ravel(), key=abs):g}, more than a million standard deviations from the mean; leave these "
+            "samples out, or mend the unit"
+        )

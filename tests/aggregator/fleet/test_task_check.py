@@ -1,0 +1,172 @@
+"""Tasks that a fleet could never do are told at once: too few boards, boards that cannot pay, and one port for two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.next_task import set_task
+from hushfleet.aggregator.fleet.processes import _print_obstacles
+from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.sightings import Listener
+from hushfleet.aggregator.fleet.task_check import boards_needed, first_charge, obstacles
+from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.config.schema import pack
+from hushfleet.errors import BadInput
+from hushfleet.methods.state import RoundTerms
+from support.desk import TASK, make_folder
+
+TASKS = Path(__file__).parents[3] / "tasks"
+
+
+def task_file(path: Path, *changes: tuple[str, str], name: str = "next") -> Path:
+    text = TASK.replace('name = "small"', f'name = "{name}"')
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path
+
+
+OF_FIVE = (("devices = 2\n[round]", "devices = 5\n[round]"), ("min_devices = 2", "min_devices = 5"))
+
+
+def test_a_task_for_five_boards_is_refused_by_a_fleet_of_four_and_taken_by_one_of_five(tmp_path: Path) -> None:
+    folder, file = make_folder(tmp_path / "fleet", boards=4), task_file(tmp_path / "next.toml", *OF_FIVE)
+    with pytest.raises(BadInput, match=r"a round of next opens with 5 boards, and the fleet has 4.*fleet add"):
+        set_task(folder, file)
+    assert folder.run.name == "small"
+    set_task(make_folder(tmp_path / "larger", boards=5), file)
+
+
+def test_locked_out_boards_take_no_part(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet", boards=5)
+    with FleetRegistry(folder.path) as registry:
+        first = registry.boards()[0].device
+        registry.block(first, "by its operator")
+    with pytest.raises(BadInput, match="opens with 5 boards, and the fleet has 4"):
+        set_task(folder, task_file(tmp_path / "next.toml", *OF_FIVE))
+    whole = (OF_FIVE[0], ("min_devices = 2\n", ""))  # of the whole fleet none waits for a board that is locked out
+    set_task(folder, task_file(tmp_path / "next.toml", *whole))
+
+
+def test_up_and_status_say_what_a_round_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_folder(tmp_path / "fleet", boards=4)
+    folder.task.write_text(task_file(tmp_path / "next.toml", *OF_FIVE).read_text())
+    _print_obstacles(folder)
+    assert "note: a round of next opens with 5 boards, and the fleet has 4" in capsys.readouterr().out
+    watch = FleetWatch(folder)
+    told = [problem.what for problem in watch.view().problems]
+    assert "round 1 of next opens with 5 boards, and the fleet has 4: it never opens" in told
+    folder.task.write_text(TASK)
+    assert not any("opens with" in problem.what for problem in watch.view().problems), "nobody hears who is there"
+    log = EventLog(folder.run / "events.jsonl")
+    log.write("run", task="small-1", method="m", unit="device", delta=1e-5, rounds=2, devices=2)
+    with FleetRegistry(folder.path) as registry:
+        Listener(registry, lambda device: None).flush(now=10.0)
+    waiting = [problem.what for problem in watch.view().problems]
+    assert "round 1 of small waits: it opens with 2 boards, and 0 are there" in waiting
+    log.write("round_open", round=1, cohort=["a", "b"])
+    assert not any("opens with" in problem.what for problem in watch.view().problems)
+    watch.close()
+
+
+LITTLE_NOISE = ("noise_multiplier = 1.0", "noise_multiplier = 0.1")
+
+
+def test_a_task_that_no_board_can_pay_for_is_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    file = task_file(tmp_path / "next.toml", LITTLE_NOISE)
+    with pytest.raises(BadInput, match=r"0 of 2 boards can pay for a round of next.*cards allow 8 over all tasks"):
+        set_task(folder, file)
+    text = (folder.path / FILE_NAME).read_text()
+    (folder.path / FILE_NAME).write_text(text.replace("epsilon_server = 8.0", "epsilon_server = inf"))
+    set_task(FleetFolder(folder.path), file)
+
+
+def test_what_boards_have_spent_counts(tmp_path: Path) -> None:
+    folder, task = make_folder(tmp_path / "fleet"), load_task(task_file(tmp_path / "next.toml"))
+    charge = first_charge(task)
+    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
+        one, _ = (row.device for row in registry.boards())
+        assert obstacles(task, folder) == []
+        for number in (1, 2):
+            register.note_charges("earlier", number, {one: pack(charge)}, certain=True)
+    (why,) = obstacles(task, folder)
+    assert "1 of 2 boards can pay for a round of next" in why
+    with DeviceRegister(folder.aggregator) as register:
+        register.note_charges("earlier", 3, {one: pack(charge)}, certain=True)
+    assert obstacles(task, folder) == [], "its owner has raised the limit, nobody here knows how far"
+
+
+def test_a_task_that_every_board_declines_is_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    paper = (("[method]\nname = \"dp-fedavg\"", "[method]\nname = \"fedglp-adp\""),
+             ("[privacy]\n", '[privacy]\naccounting = "as-published"\n'))  # fmt: skip
+    with pytest.raises(BadInput, match=r"sends without noise: .*every board declines: limits.accounting"):
+        set_task(folder, task_file(tmp_path / "next.toml", *paper))
+
+
+@pytest.mark.parametrize("name", ["digits-hush.toml", "digits-fedglp-adp.toml"])
+def test_a_charge_needs_no_network(name: str) -> None:
+    task = load_task(TASKS / name)
+    prepared = prepare(task, run_id="seed0")
+    terms = RoundTerms(prepared.spec.privacy.noise_split)
+    assert first_charge(task) == prepared.method.charge(terms)
+
+
+@pytest.mark.parametrize(
+    ("rules", "blocked", "needed"),
+    [({}, 0, 5), ({}, 1, 4), ({"min_devices": 3}, 1, 3), ({"cohort_size": 2}, 1, 2)],
+)
+def test_boards_needed(tmp_path: Path, rules: dict[str, Any], blocked: int, needed: int) -> None:
+    settings = tuple(f"round.{key}={value}" for key, value in rules.items())
+    file = task_file(tmp_path / "next.toml", OF_FIVE[0], ("min_devices = 2\n", ""))
+    task: Task = load_task(file, settings)
+    assert boards_needed(task, blocked=blocked) == needed
+
+
+def init(folder: Path, file: Path, *options: str) -> Any:
+    words = ["fleet", "init", str(folder), "--broker-name", "localhost", "--task", str(file), *options]
+    return CliRunner().invoke(build_app(), words)
+
+
+def test_init_says_how_many_boards_and_whether_they_can_pay(tmp_path: Path) -> None:
+    made = init(tmp_path / "fleet", task_file(tmp_path / "next.toml", LITTLE_NOISE, *OF_FIVE))
+    assert made.exit_code == 0
+    assert "a round opens with 5 boards" in made.output
+    assert "note: no board can pay for a round of next" in made.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--port", "9000", "--enrolment-port", "9000"),
+        ("--port", "8884"),
+        ("--page-port", "8883"),
+        ("--enrolment-port", "8443"),
+    ],
+)
+def test_one_port_for_two_is_refused_before_anything_is_made(tmp_path: Path, options: tuple[str, ...]) -> None:
+    made = init(tmp_path / "fleet", task_file(tmp_path / "next.toml"), *options)
+    assert isinstance(made.exception, BadInput)
+    assert "each needs a port of its own" in str(made.exception)
+    assert not (tmp_path / "fleet").exists()
+
+
+def test_ports_that_were_made_equal_later_are_refused_too(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    one, other = folder.config.broker.port, folder.config.broker.enrolment_port
+    file = folder.path / FILE_NAME
+    file.write_text(file.read_text().replace(str(one), str(other)))
+    with pytest.raises(BadInput, match=f"both {other}"):
+        FleetFolder(folder.path)

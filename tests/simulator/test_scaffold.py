@@ -1,0 +1,126 @@
+"""SCAFFOLD, a method outside of the package whose server tells devices a vector, against the paper's loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hushfleet as hf
+from hushfleet.aggregator.rounds.server_half import server_state_from_bytes
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.errors import BadInput
+from hushfleet.methods import allow_file
+from hushfleet.simulator.engines.fast.lean import store_of
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.run_folder import RunFolder, begin
+
+METHOD = f"{Path(__file__).parents[2] / 'examples' / 'scaffold.py'}:scaffold"
+DEVICES, ROUNDS, STEPS, RATE, SERVER_RATE, CLASSES = 4, 4, 3, 2.0, 0.8, 10
+
+TASK: dict[str, Any] = {
+    "name": "loop",
+    "model": {"name": "linear", "features": "filters"},
+    "method": {
+        "name": METHOD,
+        "optimizer": "sgd",
+        "learning_rate": RATE,
+        "server_learning_rate": SERVER_RATE,
+        "local_steps": STEPS,
+        "batch_size": 1024,  # more than a device has: each step is on all of its samples
+    },
+    "privacy": {"noise_multiplier": 0, "clip_norm": float("inf")},
+    "data": {"name": "digits", "devices": DEVICES, "limit": 300, "partition": "dirichlet-class", "alpha": 0.5},
+    "round": {"rounds": ROUNDS, "cohort_size": 2, "min_updates": 2},
+}
+EXACT = {"wire.codec": "float32", "wire.downlink": "full"}
+
+
+@pytest.fixture(autouse=True)
+def allowed() -> None:
+    allow_file(METHOD)
+
+
+def simulate(out: Path, changes: dict[str, Any], **options: Any) -> RunFolder:
+    options = {"alone": False, "quiet": True, "runtime": "onnx", "workers": 1} | options
+    return RunFolder(hf.simulate(TASK, changes, out=out, **options).folder)
+
+
+def published(folder: RunFolder, round: int) -> np.ndarray:
+    layout = LoadedRun(folder.path, "onnx").spec.model.layout
+    return Checkpoints(folder.aggregator, layout, vectors=("control",)).read(round)
+
+
+@pytest.mark.parametrize("changes", [EXACT, EXACT | {"wire.downlink": "difference"}])
+def test_the_engine_computes_the_papers_loop(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = simulate(tmp_path / "a", changes)
+    run = LoadedRun(folder.path, "onnx")
+    names, size = [f"device-{index}" for index in range(DEVICES)], run.spec.model.layout.size
+    x = {name: run.train(name).x.reshape(len(run.train(name)), -1).astype(float) for name in names}
+    y = {name: np.eye(CLASSES)[run.train(name).y] for name in names}
+    own, control, model = {name: np.zeros(size) for name in names}, np.zeros(size), np.zeros(size)
+    with AggregatorStore(folder.aggregator, durable=False) as store:
+        cohorts = [sorted(charge.device for charge in store.charges(round)) for round in range(1, ROUNDS + 1)]
+        state = server_state_from_bytes(store.get("server_state") or b"")
+    for cohort in cohorts:
+        sent = {}
+        for name in cohort:
+            at = model.copy()
+            for _ in range(STEPS):
+                at -= RATE * (slope(at, x[name], y[name]) - own[name] + control)
+            sent[name] = at - model
+        moved = {name: -control - change / (STEPS * RATE) for name, change in sent.items()}
+        own |= {name: own[name] + change for name, change in moved.items()}
+        model += SERVER_RATE * np.mean(list(sent.values()), axis=0)
+        control += len(sent) / DEVICES * np.mean(list(moved.values()), axis=0)
+    assert len(set(map(tuple, cohorts))) > 1, "or partial participation is not tested"
+    found = published(folder, ROUNDS)
+    rounding = 1e-5 if changes == EXACT else 0.1  # of the whole vector's length
+    kept = {name: own_control(folder, run.spec.task, name) for name in names}
+    pairs = [(model, found[:size]), (control, found[size:]), *((own[name], kept[name]) for name in names)]
+    for expected, there in pairs:
+        assert np.linalg.norm(there - expected) <= rounding * np.linalg.norm(expected)
+    assert np.linalg.norm(control) > 0.1
+    np.testing.assert_array_equal(state["control"], found[size:], "the server goes on from what devices have")
+
+
+def own_control(folder: RunFolder, task: str, name: str) -> Any:
+    with store_of(folder.device(name), name) as device:
+        kept = device.load_state(task)
+    return 0.0 if kept is None else kept.private["control"]
+
+
+def slope(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The gradient of softmax regression at the flat vector."""
+    weight, bias = at[:-CLASSES].reshape(CLASSES, -1), at[-CLASSES:]
+    logits = x @ weight.T + bias
+    error = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) - y
+    return np.concatenate([(error.T @ x).ravel(), error.sum(0)]) / len(x)
+
+
+@pytest.mark.slow
+def test_vectors_travel_as_the_model_does(tmp_path: Path, finish: Any) -> None:
+    """Through a broker, as differences, with clipping and noise: the live engine ends in the fast one's bits."""
+    changes = {"privacy.clip_norm": 0.5, "privacy.noise_multiplier": 0.1, "round.rounds": 3}
+    fast = simulate(tmp_path / "fast", changes)
+    live = begin(hf.task(TASK, changes), tmp_path / "live", data_dir=None)
+    fleet = LiveFleet(live, hosts={"host": [device.name for device in live.fleet.devices[1:]]})
+    with fleet.running():
+        finish(fleet)
+    assert published(live.folder, 3).any()
+    np.testing.assert_array_equal(published(live.folder, 3), published(fast, 3))
+
+
+def test_what_scaffold_cannot_do_is_refused(tmp_path: Path) -> None:
+    record = {"privacy.unit": "record", "privacy.clip_norm": 1, "privacy.noise_multiplier": 1}
+    for changes, said in [
+        ({"method.local_steps": 0}, "local_steps = 0: must be above 0"),
+        ({"method.optimizer": "adam"}, "optimizer"),
+        (record, "privacy.unit = 'device'"),
+    ]:
+        with pytest.raises(BadInput, match=said):
+            simulate(tmp_path / "a", changes)
