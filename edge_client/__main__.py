@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import hushfleet
 from hushfleet.errors import HushfleetError
+from hushfleet.output import take_all_characters
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.board.config import DeviceConfig
@@ -60,6 +61,7 @@ a small device.toml:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; errors on purpose become one clear paragraph and an exit code."""
+    take_all_characters()
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser(arguments).parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(levelname)-7s %(message)s")
@@ -146,7 +148,8 @@ def _run(options: argparse.Namespace) -> int:
 
     def connect(store: DeviceStore, will: Will | None = None, *, enrol: bool = False) -> MqttLink:
         address = config.enrolment_address if enrol else config.broker_address
-        return MqttLink(address, client_id=store.identity.client_id(config.device.id), will=will, timing=timing)
+        client_id, keepalive_s = store.identity.client_id(config.device.id), config.broker.keepalive_s
+        return MqttLink(address, client_id=client_id, will=will, timing=timing, keepalive_s=keepalive_s)
 
     stop, supervisor, caught = threading.Event(), Supervisor.from_environment(), list[int]()
     progress.listeners.append(supervisor.alive)  # to read a year's images takes longer than its patience

@@ -97,7 +97,7 @@ def privacy(report: dict[str, Any]) -> str:
     if rounds is None:
         return f"{told}; for how many rounds the rest is enough shows after the first one"
     task = report["task_rounds_left"]
-    of_task = "" if task is None else f"; this task has {task} more"
+    of_task = "" if task is None else f"; this task has {task} more" if task else "; this task is over"
     if not rounds:
         return f"{told}; the rest is not enough for another round{of_task}"
     return f"{told}; the rest is enough for {rounds} more rounds like the last{of_task}"

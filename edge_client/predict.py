@@ -114,12 +114,10 @@ def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
     head = store.own_head(spec.task)
     if head is None or head.choice.errors is None:
         return OwnAccuracy(spec.task, kind)
-    choice, images = head.choice, head.choice.images
-    right, fleet_right, alone_right = (
-        None if errors is None else images - errors
-        for errors in (choice.errors, choice.errors_shared, choice.errors_alone)
-    )
-    return OwnAccuracy(spec.task, kind, right, images, "own images, cross-validated", fleet_right, alone_right)
+    images = head.choice.images
+    counted = (head.choice.errors, head.choice.errors_shared, head.choice.errors_alone)
+    of_chosen, of_fleet, alone = (None if errors is None else images - errors for errors in counted)
+    return OwnAccuracy(spec.task, kind, of_chosen, images, "own images, cross-validated", of_fleet, alone)
 
 
 def _graphs(store: DeviceStore, spec: TaskSpec) -> tuple[InferenceGraph, FeatureGraph | None]:

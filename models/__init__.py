@@ -12,6 +12,7 @@ from hushfleet.errors import BadInput
 from hushfleet.user_files import in_file
 
 if TYPE_CHECKING:
+    from hushfleet.model.targets import Loss
     from hushfleet.models.model import Model
 
 __all__ = ["OFFERED", "get_model", "is_offered", "is_own", "model_names"]
@@ -45,17 +46,25 @@ def is_own(name: str) -> bool:
     return in_file(name) or is_offered(name)
 
 
-def get_model(name: str, *, classes: int | None = None, input_shape: tuple[int, int, int] | None = None) -> Model:
+def get_model(
+    name: str,
+    *,
+    classes: int | None = None,
+    input_shape: tuple[int, int, int] | None = None,
+    loss: Loss | None = None,
+    by_record: bool = False,
+) -> Model:
     """The network called `name`, with the outputs of its own data set, or `classes` outputs. Raises `BadInput`.
 
     :param input_shape: of `linear`, which takes any, and of your own; the other networks have theirs.
+    :param loss, by_record: what your own is checked for (`models.module.model_of`).
     """
     if is_own(name):
         if classes is None or input_shape is None:
             raise BadInput(f"model.name = {name!r}: your own network goes with model.share = 'all'")
         from hushfleet.models.module import own_model
 
-        return own_model(name, classes=classes, input_shape=input_shape)
+        return own_model(name, classes=classes, input_shape=input_shape, loss=loss, by_record=by_record)
     if name not in _FILES:
         raise BadInput(
             f"there is no model {name!r}; choose one of {', '.join(model_names())}, or give path/to/file.py:NAME"

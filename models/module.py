@@ -25,27 +25,17 @@ from torch.func import functional_call
 from hushfleet.config.spec import DropoutSpec
 from hushfleet.errors import BadInput
 from hushfleet.model.params import ParamLayout
+from hushfleet.model.targets import Loss
 from hushfleet.models import OFFERED, is_offered
 from hushfleet.models.model import Model
+from hushfleet.models.module_checks import check_ending, check_gradients, check_outputs, check_parts, told
 from hushfleet.user_files import from_file
 
 Shape = tuple[int, int, int]
 Make = Callable[..., Any]
 
 _CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_PROBED = 3  # samples
-_TOLERANCE = 1e-4
 _GROUPS, _GROUP_CHANNELS = 8, 4  # as many groups at most, and channels in each at least
-_INSTEAD: dict[tuple[type[nn.Module], ...], str] = {
-    (nn.modules.batchnorm._BatchNorm,): "mixes the samples of a batch and keeps averages of private data. Use "
-    "GroupNorm: hushfleet.with_group_norm(network) gives a copy that has it",
-    (nn.LSTM,): "has no ONNX graph of its gradient here. Use torch.nn.GRU, whose export takes more than a minute, or "
-    "torch.nn.Conv1d over time",
-    (nn.modules.conv._ConvTransposeNd,): "has no ONNX graph of its gradient here. Use torch.nn.Upsample and then "
-    "torch.nn.Conv2d",
-    (nn.Conv3d,): "has no ONNX graph of its gradient here. Use torch.nn.Conv2d, with the third axis as channels",
-}
-"""Modules that are refused, and what to use in their place."""
 _GIVEN: dict[str, nn.Module | Make] = {}
 
 
@@ -59,19 +49,22 @@ def offer(made: nn.Module | Make) -> str:
     return name
 
 
-def own_model(name: str, *, classes: int, input_shape: Shape) -> Model:
-    """Of a file, or as this process has offered it. Raises `BadInput`."""
+def own_model(name: str, **what: Any) -> Model:
+    """Of a file, or as this process has offered it. Raises `BadInput`.
+
+    :param what: as `model_of` takes it.
+    """
     if not is_offered(name):
-        return _of_file(name, classes=classes, input_shape=input_shape)
+        return _of_file(name, **what)
     if name not in _GIVEN:
         raise BadInput(
             f"model.name = {name!r} is a network of a Python program; go on from there, with "
             "hushfleet.simulate(task, model=network, out=..., resume=True)"
         )
-    return model_of(_GIVEN[name], name=name, classes=classes, input_shape=input_shape)
+    return model_of(_GIVEN[name], name=name, **what)
 
 
-def _of_file(name: str, *, classes: int, input_shape: Shape) -> Model:
+def _of_file(name: str, **what: Any) -> Model:
     """:param name: `path/to/file.py:NAME`, of a module, or a class or function that gives one; it is called with
         `classes` and `input_shape` where it takes them. The file is run.
 
@@ -79,15 +72,25 @@ def _of_file(name: str, *, classes: int, input_shape: Shape) -> Model:
     """
     path, _, attribute = name.rpartition(":")
     found: Any = from_file(name, key="model.name")
-    return model_of(found, name=f"{Path(path).name}:{attribute}", classes=classes, input_shape=input_shape)
+    return model_of(found, name=f"{Path(path).name}:{attribute}", **what)
 
 
-def model_of(made: nn.Module | Make, *, name: str, classes: int, input_shape: Shape) -> Model:
+def model_of(
+    made: nn.Module | Make,
+    *,
+    name: str,
+    classes: int,
+    input_shape: Shape,
+    loss: Loss | None = None,
+    by_record: bool = False,
+) -> Model:
     """The network as a `Model`.
 
     :param made: a module, which starts from the values that it has, or a class or function that gives one, which starts
         as PyTorch draws it from the task's seed; called with `classes` and `input_shape` where it takes them.
     :param input_shape: (C, H, W); of a series (C, 1, T), of a vector (F, 1, 1).
+    :param loss: what it is to learn: its outputs must be what this loss takes; None: they are not looked at.
+    :param by_record: whether the unit of privacy is the record: Opacus is asked, too.
     :raises BadInput: it is no such thing, or cannot be trained here; the text says why, and what to do.
     """
     given = {"classes": classes, "input_shape": own_shape(input_shape)}
@@ -95,7 +98,7 @@ def model_of(made: nn.Module | Make, *, name: str, classes: int, input_shape: Sh
     def build(seed: int) -> nn.Module:
         return copy.deepcopy(made) if isinstance(made, nn.Module) else _made(made, name, given, seed)
 
-    network = _network(build(0), name, classes, input_shape)
+    network = _network(build(0), name, classes, input_shape, loss=loss, by_record=by_record)
     layout = network.layout
 
     def start(seed: int) -> np.ndarray:
@@ -148,6 +151,9 @@ class _Masks:
             self.specs += (DropoutSpec((shape[0], *(1 for _ in shape[1:])) if channelwise else shape, rate),)
         return x * self.given.pop(0) if self.given else x
 
+    def record(self, recording: bool) -> None:
+        self.recording = recording
+
 
 class _Masked(nn.Module):
     """In the place of a dropout module."""
@@ -179,17 +185,21 @@ class _Network:
         return ParamLayout(tuple(found), tuple(found.values()))
 
     @cached_property
-    def layers(self) -> str:
-        """Digest of all that it computes, as PyTorch's own operators and constants say it."""
+    def traced(self) -> torch.fx.GraphModule:
+        """All that it computes, as PyTorch's own operators and constants."""
         from torch.fx.experimental.proxy_tensor import make_fx  # takes long to import
 
         tensors = {name: torch.zeros(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
         masks = [torch.ones(2, *each.shape) for each in self.masks.specs]
-        traced = make_fx(self)(tensors, torch.zeros(2, *self.input_shape), masks)
-        digest = hashlib.sha256(traced.code.encode())
-        for node in traced.graph.nodes:
+        return make_fx(self)(tensors, torch.zeros(2, *self.input_shape), masks)
+
+    @cached_property
+    def layers(self) -> str:
+        """Digest of `traced`."""
+        digest = hashlib.sha256(self.traced.code.encode())
+        for node in self.traced.graph.nodes:
             if node.op == "get_attr":
-                digest.update(getattr(traced, node.target).detach().cpu().numpy().tobytes())
+                digest.update(getattr(self.traced, node.target).detach().cpu().numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -203,7 +213,7 @@ def _made(make: Any, name: str, given: dict[str, Any], seed: int) -> nn.Module:
             module = make(**taken)
     except Exception as error:
         raise BadInput(
-            f"model.name = {name!r}: calling it with {taken or 'nothing'} fails: {_told(error)}. It may take "
+            f"model.name = {name!r}: calling it with {taken or 'nothing'} fails: {told(error)}. It may take "
             f"classes and input_shape, and nothing else without a default"
         ) from error
     if not isinstance(module, nn.Module):
@@ -211,67 +221,21 @@ def _made(make: Any, name: str, given: dict[str, Any], seed: int) -> nn.Module:
     return module
 
 
-def _network(module: nn.Module, name: str, classes: int, input_shape: Shape) -> _Network:
+def _network(
+    module: nn.Module, name: str, classes: int, input_shape: Shape, *, loss: Loss | None, by_record: bool
+) -> _Network:
     """Checked by running it on random samples."""
-    for where, part in module.named_modules():
-        for refused, why in _INSTEAD.items():
-            if isinstance(part, refused):
-                raise BadInput(f"model.name = {name!r}: {where or 'it'} is a {type(part).__name__}, which {why}")
+    shape = own_shape(input_shape)
+    check_parts(module, name, by_record=by_record)
     masks = _Masks()
     for parent in list(module.modules()):
         for child_name, child in parent.named_children():
             if isinstance(child, (nn.Dropout, *_CHANNELWISE)) and child.p > 0:
                 setattr(parent, child_name, _Masked(child, masks))
-    x = torch.randn(_PROBED, *own_shape(input_shape), generator=torch.Generator().manual_seed(0))
-    _check_outputs(module, name, classes, x, masks)
-    for where, value in module.named_parameters():
-        if value.dtype != torch.float32:
-            raise BadInput(f"model.name = {name!r}: {where} is {value.dtype}; parameters must be float32")
+    check_outputs(module, name, classes, shape, masks.record)
+    check_parts(module, name, by_record=False)  # with what lazy layers have got
+    check_gradients(module, name, shape)
     network = _Network(module, input_shape, masks)
-    if not any(value.requires_grad for value in module.parameters()):
-        raise BadInput(f"model.name = {name!r} has no parameter that requires a gradient: there is nothing to train")
+    if loss is not None:
+        check_ending(network.traced.graph, module, name, loss)
     return network
-
-
-@torch.no_grad()
-def _check_outputs(module: nn.Module, name: str, classes: int, x: Tensor, masks: _Masks) -> None:
-    """Logits of the right shape, the same each time, in training and test, and of each sample alone."""
-    module.eval()
-    logits = _run(module, name, x)
-    shown = list(x.shape[1:])
-    if not isinstance(logits, Tensor) or logits.shape != (len(x), classes) or logits.dtype != torch.float32:
-        given = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise BadInput(
-            f"model.name = {name!r}: must give logits float32 [B, {classes}] for [B, {', '.join(map(str, shown))}], "
-            f"one for each class or target, and gives {given} for B = {len(x)}"
-        )
-    kept = {key: value.clone() for key, value in module.named_buffers()}
-    module.train()
-    masks.recording = True
-    first = _run(module, name, x)
-    masks.recording = False
-    if any(not torch.equal(value, kept[key]) for key, value in module.named_buffers()):
-        raise BadInput(f"model.name = {name!r} changes its buffers in training, and no update carries them")
-    alone = torch.cat([_run(module, name, one) for one in x.split(1)])
-    scale = float(logits.abs().max()) + 1e-12
-    for found, why in (
-        (first, "computes something else in training than in a test, or draws random numbers: use torch.nn.Dropout"),
-        (alone, "gives a sample other logits when other samples are beside it"),
-    ):
-        if not torch.isfinite(found).all() or float((found - logits).abs().max()) > _TOLERANCE * scale:
-            raise BadInput(f"model.name = {name!r} {why}")
-
-
-def _run(module: nn.Module, name: str, x: Tensor) -> Any:
-    try:
-        return module(x)
-    except Exception as error:
-        raise BadInput(
-            f"model.name = {name!r}: fails on a batch of shape {list(x.shape)}: {_told(error)}. The data's samples "
-            f"have shape {list(x.shape[1:])}: check the sizes that its layers take"
-        ) from error
-
-
-def _told(error: Exception) -> str:
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"

@@ -28,6 +28,7 @@ from hushfleet.data.arrays import Data
 from hushfleet.data.conversion import as_data
 from hushfleet.errors import BadInput
 from hushfleet.methods.method import Published
+from hushfleet.output import take_all_characters
 from hushfleet.simulator.boards import read_boards
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.options import Engine, RunOptions, Runtime
@@ -106,6 +107,7 @@ def simulate(
     :param quiet: print nothing.
     :raises BadInput: which value, and what to do.
     """
+    take_all_characters()
     with _preparing:
         changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
         if isinstance(method, Published):

@@ -36,7 +36,8 @@ case "$*" in *"$FAILING"*) exit 100 ;; esac""",
     "systemctl": "exit 0",
 }
 MISSING = (
-    "mosquitto openssh-client openssh-server mtools dosfstools e2fsprogs systemd chromium-headless-shell gcc libc6-dev"
+    "mosquitto openssh-client openssh-server mtools dosfstools e2fsprogs systemd chromium-headless-shell gcc libc6-dev "
+    "netplan.io"
 )
 INSTALL_ARGUMENTS = f"install -y --no-install-recommends {MISSING.replace(' chromium-headless-shell', '')}"
 

@@ -101,6 +101,7 @@ def mosquitto_acl(
     aggregator: str = "aggregator",
     service: str | None = None,
     blocked: Iterable[str] = (),
+    home_assistant: str | None = None,
 ) -> str:
     """The access list: a device (its certificate's name is `%u`) writes only to its own topics below `up`.
 
@@ -109,12 +110,18 @@ def mosquitto_acl(
     :param federation: `+`: all, of which a device may then invent some.
     :param service: certificate name of the fleet service, where there is one.
     :param blocked: devices that are locked out. Mosquitto reads the list again on SIGHUP.
+    :param home_assistant: certificate name of Home Assistant, for which `service` then publishes.
     """
     shared = ("server", "task", "round", "blob/+", "release/+", "c/%u/down", "c/%u/fleet")
     text = "".join(f"pattern write {ROOT}/{federation}/c/%u/up/{name}\n" for name in UP)
     text += "".join(f"pattern read {ROOT}/{federation}/{topic}\n" for topic in shared)
     for user in (aggregator, service):
         text += f"\nuser {user}\ntopic readwrite {ROOT}/#\n" if user else ""
+    if home_assistant:
+        topics = "homeassistant/device/+/config", f"hushfleet-home/{federation}/#"
+        text += "".join(f"topic write {topic}\n" for topic in topics)
+        text += f"\nuser {home_assistant}\ntopic deny {ROOT}/#\ntopic readwrite homeassistant/status\n"
+        text += "".join(f"topic read {topic}\n" for topic in topics)
     return text + "".join(f"\nuser {device}\ntopic deny {ROOT}/#\n" for device in sorted(blocked))
 
 

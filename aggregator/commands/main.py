@@ -24,6 +24,7 @@ from typing import Any
 import hushfleet
 from hushfleet.aggregator.commands.help import in_plain_text
 from hushfleet.errors import HushfleetError
+from hushfleet.output import take_all_characters
 
 if sys.version_info < (3, 11):  # noqa: UP036 - the package is for boards, too
     sys.exit("error: the command `hushfleet` needs Python 3.11 or newer; boards, and `hushfleet-edge`, need 3.10")
@@ -107,6 +108,7 @@ def _not_loaded() -> None:
 
 def main() -> None:
     """The entry point of the `hushfleet` script; every error on purpose is one clear paragraph."""
+    take_all_characters()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     came = _noted_interrupts()
     try:
@@ -123,18 +125,27 @@ def main() -> None:
             raise
         sys.exit(_told(f"{named}: {error.strerror}" if named else f"{error.strerror}; free some space", 1))
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(_code_of(came))
+    except SystemExit as leaving:
+        if leaving.code == INTERRUPTED and came:
+            sys.exit(_code_of(came))
+        raise
     except (ImportError, SystemError):
         if came:
-            sys.exit(INTERRUPTED)
+            sys.exit(_code_of(came))
         raise
 
 
+def _code_of(came: list[int]) -> int:
+    """What a shell makes of a program that a signal has ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    return 128 + came[0] if came else INTERRUPTED
+
+
 def _noted_interrupts() -> list[int]:
-    """Grows by one with each Ctrl-C.
+    """Grows by a signal's number with each Ctrl-C and each SIGTERM, which is to end a command in the same way.
 
     Compiled code makes an ImportError of a KeyboardInterrupt when it is imported, and a SystemError when it builds a
-    schema. Any other error after a Ctrl-C is one of the work that follows it.
+    schema. Any other error after one of them is one of the work that follows it.
     """
     came: list[int] = []
 
@@ -144,6 +155,8 @@ def _noted_interrupts() -> list[int]:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # in the background of a shell it is ignored
         signal.signal(signal.SIGINT, interrupt)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, interrupt)
     return came
 
 

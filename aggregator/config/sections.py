@@ -216,8 +216,8 @@ class PrivacySection(Checked):
             )
         if math.isinf(self.clip_norm) and (self.noise_multiplier or self.epsilon):
             raise ValueError("clip_norm = inf: must be finite where noise is added, since the noise is scaled to it")
-        if math.isfinite(self.clip_norm) and not 1e-9 <= self.clip_norm <= 1e6:  # what an update's steps can be
-            raise ValueError(f"clip_norm = {self.clip_norm:g}: must be 1e-9 to 1e6, or inf")
+        if math.isfinite(self.clip_norm) and not 1e-9 <= self.clip_norm <= 1e4:  # what an update's steps can be
+            raise ValueError(f"clip_norm = {self.clip_norm:g}: must be 1e-9 to 1e4, or inf")
         if self.noise_multiplier and self.noise_multiplier < 1e-6:
             raise ValueError(f"noise_multiplier = {self.noise_multiplier:g}: must be 0, or 1e-6 to 1000")
 

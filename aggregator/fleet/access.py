@@ -29,7 +29,8 @@ from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
 from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.authority import Authority, read_revocations
-from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, HOME_ASSISTANT_NAME, SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.own_certificates import write_home_assistant
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.roster import sign_here, waiting
 
@@ -45,6 +46,8 @@ def apply(folder: FleetFolder, registry: FleetRegistry) -> RosterChanges:
     """
     with locked(folder), DeviceRegister(folder.aggregator) as register:
         _apply_devices(registry, register)
+        if folder.config.home_assistant.enabled:
+            write_home_assistant(folder)
         if _write_broker_files(folder, registry):
             reload_brokers(folder)
         operator = keys.operator(folder)
@@ -78,6 +81,7 @@ def _write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
             aggregator=AGGREGATOR_NAME,
             service=SERVICE_NAME,
             blocked=registry.locked_out(),
+            home_assistant=HOME_ASSISTANT_NAME if folder.config.home_assistant.enabled else None,
         ),
         enrolment: enrolment_acl(service=SERVICE_NAME),
         path / "mosquitto.conf": mosquitto_config(

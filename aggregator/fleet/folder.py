@@ -23,6 +23,7 @@ from hushfleet.wire.format.topics import Name, check_name
 FILE_NAME = "fleet.toml"
 SERVICE_NAME = "fleet"
 AGGREGATOR_NAME = "aggregator"
+HOME_ASSISTANT_NAME = "homeassistant"
 WRITTEN_BY_AGGREGATOR = ("aggregator", "runs", "cache")
 
 Port = Annotated[int, Meta(ge=1, le=65535, description="a port, 1 to 65535")]
@@ -92,6 +93,13 @@ class PagePart(Checked):
 
 
 @dataclass(frozen=True)
+class HomeAssistantPart(Checked):
+    """Whether the figures of `/metrics` are published for Home Assistant's MQTT discovery."""
+
+    enabled: bool = False
+
+
+@dataclass(frozen=True)
 class SecureSumsPart(Checked):
     """What secure sums may count on: the operator's word, which is signed into the roster and written on each card.
 
@@ -117,6 +125,7 @@ class FleetConfig(Checked):
     device: dict[str, Any] = field(default_factory=dict)
     updates: UpdatesPart = field(default_factory=UpdatesPart)
     secure_sums: SecureSumsPart = field(default_factory=SecureSumsPart)
+    home_assistant: HomeAssistantPart = field(default_factory=HomeAssistantPart)
 
 
 def check_ports(broker: BrokerPart, page: PagePart) -> None:

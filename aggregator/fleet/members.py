@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hushfleet.aggregator.devices.devices_file import parse_key
-from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, SERVICE_NAME
+from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, HOME_ASSISTANT_NAME, SERVICE_NAME
 from hushfleet.aggregator.fleet.registry import RegisteredBoard
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
@@ -22,7 +22,7 @@ MAX_BOARDS = 100_000
 
 def check_board_name(name: str) -> str:
     """`name` itself. Raises `BadInput` also for the names that the fleet's own certificates have."""
-    if name in (AGGREGATOR_NAME, SERVICE_NAME):
+    if name in (AGGREGATOR_NAME, SERVICE_NAME, HOME_ASSISTANT_NAME):
         raise BadInput(f"a board cannot be called {name!r}: the broker knows another by this name")
     return check_new_name(name, "the board's id")
 

@@ -7,13 +7,20 @@ to read its files, at any moment has a certificate and the key to it.
 from __future__ import annotations
 
 import datetime
+import os
 from pathlib import Path
 
 from cryptography import x509
 
 from hushfleet import atomic_file
-from hushfleet.aggregator.fleet.authority import Authority, general_name, read_key
-from hushfleet.aggregator.fleet.folder import AGGREGATOR_NAME, SERVICE_NAME, FleetConfig, FleetFolder
+from hushfleet.aggregator.fleet.authority import Authority, general_name, make_key, private_pem, read_key
+from hushfleet.aggregator.fleet.folder import (
+    AGGREGATOR_NAME,
+    HOME_ASSISTANT_NAME,
+    SERVICE_NAME,
+    FleetConfig,
+    FleetFolder,
+)
 from hushfleet.errors import BadInput
 
 CLIENT_DAYS = 3650
@@ -23,6 +30,7 @@ _CLIENTS = {"aggregator/cert": AGGREGATOR_NAME, "service/cert": SERVICE_NAME}
 STEMS = (*_SERVERS, *_CLIENTS)
 """Where they are in the fleet's folder: STEM.pem, and STEM.key beside it."""
 AUTHORITY = "ca/ca"
+HOME_ASSISTANT = "home-assistant"
 
 
 def write_own(path: Path, config: FleetConfig, authority: Authority, *, now: datetime.datetime) -> None:
@@ -35,6 +43,23 @@ def write_own(path: Path, config: FleetConfig, authority: Authority, *, now: dat
         else:
             issued = authority.sign_server(names, key, now=now)
         atomic_file.write_whole(path / f"{stem}.pem", issued.pem, durable=True)
+
+
+def write_home_assistant(folder: FleetFolder) -> None:
+    """`service/home-assistant.pem` and `.key`, by which Home Assistant reaches the broker, once."""
+    pem, key_file = (folder.service / f"{HOME_ASSISTANT}.{end}" for end in ("pem", "key"))
+    if pem.exists():
+        return
+    authority, key = Authority.load(folder.ca / "ca.pem", folder.ca / "ca.key"), make_key()
+    issued = authority.sign_client(
+        HOME_ASSISTANT_NAME, key.public_key(), days=CLIENT_DAYS, now=datetime.datetime.now(datetime.UTC)
+    )
+    before = os.umask(0o077)
+    try:
+        atomic_file.write_whole(key_file, private_pem(key), durable=True)
+        atomic_file.write_whole(pem, issued.pem, durable=True)
+    finally:
+        os.umask(before)
 
 
 def lost_names(folder: FleetFolder) -> list[str]:

@@ -36,10 +36,11 @@ def photographs(view: FleetView) -> str:
 
 
 def model(view: FleetView) -> str:
-    where = "Whether it is better on a board than the board's own is private, too, and told by the same command there"
+    better, where = "is better on a board than the board's own", "is private, too, and told by the same command there"
     if view.run is None or view.run.accuracy is None:
-        return where
-    return f"The fleet's model is right on {percent(view.run.accuracy)} of the public test images. {where}"
+        return f"Whether the fleet's {better} {where}"
+    right = f"The fleet's model is right on {percent(view.run.accuracy)} of the public test images"
+    return f"{right}. Whether it {better} {where}"
 
 
 def privacy(view: FleetView) -> str:
@@ -47,9 +48,12 @@ def privacy(view: FleetView) -> str:
     if left is None:
         return "Nothing is spent yet"
     told = f"{left.device}, which has spent most, stands at {number(left.spent)}"
+    above = left.limit is not None and left.spent > left.limit
     if left.limit is not None:
-        told += f" of the {number(left.limit)} that its card allows"
+        told += f"{', above' if above else ' of'} the {number(left.limit)} that its card allows"
     told += f" (epsilon; {protection(left.spent)})"
+    if above:
+        return f"{told}; its owner alone can allow more"
     if left.rounds is None:
         return told
     more = f"enough for {left.rounds} more round{'s' * (left.rounds > 1)}"

@@ -14,6 +14,7 @@ from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.enrolment import Enroller
 from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
+from hushfleet.aggregator.fleet.home_assistant import HomeAssistant, will
 from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.read_again import ReadAgain
@@ -23,6 +24,7 @@ from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.fleet.telling_newest import TellingNewest
 from hushfleet.aggregator.fleet.updating import Updating
+from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.errors import BadInput
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
@@ -78,12 +80,15 @@ def serve(path: Path, stop: threading.Event) -> None:
             Authority.load(ca_file, folder.ca / "ca.key"),
             on_granted=applied.apply,
         )
+        federation, for_home = folder.config.federation, folder.config.home_assistant.enabled
+        if for_home:
+            parts.append(HomeAssistant(federation, FleetWatch(folder).view))
         service = FleetService(
-            federation=folder.config.federation,
+            federation=federation,
             identity=identity,
             # only who has the service's key can tell this client id, so no stranger can take the session
             strangers=MqttLink(strangers, client_id=identity.client_id(SERVICE_NAME)),
-            fleet=MqttLink(fleet, client_id=SERVICE_NAME),
+            fleet=MqttLink(fleet, client_id=SERVICE_NAME, will=will(federation) if for_home else None),
             enroller=enroller,
             apply=applied.apply,
             was_changed=registry.was_changed,

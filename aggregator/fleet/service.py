@@ -40,7 +40,7 @@ class Service(Protocol):
     def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
         """To the fleet's broker, signed by the service's key. Raises `LinkLost`."""
 
-    def send(self, topic: str, payload: bytes) -> None:
+    def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Bytes as they are, such as chunks. Raises `LinkLost`."""
 
     def clear(self, topic: str) -> None:
@@ -60,6 +60,9 @@ class Part:
     def advance(self, service: Service, now: float) -> None:
         """What is due; called several times a second while the link is up. `now`: monotonic seconds."""
         raise NotImplementedError
+
+    def end(self, service: Service) -> None:
+        """Before the service says goodbye."""
 
 
 class FleetService:
@@ -106,6 +109,8 @@ class FleetService:
             while not stop.is_set():
                 self.step(WAIT_S)
         finally:
+            for part in self.parts:
+                part.end(self)
             self._strangers.close()
             self._fleet.close()
 
@@ -147,8 +152,8 @@ class FleetService:
     def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
         self._fleet.publish(topic, self._encoded(message), retain=retain)
 
-    def send(self, topic: str, payload: bytes) -> None:
-        self._fleet.publish(topic, payload)
+    def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self._fleet.publish(topic, payload, retain=retain)
 
     def clear(self, topic: str) -> None:
         self._fleet.publish(topic, b"", retain=True)

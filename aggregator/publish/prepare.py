@@ -99,7 +99,10 @@ def prepare(
     extractor = _features(task, shape)
     input_shape = shape if extractor is None else (extractor.count, 1, 1)
     name = task.model.name if task.model.share == "all" else "linear"
-    model = get_model(name, classes=len(class_names), input_shape=input_shape)
+    by_record = task.privacy.unit == "record"
+    model = get_model(
+        name, classes=len(class_names), input_shape=input_shape, loss=task.model.loss, by_record=by_record
+    )
     _check_shape(task, model.input_shape, input_shape)
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     sent = model.layout.size - int(np.count_nonzero(task.parts().personal.mask(model.layout)))

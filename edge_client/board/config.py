@@ -60,6 +60,8 @@ class BrokerSection(Checked):
     """Where the broker is, and how it is known.
 
     :param server_key: the aggregator's public key, 64 hex digits; without it the first one seen is pinned.
+    :param keepalive_s: something is sent at least so often. Where a router forgets idle connections sooner, it becomes
+        shorter by itself, at the price of one lost connection; brokers of `hushfleet broker` take 120 at most.
     """
 
     url: str
@@ -69,6 +71,7 @@ class BrokerSection(Checked):
     username: str | None = None
     password_file: str | None = None
     server_key: PublicKeyText | None = None
+    keepalive_s: Annotated[int, Meta(ge=5, le=120, description="a whole number from 5 to 120")] = 60
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,7 +24,7 @@ from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import as_targets, as_values, opened
 from hushfleet.data.csv_file import read_csv
 from hushfleet.data.folder import ImageForm, files_below, named, scan_folder
-from hushfleet.data.labels import one_form, texts_of
+from hushfleet.data.labels import check_one_reading, one_form, texts_of
 from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import DataSection
@@ -59,7 +59,9 @@ def data_words(section: DataSection) -> str | None:
                 return f"{name}: there is no such {_FILES[section.kind]}{later}"
         elif text and not path.is_dir():
             return f"{name}: there is no such folder, with a sub-folder of images for each class{later}"
-        elif text and not any(each.is_file() for each in path.glob("*/**/*")):
+        elif text and not any(
+            os.path.isfile(each) and Path(each).parent != path for each in files_below(path, data=path)
+        ):
             return f"{name}: there are no images in class folders, as in {path}/CLASS/1.jpg{later}"
     return None
 
@@ -189,6 +191,8 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
         if missing := {x, y} - set(arrays):
             raise BadInput(f"{path} lacks the array {min(missing)!r}; it needs {x!r} and {y!r}")
         values, labels = arrays[x], arrays[y]
+    if y == "y" and model.targets.are_classes:  # a simulation's own files have places
+        check_one_reading(labels, model.class_names, f"{path}: {y}")
     if skipped is not None:
         values, labels = _usable(values, labels, model, skipped)
     return _fitting(as_values(values, f"{path}: {x}"), labels, model, f"{path}: {y}", skipped)

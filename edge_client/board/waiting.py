@@ -42,7 +42,7 @@ def advice_on_silence(device: str, federation: str) -> dict[Kind, str]:
     kept = f"this broker keeps messages back: its access list knows this connection by another name than {device}"
     return {
         "aggregator": "connected, and nothing has come from an aggregator. Either none has been started in the "
-        f"federation {federation}, or {kept}",
+        f"federation {federation}, it still prepares its task, or {kept}",
         "answer": f"connected, and the aggregator does not answer. It may be busy; else {kept}",
     }
 

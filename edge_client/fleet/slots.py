@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from hushfleet.edge_client.fleet import system_files
 from hushfleet.edge_client.fleet.client_files import clear_inside, only_release, read_inside, remove_inside
-from hushfleet.edge_client.fleet.first_proof import prove
+from hushfleet.edge_client.fleet.first_proof import ProofFailed, prove
 
 if TYPE_CHECKING:
     from hushfleet.release import Manifest
@@ -433,7 +433,7 @@ def main() -> int:
             restart = options.command == "back"
     except Exception as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ProofFailed) else 1
     if restart:
         subprocess.run(["systemctl", "restart", "--no-block", SERVICE], check=False)
     elif options.command == "check" and system_files.is_due(slots.root, state.good):

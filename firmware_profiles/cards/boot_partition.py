@@ -93,13 +93,16 @@ class ImageBoot:
         if self.partition is None:
             raise BadInput(f"{image} has no FAT partition, so no boot partition that could be prepared")
         self.image = image
+        self._known: dict[str, bytes | None] = {}  # each look takes a process
+        self._listed: dict[str, set[str]] = {}
 
     def names(self) -> set[str]:
-        listed = self._mtools("mdir", "-b", "::/").decode("utf-8", "replace").splitlines()
-        return {line.removeprefix("::/").rstrip("/").lower() for line in listed if line.strip()}
+        return self._names("")
 
     def read(self, name: str) -> bytes | None:
-        return self._mtools("mtype", f"::/{name}") if self._has(name) else None
+        if name not in self._known:
+            self._known[name] = self._mtools("mtype", f"::/{name}") if self._has(name) else None
+        return self._known[name]
 
     def free_bytes(self) -> int:
         said = re.search(rb"([\d ]+) bytes free", self._mtools("mdir", "::/"))
@@ -110,13 +113,18 @@ class ImageBoot:
             if self._has(name):
                 self._mtools("mdeltree", f"::/{name}")
         self._mtools("mcopy", "-s", "-o", "-m", *map(str, sorted(folder.iterdir())), "::/")
+        self._known, self._listed = {}, {}
 
     def _has(self, name: str) -> bool:
         parent, _, last = name.rpartition("/")
-        if parent and not self._has(parent):
-            return False
-        listed = self._mtools("mdir", "-b", f"::/{parent}").decode("utf-8", "replace").splitlines()
-        return last.lower() in {line.rstrip("/").rpartition("/")[2].lower() for line in listed}
+        return (not parent or self._has(parent)) and last.lower() in self._names(parent)
+
+    def _names(self, folder: str) -> set[str]:
+        """Of files and folders in a folder, lower-case."""
+        if folder not in self._listed:
+            listed = self._mtools("mdir", "-b", f"::/{folder}").decode("utf-8", "replace").splitlines()
+            self._listed[folder] = {line.rstrip("/").rpartition("/")[2].lower() for line in listed if line.strip()}
+        return self._listed[folder]
 
     def _mtools(self, command: str, *arguments: str) -> bytes:
         assert self.partition is not None

@@ -29,9 +29,12 @@ def original(boot: BootPartition, name: str) -> bytes | None:
 
     The folder alone says nothing: a card may have been pulled out before it was complete.
     """
-    kept = boot.read(f"{BEFORE}/{name}")
-    is_ours = any(FIRST_BOOT.encode() in (boot.read(start) or b"") for start in ("user-data", "firstrun.sh"))
-    return kept if kept is not None or is_ours else boot.read(name)
+    if FOLDER in boot.names():
+        kept = boot.read(f"{BEFORE}/{name}")
+        is_ours = any(FIRST_BOOT.encode() in (boot.read(start) or b"") for start in ("user-data", "firstrun.sh"))
+        if kept is not None or is_ours:
+            return kept
+    return boot.read(name)
 
 
 def read_yaml(boot: BootPartition, name: str) -> dict[str, Any]:

@@ -42,8 +42,8 @@ class Wifi(Checked):
         require(len(self.ssid.encode()) <= 32, "ssid", self.ssid, "at most 32 bytes")
         plain = not any(unicodedata.category(each) in _NO_NAME for each in self.ssid)
         require(plain, "ssid", self.ssid, "a name without control characters and line ends")
-        say = "GB for the United Kingdom" if self.country == "UK" else "of ISO 3166, such as DE, GB or US"
-        require(self.country in _countries(), "country", self.country, f"a code {say}")
+        code = "GB, the code of the United Kingdom" if self.country == "UK" else "a code of ISO 3166, such as DE or GB"
+        require(self.country in _countries(), "country", self.country, code)
         hexadecimal = re.fullmatch("[0-9a-fA-F]{64}", self.password) is not None
         fits = not self.password or 8 <= len(self.password.encode()) <= 63 or hexadecimal
         require(fits, "password", "(not shown)", "8 to 63 characters, 64 hex digits, or nothing for an open network")

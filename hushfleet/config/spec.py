@@ -49,7 +49,7 @@ RoundNumber = Annotated[int, Meta(ge=0, le=MAX_ROUNDS)]
 Rounds = Annotated[int, Meta(ge=1, le=MAX_ROUNDS)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32, description="32 bytes")]
 ChunkBytes = Annotated[int, Meta(ge=1024, le=1 << 19)]
-Step = Annotated[float, Meta(gt=0, le=16, description="in (0, 16]")]
+Step = Annotated[float, Meta(ge=1e-9, le=16, description="in (0, 16], and at least 1e-9")]
 _Side = Annotated[int, Meta(ge=1, le=4096)]
 
 

@@ -47,7 +47,7 @@ class Data:
     :param train_device: `[n]`, numbers or names: which device has a sample, for `data.partition = "given"`.
     :param class_names: what labels 0, 1, ... mean; by default the labels themselves. Of other targets: what each output
         is; by default "output 0" and so on.
-    :param column_names: what the values of a vector are called, for what is said of them.
+    :param column_names: what the values of a vector are called, for what is said of them; of a frame its columns.
     """
 
     train_x: Any = None
@@ -57,6 +57,18 @@ class Data:
     train_device: Any = None
     class_names: Sequence[str] = ()
     column_names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Frames become arrays, and their columns' names are kept."""
+        frames = {key: x for key in ("train_x", "test_x") if is_frame(x := getattr(self, key))}
+        names = {key: tuple(map(str, frame.columns)) for key, frame in frames.items()}
+        if len(set(names.values())) > 1:
+            raise BadInput(
+                f"the data: test_x must have the columns of train_x, in the same order: {names['train_x'][:8]}"
+            )
+        for key, frame in frames.items():
+            object.__setattr__(self, key, _numbers(frame, f"the data: {key}"))
+            object.__setattr__(self, "column_names", self.column_names or names[key])
 
     def save(self, path: Path) -> None:
         """As the file that `data.name = "arrays"` reads. Raises `BadInput` for what it cannot hold."""
@@ -105,7 +117,8 @@ class Data:
         for part, (x, y) in parts.items():
             if y.shape[:1] != x.shape[:1]:
                 raise BadInput(f"{where}: {part}_x has {len(x)} samples, and {part}_y the shape {list(y.shape)}")
-        warn_of_row_numbers(next(iter(parts.values()))[0], where, columns)
+        first = next(iter(parts.values()))[0]
+        warn_of_row_numbers(first, where, columns)
         ys = [y for _, y in parts.values()]
         names = names or (class_names_of(ys, where) if targets.are_classes else _output_names(ys[0]))
         made = {
@@ -131,15 +144,14 @@ class Data:
                 f"{where}: {given}. uint8 is read as pixels and divided by 255, other numbers are taken as they are; "
                 "give both in one type"
             )
-        seen = made["train"][0] if len(made["train"][0]) else x
         if not mean or not std:
-            found_mean, found_std = _moments(seen)
-            if seen.dtype != np.uint8:
-                check_spread(seen, found_std, where, columns)
+            found_mean, found_std = _moments(made["train"][0] if len(made["train"][0]) else x)
+            if first.dtype != np.uint8:
+                check_spread(first, found_mean, found_std, where, columns)
             mean, std = mean or found_mean, std or found_std
-        for part, (values, _) in made.items():
-            refuse_far(values, mean, std, f"{where}: {part}_x")
         train, test = (Samples(*made[part], tuple(mean), tuple(std), targets) for part in ("train", "test"))
+        for part, (values, _) in parts.items():
+            refuse_far(values, train.mean, train.std, f"{where}: {part}_x")
         return DataSet(name, train, test, names, owners)
 
 
@@ -184,6 +196,22 @@ def as_values(x: Any, where: str) -> np.ndarray:
     if x.ndim == 2:
         x = x[:, :, None, None]
     return np.ascontiguousarray(x if x.ndim == 4 else x[:, :, None, :])
+
+
+def is_frame(x: Any) -> bool:
+    """Whether this is a table of pandas or polars."""
+    return hasattr(x, "columns") and hasattr(x, "to_numpy")
+
+
+def _numbers(frame: Any, where: str) -> np.ndarray:
+    """The gaps of pandas' own types become NaN. Raises `BadInput` for a column of something else beside numbers."""
+    values = np.asarray(frame)
+    if values.dtype.kind != "O" or not hasattr(frame, "iloc"):
+        return values
+    for name, kind in frame.dtypes.items():
+        if kind.kind not in "uifb":
+            raise BadInput(f"{where}: the column {str(name)!r} is {kind}; it must be numbers")
+    return np.asarray(frame.to_numpy(dtype=float, na_value=np.nan))
 
 
 def as_targets(y: Any, names: Sequence[str], targets: Targets, *, count: int, where: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.data.arrays import Data, unmasked
+from hushfleet.data.arrays import Data, is_frame, unmasked
 from hushfleet.data.images import pixels_of
 from hushfleet.errors import BadInput
 
@@ -36,6 +36,10 @@ def as_data(source: Any) -> Data:
     else:
         parts = {"train": _part(source)}
     train, test = parts["train"], parts.get("test", Data())
+    for key in ("column_names", "class_names"):
+        of_train, of_test = getattr(train, key), getattr(test, key)
+        if of_test and of_test != of_train:
+            raise BadInput(f"data: {key} of 'test' are {list(of_test)[:8]}, and of 'train' {list(of_train)[:8]}")
     return replace(train, test_x=test.train_x, test_y=test.train_y)
 
 
@@ -46,13 +50,11 @@ def _is_columns(source: Any) -> bool:
 
 def _part(source: Any) -> Data:
     if isinstance(source, tuple | list) and len(source) in (2, 3) and all(hasattr(each, "shape") for each in source):
-        x, y, *devices = (_array(each, "data") for each in source)
-        is_frame = hasattr(source[0], "columns")
+        x, y, *devices = source
         return Data(
-            _numbers(source[0]) if is_frame and x.dtype == object else x,
-            y,
-            train_device=devices[0] if devices else None,
-            column_names=tuple(map(str, source[0].columns)) if is_frame else (),
+            x if is_frame(x) else _array(x, "data"),
+            _array(y, "data"),
+            train_device=_array(devices[0], "data") if devices else None,
         )
     if _is_columns(source):
         return from_hugging_face(source)
@@ -99,15 +101,6 @@ def from_hugging_face(dataset: Any) -> Data:
         train_device=None if device is None else _array(list(dataset[device]), f"data: {device}"),
         class_names=tuple(map(str, classes)),
     )
-
-
-def _numbers(frame: Any) -> np.ndarray:
-    """Of a pandas frame with columns of several types, or with types of pandas' own; its gaps are NaN."""
-    for name, kind in frame.dtypes.items():
-        if kind.kind not in "uifb":
-            raise BadInput(f"data: the column {str(name)!r} is {kind}; it must be numbers")
-    values: np.ndarray = frame.to_numpy(dtype=float, na_value=np.nan)
-    return values
 
 
 def _stacked(samples: Any) -> np.ndarray:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from hushfleet.data.arrays import Data
+from hushfleet.data.labels import one_form
 from hushfleet.data.measurements import check_names
 from hushfleet.errors import BadInput
 
@@ -63,13 +64,14 @@ def read_csv(
     :param skipped: where lines that cannot be used are told, and left out; None: the first of them is an error.
     :raises BadInput: names the file, the line and the column.
     """
+    outputs = [one_form(name) for name in outputs]
     try:
         errors = "strict" if skipped is None else "replace"
         with path.open("rb") as raw, io.TextIOWrapper(raw, _encoding(raw), errors, newline="") as file:
             first = file.readline()
             separator = _separator(first, outputs or (LABEL,))
             reader = csv.reader(chain([first], file), delimiter=separator)
-            header = [name.strip() for name in next(reader, [])]
+            header = [one_form(name.strip()) for name in next(reader, [])]
             columns = _columns(path, header, input_shape, outputs)
             places = columns + [header.index(name) for name in outputs]
             table, texts = _table(path, reader, header, places, skipped, comma_separated=separator == ",")
@@ -90,7 +92,7 @@ def _encoding(raw: io.BufferedReader) -> str:
 def _separator(first: str, names: Sequence[str]) -> str:
     """What stands between the columns, so that the first line has the names that it must have."""
     for separator in _SEPARATORS:
-        header = [name.strip() for name in next(csv.reader([first], delimiter=separator), [])]
+        header = [one_form(name.strip()) for name in next(csv.reader([first], delimiter=separator), [])]
         if set(names) <= set(header):
             return separator
     return _SEPARATORS[0]

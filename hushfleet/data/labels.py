@@ -52,6 +52,18 @@ def check_present(labels: np.ndarray, where: str, *, names: Collection[str] = ()
         )
 
 
+def check_one_reading(labels: np.ndarray, class_names: Sequence[str], where: str) -> None:
+    """Raises `BadInput` for a whole number that is one class's name and another's place: either may be meant."""
+    place_of = {name: place for place, name in enumerate(class_names)}
+    for number in np.unique(labels) if labels.dtype.kind in "iuf" else ():
+        name = f"{number:.17g}"  # of a fraction this is no class
+        if name in place_of and place_of[name] != number:
+            raise BadInput(
+                f"{where}: the label {name} may be the name of a class or its place from 0, and the task's classes are "
+                f"{', '.join(class_names[:8])}; give labels as texts, as y.astype(str) does"
+            )
+
+
 def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: str) -> np.ndarray:
     """int64 `[n]` of whole numbers, or of names of classes. Raises `BadInput`."""
     if y.shape != (count,):

@@ -14,8 +14,9 @@ _UNNAMED = re.compile(r"(Unnamed: \d+(_level_\d+)?|nan|None)?")  # as pandas cal
 _FEW = 10  # samples, of which nothing can be said
 _DENSE = 0.5  # of the whole numbers between the least and the largest occur
 _ALIKE, _FLAT = 1e-2, 1e-4  # standard deviations by which half of the values differ: a network sees little, or nothing
+_WILD = 5.0  # standard deviations: one value in 25 lies so far at most
 _FAR = 1e6  # standard deviations: the squares of a gradient still are float32 numbers
-_LOOKED_AT = 100_000  # values
+_LOOKED_AT = 10_000  # values of a channel
 
 _log = logging.getLogger(__name__)
 
@@ -57,14 +58,17 @@ def warn_of_row_numbers(x: np.ndarray, where: str, names: Sequence[str] = ()) ->
             )  # fmt: skip
 
 
-def check_spread(x: np.ndarray, std: Sequence[float], where: str, names: Sequence[str] = ()) -> None:
+def check_spread(
+    x: np.ndarray, mean: Sequence[float], std: Sequence[float], where: str, names: Sequence[str] = ()
+) -> None:
     """Raises `BadInput` where a few wild values have made a standard deviation against which all others look alike.
 
     :param x: float32 `[n, C, H, W]`.
-    :param std: of `x`, a channel each.
+    :param mean: of `x`, a channel each; `std` likewise.
     """
     step = max(1, x.size // x.shape[1] // _LOOKED_AT)
-    for channel, deviation in enumerate(std):
+    for channel in np.flatnonzero(_farthest(x, mean, std) > _WILD).tolist():
+        deviation = std[channel]
         values = x[:, channel].reshape(len(x), -1)
         some = values.reshape(-1)[::step].astype(np.float64)
         middle = float(np.median(some))
@@ -90,10 +94,21 @@ def far_away(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.n
 
     :param x: `[n, C, H, W]`; bytes count as 0 to 1.
     """
-    unit = 255 if x.dtype == np.uint8 else 1
-    low, high = (extreme(x, axis=(2, 3)).astype(np.float64) / unit for extreme in (np.min, np.max))
-    far: np.ndarray = (np.maximum(high - mean, mean - low) > _FAR * np.array(std)).any(1)
+    far = np.zeros(len(x), bool)
+    for channel in np.flatnonzero(_farthest(x, mean, std) > _FAR).tolist():
+        one = slice(channel, channel + 1)
+        far |= np.array([_farthest(sample[None, one], mean[one], std[one])[0] > _FAR for sample in x])
     return far
+
+
+def _farthest(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """The largest distance of a channel's values from their mean, in standard deviations, `[C]`."""
+    if not len(x):
+        return np.zeros(len(mean))
+    unit = 255 if x.dtype == np.uint8 else 1
+    low, high = (extreme(axis=(0, 2, 3)).astype(np.float64) / unit for extreme in (x.min, x.max))
+    farthest: np.ndarray = np.maximum(high - mean, mean - low) / np.array(std)
+    return farthest
 
 
 def refuse_far(x: np.ndarray, mean: Sequence[float], std: Sequence[float], where: str) -> None:

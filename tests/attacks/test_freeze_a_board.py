@@ -97,7 +97,11 @@ class Board:
 
     @property
     def words(self) -> list[str]:
-        return [line for line in told(status(self.config, self.store)) if "newest" in line or "releases " in line]
+        return [
+            line
+            for line in told(status(self.config, self.store), details=True)
+            if "newest" in line or "releases " in line
+        ]
 
 
 @pytest.fixture
@@ -113,7 +117,7 @@ def test_an_honest_fleet_is_never_called_frozen(board: Board) -> None:
         board.hear(1000 + day)
         board.run(1)
         assert board.says == ""
-    assert board.words[0].startswith(f"releases   the newest is {HERE}")
+    assert board.words[0].startswith(f"releases    the newest is {HERE}")
 
 
 def test_without_a_count_of_silence_nobody_notices(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +126,7 @@ def test_without_a_count_of_silence_nobody_notices(board: Board, monkeypatch: py
     board.hear(1000)
     board.run(180)
     assert board.says == ""
-    assert board.words[0].startswith("releases   the newest is")
+    assert board.words[0].startswith("releases    the newest is")
 
 
 def test_all_word_of_releases_is_held_back(board: Board) -> None:
@@ -132,7 +136,7 @@ def test_all_word_of_releases_is_held_back(board: Board) -> None:
     assert board.says == ""
     board.run(0.2)
     assert board.says == "unheard"
-    assert board.words[0].startswith("attention  no new word of the newest release has come in 7 days")
+    assert board.words[0].startswith("attention   no new word of the newest release has come in 7 days")
     board.hear(1001)
     assert board.says == ""
 

@@ -172,11 +172,11 @@ class Hidden(nn.Module):
         (nn.LSTM(7, 4), "it is a LSTM.*Use torch.nn.GRU"),
         (nn.Sequential(nn.ConvTranspose2d(1, 2, 2)), "0 is a ConvTranspose2d.*Use torch.nn.Upsample"),
         (nn.Linear(7, 5), r"logits float32 \[B, 4\] for \[B, 7\].*gives \[3, 5\]"),
-        (nn.Linear(6, 4), r"fails on a batch of shape \[3, 7\]: RuntimeError.*have shape \[7\]: check the sizes"),
+        (nn.Linear(6, 4), r"fails on a batch of shape \[3, 7\]: RuntimeError.*have shape \[7\].*: check the sizes"),
         (Mixing, "other logits when other samples are beside it"),
         (Counting, "changes its buffers in training"),
         (Hidden, "draws random numbers: use torch.nn.Dropout"),
-        (nn.Linear(7, 4).double(), "fails on a batch.*dtype"),
+        (nn.Linear(7, 4).double(), "weight is torch.float64; parameters must be float32"),
         (nn.Linear(7, 4).requires_grad_(False), "nothing to train"),
         (lambda size: nn.Linear(size, 4), "calling it with nothing fails.*size"),
         (lambda: 3, "gives a int, not a torch.nn.Module"),
@@ -186,6 +186,106 @@ class Hidden(nn.Module):
 def test_refuses_in_words(made, said):
     with pytest.raises(BadInput, match=said):
         model_of(made, name="own", classes=4, input_shape=VECTOR)
+
+
+class Own(nn.Module):
+    """Two layers, and a `forward` that a test gives."""
+
+    def __init__(self, forward, **more):
+        super().__init__()
+        self.body, self.head, self.called = nn.Linear(7, 5), nn.Linear(5, 4), forward
+        for name, part in more.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.called(self, x)
+
+
+def broken(value):
+    module = nn.Sequential(nn.Linear(7, 4))
+    module[0].weight.data[1, 2] = value
+    return module
+
+
+def plain(self, x):
+    return self.head(self.body(x))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (Own(plain, old_head=nn.Linear(4, 4)), r"old_head has no part.*old_head.bias.*network.old_head.requires_grad_"),
+        (Own(plain, old=nn.LazyLinear(4)), "old has no part in the logits"),
+        (Own(lambda self, x: self.head(self.body(x).detach())), "body has no part in the logits"),
+        (Own(lambda self, x: plain(self, x).squeeze().reshape(-1, 4)[0]), r"gives \[4\] torch.float32 for B = 3"),
+        (
+            Own(lambda self, x: plain(self, x).squeeze()),
+            r"gives \[4\] .* for B = 1. squeeze\(\) without",
+        ),
+        (Own(torch.no_grad()(plain)), "no gradient comes through its forward"),
+        (Own(plain, more=[nn.Linear(4, 4)]), "more is a list of layers, which PyTorch does not see.*ModuleList"),
+        (Own(plain, more={"a": nn.Linear(4, 4)}), "more is a dict of layers"),
+        (Own(plain, scale=torch.ones(4, requires_grad=True)), "scale is a tensor.*use torch.nn.Parameter"),
+        (broken(float("nan")), "0.weight has values that are NaN or infinite"),
+        (broken(float("inf")), "0.weight has values that are NaN or infinite"),
+        (nn.Linear(7, 4, device="meta"), "weight is on meta"),
+        (
+            Own(lambda self, x: plain(self, x / x.std(1, keepdim=True))),
+            "NaN or infinite for zeros: look for",
+        ),
+        (Own(lambda self, x: plain(self, x).log()), "NaN or infinite for random samples"),
+        (Own(lambda self, x: plain(self, x.view(3, 7))), "a batch any number of them"),
+        (
+            nn.Sequential(nn.Unflatten(1, (7, 1)), nn.MultiheadAttention(1, 1)),
+            "is a MultiheadAttention.*torch.softmax",
+        ),
+    ],
+)
+def test_refuses_what_would_fail_later_or_learn_in_silence(made, said):
+    with pytest.raises(BadInput, match=said):
+        model_of(made, name="own", classes=4, input_shape=VECTOR)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (
+            nn.Sequential(nn.Linear(7, 4), nn.Softmax(dim=1)),
+            r"it ends in softmax \(1\), and model.loss = 'c",
+        ),
+        (Own(lambda self, x: plain(self, x).softmax(1)), "it ends in softmax, and"),
+        (nn.Sequential(nn.Linear(7, 4), nn.Sigmoid()), r"it ends in a sigmoid \(1\)"),
+        (nn.Sequential(nn.Linear(7, 4), nn.ReLU(), nn.Flatten()), r"it ends in ReLU \(1\)"),
+    ],
+)
+def test_what_a_network_ends_in_are_logits(made, said):
+    """Cross-entropy of a softmax learns little, and in silence. A regression may end in what it likes."""
+    with pytest.raises(BadInput, match=said):
+        model_of(made, name="own", classes=4, input_shape=VECTOR, loss="cross-entropy")
+    with pytest.raises(BadInput, match="takes logits"):
+        model_of(made, name="own", classes=4, input_shape=VECTOR, loss="binary")
+    assert model_of(made, name="own", classes=4, input_shape=VECTOR, loss="squared").layout.size
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (
+            nn.BatchNorm1d(7),
+            "0 is a BatchNorm1d, which Opacus' ModuleValidator refuses.*with_group_norm",
+        ),
+        (
+            nn.InstanceNorm1d(7, affine=True, track_running_stats=True),
+            "Opacus.*running stats.*_stats=False",
+        ),
+    ],
+)
+def test_with_records_as_the_unit_opacus_is_asked(layer, said):
+    network = nn.Sequential(layer, nn.Linear(7, 4))
+    with pytest.raises(BadInput, match=said):
+        model_of(network, name="own", classes=4, input_shape=VECTOR, by_record=True)
+    with pytest.raises(BadInput, match="0 is a"):
+        model_of(network, name="own", classes=4, input_shape=VECTOR)
 
 
 def test_a_file_is_run_and_tells_devices_its_name_alone(tmp_path):

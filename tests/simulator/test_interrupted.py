@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -99,6 +100,34 @@ def start(words: list[str], log: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def wait_for_the_end_of_all(session: int) -> None:
+    """Workers have groups of their own, in the session of the command."""
+
+    def belongs(pid: int) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            return os.getsid(pid) == session
+        return False
+
+    while any(belongs(pid) for pid in psutil.pids()):
+        time.sleep(0.01)
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent to the whole group, as `timeout` and Slurm do; `docker stop` and systemd send it."""
+    monkeypatch.chdir(tmp_path)
+    Path("task.toml").write_text(TASK)
+    asked, log = CASES["in rounds"], Path("log.txt")
+    process = start(shlex.split(asked.words), log)
+    while not asked.when(process.pid):
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait() == 143, log.read_text()
+    assert "nothing is lost. Go on with:" in log.read_text()
+    assert not {"Traceback", "leaked"} & set(log.read_text().split())
+    wait_for_the_end_of_all(process.pid)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_ctrl_c_ends_all_in_words_and_the_command_goes_on(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,10 +142,7 @@ def test_ctrl_c_ends_all_in_words_and_the_command_goes_on(
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait() == 130, log.read_text()
     assert "Traceback" not in log.read_text()
-    with contextlib.suppress(ProcessLookupError):  # until nobody of the group is left
-        while True:
-            os.killpg(process.pid, 0)
-            time.sleep(0.01)
+    wait_for_the_end_of_all(process.pid)
     if asked.result is not None:
         assert not Path(asked.result).exists()
         (line,) = [line for line in log.read_text().splitlines() if line.lstrip().startswith("hushfleet ")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import uuid
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.tools import find
+from hushfleet.firmware_profiles.cards.partition_table import read_partitions
+from support.tools import SEARCH_PATH, find
 
 SECTOR = 512
 START = 2048 * SECTOR  # bytes
@@ -32,8 +34,11 @@ BOOKWORM = {
 needs_mtools = pytest.mark.needs("dosfstools", "mtools")
 
 
-def make_image(path: Path, files: Mapping[str, str] = TRIXIE, *, mib: int = 40, gpt: bool = False) -> Path:
-    """One FAT partition from `START` on and an empty Linux partition of 1 MiB behind it."""
+def make_image(path: Path, files: Mapping[str, str] = TRIXIE, *, mib: int = 40, gpt: int = 0) -> Path:
+    """One FAT partition from `START` on and an empty Linux partition of 1 MiB behind it.
+
+    :param gpt: 512 or 4096: its sectors' bytes; 0: an MBR.
+    """
     fat, root = mib << 20, 1 << 20
     plain = path.with_suffix(".fat")
     mkfs = find("dosfstools")
@@ -45,7 +50,7 @@ def make_image(path: Path, files: Mapping[str, str] = TRIXIE, *, mib: int = 40, 
     kinds = [(0x0C, START, fat), (0x83, START + fat, root)]
     with path.open("wb") as image:
         image.truncate(START + fat + root + 34 * SECTOR)
-        image.write(gpt_tables(kinds) if gpt else mbr(kinds))
+        image.write(gpt_tables(kinds, gpt) if gpt else mbr(kinds))
         image.seek(START)
         image.write(plain.read_bytes())
     plain.unlink()
@@ -60,20 +65,36 @@ def mbr(kinds: list[tuple[int, int, int]]) -> bytes:
     return bytes(446) + b"".join(entries).ljust(64, b"\0") + b"\x55\xaa"
 
 
-def gpt_tables(kinds: list[tuple[int, int, int]]) -> bytes:
+def put_root(image: Path, *names: str, files: Mapping[str, str] | None = None) -> None:
+    """An ext4 file system with these empty files below /usr in the second partition. :param files: with their texts."""
+    root, ext4 = image.with_suffix(".root"), image.with_suffix(".ext4")
+    for name, text in {**dict.fromkeys(names, ""), **(files or {})}.items():
+        path = root / "usr" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    root.mkdir(exist_ok=True)
+    command = ["mke2fs", "-q", "-t", "ext4", "-d", str(root), str(ext4), "1M"]
+    subprocess.run(command, env={**os.environ, "PATH": SEARCH_PATH}, check=True, capture_output=True)
+    with image.open("r+b") as file:
+        file.seek(read_partitions(image)[1].start)
+        file.write(ext4.read_bytes())
+    ext4.unlink()
+
+
+def gpt_tables(kinds: list[tuple[int, int, int]], sector: int) -> bytes:
     """The protective MBR, the header and the entries of a GPT."""
     guids = {0x0C: "ebd0a0a2-b9e5-4433-87c0-68b6b72699c7", 0x83: "0fc63daf-8483-4772-8e79-3d69d8477de4"}
     entries = b"".join(
         uuid.UUID(guids[kind]).bytes_le
         + uuid.uuid4().bytes_le
-        + struct.pack("<QQQ", at // SECTOR, (at + size) // SECTOR - 1, 0)
+        + struct.pack("<QQQ", at // sector, (at + size) // sector - 1, 0)
         + bytes(72)
         for kind, at, size in kinds
     ).ljust(128 * 128, b"\0")
     start, guid = struct.pack("<8sIIII", b"EFI PART", 0x10000, 92, 0, 0), bytes(16)
     rest = struct.pack("<QQQQ16sQIII", 1, 99, 34, 98, guid, 2, 128, 128, zlib.crc32(entries))
     fields = start + rest
-    return mbr([(0xEE, SECTOR, SECTOR)]) + fields.ljust(SECTOR, b"\0") + entries
+    return mbr([(0xEE, SECTOR, SECTOR)]).ljust(sector, b"\0") + fields.ljust(sector, b"\0") + entries
 
 
 def read_back(image: Path, folder: Path) -> dict[str, bytes]:

@@ -76,12 +76,18 @@ def metrics(view: FleetView) -> bytes:
     return generate_latest(registry)
 
 
+def samples(view: FleetView) -> dict[str, list[Sample]]:
+    """By the name of the metric: the values of its labels, and its value; None where that is not known."""
+    found = {**_of_fleet(view), **_of_run(view)}
+    for board in view.boards:
+        for name, sample in _of_board(board).items():
+            found.setdefault(name, []).append(sample)
+    return found
+
+
 class _Fleet(Collector):
     def __init__(self, view: FleetView) -> None:
-        self._samples = {**_of_fleet(view), **_of_run(view)}
-        for board in view.boards:
-            for name, sample in _of_board(board).items():
-                self._samples.setdefault(name, []).append(sample)
+        self._samples = samples(view)
 
     def collect(self) -> Iterator[Metric]:
         """What is not known is left out, never zero."""

@@ -32,7 +32,7 @@ for python in "python$want" python3; do
     found=
 done
 [ -n "${found:-}" ] || fail "this card is for Python $want, which is not here ($(python3 --version 2>&1 || :)): write it \
-with --python for the system that it starts"
+with --python for the system that it starts, 3.10 to 3.13, or take a system that has one of these"
 
 # 2. The user that the client runs as
 id hushfleet > /dev/null 2>&1 ||
@@ -45,8 +45,11 @@ install -d -m 700 -o hushfleet -g hushfleet "$state"
 ln -sfn "$found" "$opt/python"
 put "$here/slots.pyz" "$opt/slots.pyz" 755 root
 for name in root_key release_keys; do put "$here/$name" "$opt/$name" 644 root; done
-"$found" -I "$opt/slots.pyz" first "$here/release.hfr" --root "$opt" --state "$state" >> "$here/install.log" 2>&1 ||
-    fail "the release cannot be installed: $(tail -n 1 "$here/install.log")"
+"$found" -I "$opt/slots.pyz" first "$here/release.hfr" --root "$opt" --state "$state" >> "$here/install.log" 2>&1 || {
+    code=$? # 2: it does not run here, and trying it each minute would wear the card out
+    say "error: the release cannot be installed: $(tail -n 1 "$here/install.log")"
+    exit $code
+}
 version=$(basename "$(readlink "$opt/current")")
 
 # 4. Configuration, and folders for what the client keeps and sees

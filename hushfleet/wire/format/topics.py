@@ -55,7 +55,7 @@ def check_name(text: str, role: str) -> str:
 
 
 def check_new_name(text: str, role: str) -> str:
-    """`text` itself, as `check_name`; but a new name has no ".", which RabbitMQ delivers as "/" (measured with 3.10)."""
+    """`text` itself, as `check_name`; but a new name has no ".", which RabbitMQ 3.10 delivers as "/"."""
     if "." in check_name(text, role):
         instead = text.replace(".", "-")
         raise BadInput(f"{role} {text!r} has a '.', by which some brokers separate topics: take {instead!r}")

@@ -74,7 +74,8 @@ class Connection:
         self._mailbox = mailbox
         self._client = self._new_client()
         self._accepted_at: float | None = None
-        self._refused = False
+        self.was_refused = False
+        self.went_silent = False  # a PINGREQ was not answered, so the network drops what is sent
         self._up = False
         self._reason = ""
         self._paho_error = ""
@@ -206,7 +207,7 @@ class Connection:
         address, timing = self._options.address, self._options.timing
         if self._client.socket() is None:
             detail = f": {self._paho_error}" if self._paho_error else ""
-            if address.tls and not self.was_accepted and not self._refused:
+            if address.tls and not self.was_accepted and not self.was_refused:
                 # with TLS 1.3 the broker looks at the certificate after the client's handshake is over
                 detail += "; before the login this mostly means that it does not accept our certificate"
             return (self._reason or f"the connection to {address} was lost") + detail
@@ -285,7 +286,7 @@ class Connection:
 
     def _on_connect(self, _client: Any, _data: Any, _flags: Any, code: Any, _properties: Any) -> None:
         if code.is_failure:
-            self._refused = True
+            self.was_refused = True
             self._reason = f"the broker refused the login ({code}): check user name, password, certificate"
             return
         self._accepted_at = time.monotonic()
@@ -309,6 +310,7 @@ class Connection:
         self._mailbox.put(Delivery(message.topic, bytes(message.payload), message.retain))
 
     def _on_disconnect(self, _client: Any, _data: Any, _flags: Any, code: Any, _properties: Any) -> None:
+        self.went_silent = code == "Keep alive timeout"
         self._reason = self._reason or f"the connection to {self._options.address} was lost ({code})"
 
     def _on_log(self, _client: Any, _data: Any, level: int, text: str) -> None:

@@ -13,17 +13,20 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from dataclasses import replace
 
 from hushfleet.errors import BadInput, TooLarge
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Connection, ConnectOptions, Timing
 from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES, LinkEvent, Will, check_filter
 from hushfleet.wire.link.mailbox import Mailbox, Publish
+from hushfleet.wire.link.words import words_of, words_of_silence
 
 log = logging.getLogger(__name__)
 
 SHORT_LIFE_S = 5.0
 SHORT_LIVES = 3
+LEAST_KEEPALIVE_S = 15
 
 
 class MqttLink:
@@ -32,6 +35,7 @@ class MqttLink:
     :param broker: where it is, or `mqtt://[user:password@]host[:port]`, or `mqtts://...`; raises `BadInput`.
     :param client_id: unique at the broker; a second link with it takes over the connection.
     :param message_cap_bytes: `publish` raises `TooLarge` above it; at most the broker's own cap.
+    :param keepalive_s: a packet goes out at least so often; shortened by itself, see `_shorten`.
     :param max_in_flight: messages sent but not yet acknowledged by the broker.
     """
 
@@ -64,6 +68,8 @@ class MqttLink:
         self._thread: threading.Thread | None = None
         # of each recent connection that ended at once, the largest payload the broker did not acknowledge
         self._short_lives: list[int] = []
+        self._unanswered = 0  # connections in a row that were made, and at which no login was answered
+        self._port_words = ""
 
     def open(self) -> None:
         if self._thread is not None:
@@ -133,28 +139,55 @@ class MqttLink:
             connection = Connection(self._options, self._mailbox)
         except BadInput as error:  # a TLS file vanished since this link was made; it may come back
             return str(error), 0.0
+        was_made = False
         try:
             reason = connection.serve()
+            was_made = True
         except OSError as error:
-            reason = f"{self.address} cannot be reached: {error or type(error).__name__}"
+            reason = words_of(error, self.address)
         except Exception as error:  # paho raises a few kinds of its own; none may end the thread
             log.exception("unexpected error in the link's thread")
             reason = f"the connection to {self.address} failed: {type(error).__name__}: {error}"
-        return reason + self._diagnosis(connection), connection.lived_s
+        if connection.was_accepted:
+            reason += self._shorten(connection) + self._diagnosis(connection)
+        elif was_made:
+            reason += self._asked_port(connection)
+        return reason, connection.lived_s
+
+    def _asked_port(self, connection: Connection) -> str:
+        """Why logins are not answered, where it is known; asked once, at the second of them in a row."""
+        self._unanswered = 0 if connection.was_refused else self._unanswered + 1
+        if self._unanswered == 2:
+            self._port_words = words_of_silence(self.address)
+        return self._port_words if self._unanswered >= 2 else ""
+
+    def _shorten(self, connection: Connection) -> str:
+        """Many routers forget a connection on which nothing was sent for a while (NAT), and drop what comes later
+        without a word. So something is sent more often, once that may have happened."""
+        before = self._options.keepalive_s
+        after = min(before, max(LEAST_KEEPALIVE_S, before // 3))
+        if not connection.went_silent or after == before:
+            return ""
+        self._options = replace(self._options, keepalive_s=after)
+        return (
+            f"; a router on the way may forget idle connections, so something is sent every {after} s from now on "
+            "(for a board: broker.keepalive_s)"
+        )
 
     def _diagnosis(self, connection: Connection) -> str:
         """What it means that connection after connection ends as soon as it is made."""
-        if not connection.was_accepted:
-            return ""
-        if connection.lived_s >= SHORT_LIFE_S:
+        self._unanswered = 0
+        # once two devices take the connection from each other, each waits ever longer, and the other lives as long
+        is_known = len(self._short_lives) == SHORT_LIVES
+        if connection.lived_s >= (self._timing.backoff_cap_s if is_known else SHORT_LIFE_S):
             self._short_lives.clear()
             return ""
         self._short_lives = [*self._short_lives, connection.largest_unacknowledged][-SHORT_LIVES:]
         if len(self._short_lives) < SHORT_LIVES:
             return ""
         text = (
-            f"; the last {SHORT_LIVES} connections ended within {SHORT_LIFE_S:g} s: another device with the "
-            f"id {self.client_id!r} seems to be connected"
+            f"; connection after connection ends soon: another device with the id {self.client_id!r} seems to be "
+            "connected"
         )
         if min(self._short_lives) > 0:
             text += f", or the broker does not take messages of {min(self._short_lives)} bytes"

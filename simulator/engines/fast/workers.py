@@ -60,11 +60,13 @@ class WorkerPool(Protocol):
 class Workers:
     """Runs functions of one item in `count` processes, or here when `count` is 1.
 
-    :param count: 0 takes one for each processor core.
+    :param count: 0 takes one for each processor core. In a daemonic process, as Celery's, which may have no children,
+        it is 1.
     """
 
     def __init__(self, count: int = 0) -> None:
-        self.count = count or len(os.sched_getaffinity(0))
+        alone = multiprocessing.current_process().daemon
+        self.count = 1 if alone else count or len(os.sched_getaffinity(0))
         self._pool: ProcessPoolExecutor | None = None
         self._processes: set[BaseProcess] = set()
 
@@ -137,7 +139,11 @@ def inherited() -> Iterator[None]:
 
 
 def begin_worker() -> None:
-    """The first thing that a process does that works for another one: one thread, and it ends with its parent."""
+    """The first thing that a process does that works for another one: one thread, and it ends with its parent.
+
+    A signal to the whole group, as `timeout` and Slurm send, is left to the parent, too.
+    """
+    os.setpgrp()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()

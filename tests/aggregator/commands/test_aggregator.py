@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -190,9 +191,15 @@ def epsilon_of_task(engine: Any) -> float:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_between_two_steps(make_fleet: MakeFleet, number: signal.Signals) -> None:
     fleet, hub = make_fleet(), LocalHub()
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
-    timer.start()
-    before = signal.getsignal(number)
+    before, log = signal.getsignal(number), fleet.folder / "events.jsonl"
+
+    def interrupt() -> None:
+        while not (log.exists() and '"run"' in log.read_text()):  # the handler is there before the run begins
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=interrupt)
+    sender.start()
     with DeviceRegister(fleet.folder, durable=False) as register:
         finished = field_run.run_rounds(
             fleet.engine,
@@ -203,8 +210,8 @@ def test_a_signal_ends_the_run_between_two_steps(make_fleet: MakeFleet, number: 
             federation="default",
             console=Console(quiet=True),
         )
-    timer.join()
+    sender.join()
     assert not finished
     assert signal.getsignal(number) is before
-    assert (fleet.folder / "events.jsonl").read_text().count('"run"') == 1
+    assert log.read_text().count('"run"') == 1
     fleet.restart().open_round(fleet.names)

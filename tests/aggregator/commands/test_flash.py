@@ -25,7 +25,7 @@ from hushfleet.release import pack
 from hushfleet.wire.format.fleet_messages import token_seed
 from hushfleet.wire.format.identity import Identity
 from support.desk import make_folder
-from support.stock import BOOKWORM, TRIXIE, make_image, needs_mtools, read_back
+from support.stock import BOOKWORM, TRIXIE, make_image, needs_mtools, put_root, read_back
 
 pytestmark = needs_mtools
 DIFFERENT = {"user-data", "meta-data", "hushfleet/device.toml", "hushfleet/enrol.token"}
@@ -155,6 +155,16 @@ def test_written_again(tmp_path: Path, fleet: FleetFolder) -> None:
         assert registry.tokens("greenhouse-02", now=time.time()) == [key_of(token)]
 
 
+def test_an_image_that_was_customised_keeps_what_it_has(tmp_path: Path, fleet: FleetFolder) -> None:
+    text = "#cloud-config\nusers:\n- name: alice\n"
+    stock = make_image(tmp_path / "stock.img", {**TRIXIE, "user-data": text}, mib=4)
+    said = flash("--fleet", fleet.path, "--count", 1, "--image", stock, "--out", tmp_path / "cards")
+    assert "what user-data, meta-data, network-config, cmdline.txt said; copies in hushfleet/before" in said
+    files = read_back(tmp_path / "cards/greenhouse-01.img", tmp_path / "card")
+    assert json.loads(files["user-data"].partition(b"\n")[2])["users"] == [{"name": "alice"}]
+    assert files["hushfleet/before/user-data"].decode() == text
+
+
 def test_older_systems_and_packed_images(tmp_path: Path, fleet: FleetFolder) -> None:
     plain = make_image(tmp_path / "bookworm.img", BOOKWORM, mib=4)
     packed = tmp_path / "bookworm.img.xz"
@@ -181,6 +191,7 @@ def test_nothing_is_kept_of_a_card_that_was_not_written(tmp_path: Path, fleet: F
         assert registry.tokens("greenhouse-01", now=time.time()) == []
 
 
+@pytest.mark.needs("e2fsprogs")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -197,6 +208,17 @@ def test_nothing_is_kept_of_a_card_that_was_not_written(tmp_path: Path, fleet: F
         (("--image", "stock.img", "--out", "cards", "--python", "2.7"), "there is no release for Python '2.7'"),
         (("--image", "stock.img", "--out", "cards", "--ssh-key", "stock.img"), "public SSH key|cannot be read"),
         (("--image", "empty.img", "--out", "cards"), "no boot partition that is known"),
+        (
+            ("--image", "missing.img", "--out", "cards", "--python", "3.14"),
+            "no release for Python '3.14', only for 3.10",
+        ),
+        (
+            ("--image", "ubuntu.img", "--out", "cards"),
+            "Ubuntu 26.04 LTS has Python 3.14, and releases are made for 3.10",
+        ),
+        (("--image", "stock.img", "--out", "cards", "--python", "3.11"), "has Python 3.13, and not 3.11"),
+        (("--image", "haos.img", "--out", "cards"), "none of Raspberry Pi OS.* ext4 without Python"),
+        (("--image", "other.img", "--out", "cards"), "user-data on the card is no #cloud-config"),
     ],
 )
 def test_what_cannot_be_done_is_said_first(
@@ -204,6 +226,11 @@ def test_what_cannot_be_done_is_said_first(
 ) -> None:
     make_image(tmp_path / "stock.img", mib=4)
     make_image(tmp_path / "empty.img", {"photo.txt": ""}, mib=4)
+    put_root(tmp_path / "stock.img", "bin/python3.13")
+    put_root(make_image(tmp_path / "haos.img", mib=4), "bin/busybox")
+    ubuntu = {"lib/os-release": 'PRETTY_NAME="Ubuntu 26.04 LTS"', "bin/python3.14": ""}
+    put_root(make_image(tmp_path / "ubuntu.img", mib=4), files=ubuntu)
+    make_image(tmp_path / "other.img", {**TRIXIE, "user-data": "#!/bin/sh\n"}, mib=4)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HushfleetError, match=said):
         flash("--fleet", fleet.path, *arguments)

@@ -143,3 +143,29 @@ def test_the_list_has_every_command_with_its_text(name: str) -> None:
     listed = typer.main.get_command(build_app()).commands[name]
     assert len(listed.help) > 10
     assert load_command(name).name == name
+
+
+@pytest.mark.parametrize(
+    "environment", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "LC_ALL": "C"}]
+)
+def test_output_that_lacks_a_character_gets_another(environment: dict[str, str]) -> None:
+    """A run of an hour ended in a traceback, without a result, where the terminal had no sign for infinity."""
+    text = "epsilon \u221e, 12\u00a0%, \u00b11, \u4f60"
+    program = (
+        "from hushfleet.output import take_all_characters\n"
+        f"take_all_characters(); import sys; print({text!a}); print({text!a}, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ | environment
+    )
+    assert done.stdout == done.stderr == "epsilon inf, 12 %, +-1, ?\n"
+
+
+@pytest.mark.parametrize("words", [["hushfleet.aggregator.commands", "report"], ["hushfleet.edge_client", "status"]])
+def test_the_commands_take_all_characters(words: list[str]) -> None:
+    asked = [sys.executable, "-m", *words, "\u221e.toml"]
+    said = subprocess.run(
+        asked, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
+    assert (said.returncode, "Traceback" in said.stderr) == (2, False)
+    assert "inf.toml" in said.stderr

@@ -23,6 +23,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry, Knock
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.wire.format.topics import Topics
 from support.desk import TASK, make_folder
 
@@ -254,14 +255,22 @@ def test_boards_are_added_with_their_network_or_not_at_all(
     (folder.path / "wifi/home.toml").rmdir()
     fleet(*add)
     assert folder.wifi("home").stat().st_mode & 0o777 == 0o600
-    kept = wifi.read_bytes()
-    assert folder.wifi("home").read_bytes() == kept
+    kept = folder.wifi("home").read_bytes()
+    assert read_wifi(folder.wifi("home")) == read_wifi(wifi)
     wifi.write_text('ssid = "home"\npassword = "another horse"\ncountry = "DE"\n')
     listed = tmp_path / "boards.csv"
     listed.write_text(f"id,board\n{ONE},generic-x86\n")
     with pytest.raises(BadInput, match="nothing was added"):
         fleet("add", folder.path, "--csv", listed, "--wifi", wifi)
     assert folder.wifi("home").read_bytes() == kept
+
+
+def test_a_network_is_kept_as_toml_in_whatever_form_it_came(folder: FleetFolder, tmp_path: Path) -> None:
+    """A profile in JSON was kept as it was, in a file that is read as TOML."""
+    wifi = tmp_path / "shed.json"
+    wifi.write_text('{"ssid": "📶 Shed", "password": "correct horse", "country": "GB"}')
+    fleet("add", folder.path, "--count", 1, "--board", "generic-x86", "--wifi", wifi)
+    assert read_wifi(folder.wifi("shed")) == read_wifi(wifi)
 
 
 class Clearing(Service):

@@ -188,7 +188,7 @@ class Told:
         assert not retain, "what the broker keeps, it could say again"
         self.sent.append((topic, message))
 
-    def send(self, topic: str, payload: bytes) -> None:
+    def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         raise AssertionError
 
     def hear(self, device: str, *, slot: SlotState = "good") -> None:

@@ -329,8 +329,8 @@ def test_an_owner_reads_four_sentences(desk: Desk) -> None:
         "boards": "0 of 3 boards are there",
         "photographs": "How many a board uses or leaves out, and why, is private and stays on it; read it there: "
         "sudo -u hushfleet hushfleet-edge status /etc/hushfleet/device.toml",
-        "model": "Whether it is better on a board than the board's own is private, too, and told by the same command "
-        "there",
+        "model": "Whether the fleet's is better on a board than the board's own is private, too, and told by the same "
+        "command there",
         "privacy": "Nothing is spent yet",
     }
     charge = pack(Charge("device", "add-or-remove", "gaussian", 2.0))
@@ -358,6 +358,10 @@ def test_an_owner_reads_four_sentences(desk: Desk) -> None:
     )
     left = replace(view, privacy_left=PrivacyLeft("board-2", 7.9, 8.0, 0))
     assert "the rest is not enough for another round of this task" in owner_words.privacy(left)
+    left = replace(view, privacy_left=PrivacyLeft("board-2", 28.4, 8.0, 0))
+    assert owner_words.privacy(left).endswith(
+        "at 28.4, above the 8 that its card allows (epsilon; negligible protection); its owner alone can allow more"
+    )
     shown = io.StringIO()
     Console(file=shown, width=400).print(table(view))
     assert all(said in shown.getvalue() for said in found.values())

@@ -25,6 +25,7 @@ def made(folder: Path, *files: str) -> None:
         ("arrays", "a.npz", "a.npz", None),
         ("folder", "imagse", None, "data.path = .*imagse.*no such folder.* nothing to train on"),
         ("folder", "empty", None, "no images in class folders"),
+        ("folder", "linked", None, None),
         ("folder", "flat", None, "no images in class folders"),
         ("arrays", "b.npz", None, "no such .npz file"),
         ("csv", "a.npz", None, None),
@@ -35,6 +36,8 @@ def made(folder: Path, *files: str) -> None:
 def test_what_is_missing_is_said(tmp_path: Path, kind: str, path: str, held_out: str | None, words: str | None) -> None:
     made(tmp_path, "images/cat/1.jpg", "flat/1.jpg", "a.npz")
     (tmp_path / "empty" / "cat").mkdir(parents=True)
+    (tmp_path / "linked" / "cat").mkdir(parents=True)
+    (tmp_path / "linked" / "cat" / "disk").symlink_to(tmp_path / "images")
     held = None if held_out is None else str(tmp_path / held_out)
     said = data_words(DataSection(kind, str(tmp_path / path), held))  # type: ignore[arg-type]
     assert said is None if words is None else re.search(words, said or "")

@@ -205,6 +205,19 @@ def test_a_board_warns_of_row_numbers_and_takes_names_in_either_form(tmp_path, m
             caplog.clear()
 
 
+@pytest.mark.parametrize(("y", "said"), [([1, 1, 2, 2], "the label 1 may be"), ([0, 1, 1, 0], "the label 1 may be")])
+def test_numbers_that_may_be_names_or_places_are_refused(tmp_path, model, y, said):
+    """In a CSV file 1 is the class of this name, which is the first one here."""
+    task = replace(model, class_names=("1", "2"))
+    np.savez(tmp_path / "d.npz", x=SERIES, y=y)
+    with pytest.raises(BadInput, match=said):
+        samples("arrays", tmp_path / "d.npz", task)
+    np.savez(tmp_path / "d.npz", x=SERIES, y=["1", "1", "2", "2"])
+    assert samples("arrays", tmp_path / "d.npz", task).labels.tolist() == [0, 0, 1, 1]
+    np.savez(tmp_path / "d.npz", x=SERIES, y=[0, 1, 1, 0])
+    assert samples("arrays", tmp_path / "d.npz", replace(model, class_names=("0", "1"))).labels.tolist() == [0, 1, 1, 0]
+
+
 EXCEL = "label;device;ax;ay\nsit;anna;0,5;1\n;;;\nwalk;bert;-1,25;2\n;;;\n"
 
 

@@ -8,7 +8,6 @@ import io
 import lzma
 import os
 import resource
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, Imag
 from hushfleet.firmware_profiles.cards.partition_table import read_partitions
 from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
 from hushfleet.firmware_profiles.cards.stock_image import System, read_system
-from support.stock import SECTOR, TRIXIE, make_image, mbr, needs_mtools
+from support.stock import SECTOR, TRIXIE, make_image, mbr, needs_mtools, put_root
 
 
-@pytest.fixture(params=["mounted", "mbr", "gpt"])
+@pytest.fixture(params=["mounted", 0, 512, 4096], ids=["mounted", "mbr", "gpt", "gpt of 4096-byte sectors"])
 def boot(request: pytest.FixtureRequest, tmp_path: Path) -> BootPartition:
     if request.param == "mounted":
         mount = tmp_path / "bootfs"
@@ -35,7 +34,7 @@ def boot(request: pytest.FixtureRequest, tmp_path: Path) -> BootPartition:
         for name, text in TRIXIE.items():
             (mount / name).write_text(text)
         return MountedBoot(mount)
-    return ImageBoot(make_image(tmp_path / "stock.img", gpt=request.param == "gpt"))
+    return ImageBoot(make_image(tmp_path / "stock.img", gpt=request.param))
 
 
 @needs_mtools
@@ -211,15 +210,22 @@ def test_damaged_xz_is_named_and_leaves_nothing(content: bytes, tmp_path: Path) 
 @needs_mtools
 @pytest.mark.needs("e2fsprogs")
 def test_system_is_read_from_the_root_partition(tmp_path: Path) -> None:
-    image, root, ext4 = make_image(tmp_path / "a.img"), tmp_path / "root", tmp_path / "root.ext4"
+    image = make_image(tmp_path / "a.img")
     assert read_system(image) == System()
-    for name in ("bin/python3.9", "bin/python3.13", "bin/python3", "bin/cloud-init", "lib/aarch64-linux-gnu/libc.so"):
-        path = root / "usr" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    command = ["mke2fs", "-q", "-t", "ext4", "-d", str(root), str(ext4), "1M"]
-    subprocess.run(command, env={**os.environ, "PATH": "/usr/sbin:/sbin"}, check=True, capture_output=True)
+    names = ["bin/python3.9", "bin/python3.13", "bin/python3", "bin/cloud-init", "lib/aarch64-linux-gnu/libc.so"]
+    put_root(image, *names)
+    assert read_system(image) == System(("3.13", "3.9"), "aarch64", True)
+    put_root(image, *names, files={"lib/os-release": 'NAME="Arch"\nPRETTY_NAME="Arch Linux ARM"\n'})
+    assert read_system(image) == System(("3.13", "3.9"), "aarch64", True, "Arch Linux ARM", False)
+
+
+@needs_mtools
+@pytest.mark.needs("e2fsprogs")
+def test_what_holds_no_system_with_python_is_named(tmp_path: Path) -> None:
+    image = make_image(tmp_path / "a.img", gpt=4096)
+    put_root(image, "bin/busybox")
+    assert read_system(image) == System(foreign="its partitions hold ext4 without Python")
     with image.open("r+b") as file:
         file.seek(read_partitions(image)[1].start)
-        file.write(ext4.read_bytes())
-    assert read_system(image) == System(("3.13", "3.9"), "aarch64", True)
+        file.write(b"hsqs".ljust(4096, b"\0"))
+    assert read_system(image) == System(foreign="its partitions hold squashfs")

@@ -34,8 +34,9 @@ def test_the_index_of_a_frame_is_refused_by_every_door(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="column 1 has no name"):
         load_csv_set(tmp_path / "d.csv")
     read = pd.read_csv(tmp_path / "d.csv").drop(columns="label")
-    with pytest.raises(BadInput, match="column 1 is called 'Unnamed: 0'"):
-        as_data((read, Y)).dataset("try")
+    for made in (as_data((read, Y)), hf.Data(read, Y)):
+        with pytest.raises(BadInput, match="column 1 is called 'Unnamed: 0'"):
+            made.dataset("try")
     as_data((read, Y)).save(tmp_path / "d.npz")
     with pytest.raises(BadInput, match="column 1 is called 'Unnamed: 0'"):
         load_arrays(tmp_path / "d.npz").dataset("try")
@@ -92,6 +93,15 @@ def test_one_wild_value_does_not_flatten_the_others_in_silence(caplog, value: fl
         data.dataset("try", mean=(0,) * 3, std=(1,) * 3)
 
 
+@pytest.mark.parametrize("sample", range(0, COUNT, 7))
+def test_a_wild_value_is_named_by_its_place_in_the_whole(sample: int) -> None:
+    """A fifth is held out, and the wild value may be there."""
+    x = NOISE.copy()
+    x[sample, 1] = 1e30
+    with pytest.raises(BadInput, match=rf"of sample {sample} |number {sample} \(from 0\)"):
+        as_data((x, Y)).dataset("try")
+
+
 def test_a_wild_value_of_the_test_part_is_refused() -> None:
     wild = NOISE.copy()
     wild[7, 1] = 1e30
@@ -107,6 +117,24 @@ def test_frames_of_pandas_own_types_are_numbers_and_gaps() -> None:
         as_data((nullable, Y)).dataset("try")
     with pytest.raises(BadInput, match=r"the column 'day' is datetime64.*; it must be numbers"):
         as_data((FRAME.assign(day=pd.Timestamp("2026-01-01")), Y))
+
+
+def test_parts_whose_columns_or_classes_differ_are_refused() -> None:
+    with pytest.raises(BadInput, match="test_x must have the columns of train_x, in the same order"):
+        hf.Data(FRAME, Y, FRAME[["b", "a", "c"]], Y)
+    with pytest.raises(BadInput, match=r"column_names of 'test' are \['b', 'a', 'c'\]"):
+        as_data({"train": (FRAME, Y), "test": (FRAME[["b", "a", "c"]], Y)})
+    assert hf.Data(FRAME, Y, FRAME, Y).column_names == ("a", "b", "c")
+
+    class Folder(list):
+        classes = ("cat", "dog")
+
+    class FolderOfDogs(list):
+        classes = ("dog",)
+
+    pairs = [(NOISE[0], 0), (NOISE[1], 0)]
+    with pytest.raises(BadInput, match=r"class_names of 'test' are \['dog'\], and of 'train' \['cat', 'dog'\]"):
+        as_data({"train": Folder(pairs), "test": FolderOfDogs(pairs)})
 
 
 def test_rare_events_and_constants_are_no_wild_values(caplog) -> None:

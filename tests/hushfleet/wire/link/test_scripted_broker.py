@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import time
 from collections.abc import Iterator
 
+import paho.mqtt.client
 import pytest
 
 from hushfleet.errors import LinkLost
+from hushfleet.wire.link import mqtt
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp, Will
 from hushfleet.wire.link.mqtt import MqttLink
@@ -322,6 +325,44 @@ def test_a_paused_link_sends_what_is_queued_and_then_answers_nothing_until_it_go
     assert sorted(body for kind, _, body in packets if kind == PUBACK) == [n.to_bytes(2, "big") for n in range(1, 201)]
     assert [body[-1:] for kind, _, body in packets if kind == PUBLISH] == [b"1"]
     assert [next_event(link) for _ in range(200)] == [Delivery("a", b"x", False)] * 200
+
+
+def test_what_two_devices_of_one_id_do_to_each_other_is_said_as_long_as_it_lasts(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits ever longer, so connections soon live longer than those by which it was found."""
+    link = script.link(timing=Timing(backoff_base_s=0.001, backoff_cap_s=60.0))
+    said = []
+    for turn in range(5):
+        if turn == 3:
+            monkeypatch.setattr(mqtt, "SHORT_LIFE_S", 0.0)  # from now on each connection lives longer
+        peer = script.peer()
+        peer.accept()
+        assert next_event(link) == LinkUp()
+        peer.cut()
+        said.append("another device with the id 'pi'" in down_reason(link))
+    assert said == [False, False, True, True, True]
+
+
+def test_after_a_connection_that_died_in_silence_something_is_said_more_often(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that forgets idle connections drops what comes later, without a word."""
+    monkeypatch.setattr(paho.mqtt.client, "time_func", lambda: 200 * time.monotonic())
+    link = script.link()
+    kept = []
+    for words in ("something is sent every 20 s from now on", "every 15 s", "lost (Keep alive timeout)"):
+        peer = script.peer()
+        kept.append(int.from_bytes(peer.expect(CONNECT)[8:10], "big"))
+        peer.send(CONNACK)
+        assert next_event(link) == LinkUp()
+        assert words in down_reason(link)
+    assert kept == [60, 20, 15]
+    peer = script.peer()
+    peer.accept()
+    assert next_event(link) == LinkUp()
+    peer.cut()
+    assert "something is sent" not in down_reason(link), "the network is well"
 
 
 def test_a_paused_link_says_in_each_keepalive_that_it_lives_and_needs_no_answer(script: Script) -> None:

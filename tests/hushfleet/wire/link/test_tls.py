@@ -164,7 +164,11 @@ def test_with_the_right_certificates_large_messages_pass(links: Links) -> None:
 def test_a_broker_of_another_ca_is_refused_by_the_device(links: Links, tmp_path: Path) -> None:
     other = Authority(tmp_path, "other-ca")
     link = links.started("pi-1", pair=links.authority.issue("pi-1"), ca_file=other.ca_file)
-    assert "CERTIFICATE_VERIFY_FAILED" in down_reasons(link)
+    reasons = down_reasons(link)
+    assert "Is it another fleet's broker?" in reasons
+    for path in (links.authority.folder / "broker.crt", other.ca_file):
+        pem = path.read_bytes()
+        assert x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256()).hex() in reasons
 
 
 def test_a_broker_with_another_name_is_refused_by_the_device(authority: Authority) -> None:
@@ -177,7 +181,28 @@ def test_a_broker_with_another_name_is_refused_by_the_device(authority: Authorit
 def test_an_expired_broker_is_refused_by_the_device(authority: Authority) -> None:
     with tls_broker(authority, authority.issue("broker", expired=True)) as running:
         link = Links(authority, running).started("pi-1", pair=authority.issue("pi-1"))
-        assert "certificate has expired" in down_reasons(link)
+        today = datetime.datetime.now(datetime.UTC).date()
+        reasons = down_reasons(link)
+        assert f"has ended, and it is {today}" in reasons
+        assert "is the clock right?" in reasons
+        link.close()
+
+
+def test_an_encrypted_port_that_is_spoken_to_plainly_is_named(links: Links) -> None:
+    link = MqttLink(links.broker.url.replace("mqtts", "mqtt"), client_id="pi-1", timing=QUICK)
+    link.open()
+    reasons = down_reasons(link)
+    link.close()
+    assert "this port speaks TLS: write mqtts://" in reasons
+
+
+def test_a_plain_port_that_is_spoken_to_in_tls_is_named(authority: Authority) -> None:
+    need("mosquitto")
+    with start_broker("mosquitto", data_dir=authority.folder) as plain:
+        address = BrokerAddress.parse(plain.url.replace("mqtt:", "mqtts:"), ca_file=authority.ca_file)
+        link = MqttLink(address, client_id="pi-1", timing=QUICK)
+        link.open()
+        assert "speaks MQTT without TLS" in down_reasons(link)
         link.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -266,3 +267,11 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_daemonic_process_has_no_workers() -> None:
+    """As Celery's, which may have no children: all is then computed in it."""
+    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(Workers(4).count), daemon=True)
+    process.start()
+    process.join()
+    assert process.exitcode == 1

@@ -1,0 +1,176 @@
+"""The figures of `/metrics` for Home Assistant, by its MQTT discovery: a part of the fleet service, off by default.
+
+Fleet and boards are devices of Home Assistant. Each is described by one retained message, a device discovery payload
+(https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload), and its figures are one JSON object on a
+topic of its own. All are published when they change, and again once a minute: Mosquitto keeps nothing over a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import hushfleet
+from hushfleet.aggregator.fleet.page.metrics import METRICS, samples
+from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.view import FleetView
+from hushfleet.errors import LinkLost
+from hushfleet.wire.link.interface import Will
+
+CONFIGS = "homeassistant/device"
+STATES = "hushfleet-home"
+ONLINE, OFFLINE = b"online", b"offline"
+EVERY_S = 10.0
+AGAIN_S = 60.0
+YES_OR_NO = {
+    "hushfleet_aggregator_up": "running",
+    "hushfleet_service_up": "running",
+    "hushfleet_board_up": "connectivity",
+    "hushfleet_board_urgent": "problem",
+    "hushfleet_board_throttled": "problem",
+    "hushfleet_board_frozen": "problem",
+}
+"""Metrics that are binary sensors, with Home Assistant's class of each."""
+UNITS: dict[str, dict[str, str]] = {
+    "_timestamp_seconds": {"device_class": "timestamp"},
+    "_bytes_total": {"device_class": "data_size", "unit_of_measurement": "B", "state_class": "total_increasing"},
+    "_total": {"state_class": "total_increasing"},
+    "_seconds": {"device_class": "duration", "unit_of_measurement": "s", "state_class": "measurement"},
+    "_celsius": {"device_class": "temperature", "unit_of_measurement": "°C", "state_class": "measurement"},
+    "_ratio": {"unit_of_measurement": "%", "state_class": "measurement"},
+}
+"""What Home Assistant is told of a sensor, by the end of its metric's name; of two that fit the first."""
+
+
+def availability(federation: str) -> str:
+    """The topic that says whether the fleet service publishes."""
+    return f"{STATES}/{federation}/available"
+
+
+def will(federation: str) -> Will:
+    return Will(availability(federation), OFFLINE)
+
+
+class HomeAssistant(Part):
+    """:param make_view: reads the fleet's folder, in the service's thread."""
+
+    def __init__(self, federation: str, make_view: Callable[[], FleetView]) -> None:
+        self._federation, self._make_view = federation, make_view
+        self._published: dict[str, bytes] = {}
+        self._look_at = self._again_at = 0.0
+
+    def advance(self, service: Service, now: float) -> None:
+        if now < self._look_at:
+            return
+        self._look_at = now + EVERY_S
+        messages, again = messages_of(self._make_view()), now >= self._again_at
+        for topic in self._published.keys() - messages.keys():  # Home Assistant then forgets a board
+            service.clear(topic)
+        for topic, payload in messages.items():
+            if again or self._published.get(topic) != payload:
+                service.send(topic, payload, retain=True)
+        self._published = messages
+        if again:
+            self._again_at = now + AGAIN_S
+
+    def end(self, service: Service) -> None:
+        with suppress(LinkLost):
+            service.send(availability(self._federation), OFFLINE, retain=True)
+
+
+def messages_of(view: FleetView) -> dict[str, bytes]:
+    """All retained messages, by topic."""
+    of_fleet, of_boards = list[_Figure](), {board.device: list[_Figure]() for board in view.boards}
+    for metric, found in samples(view).items():
+        for labels, value in found:
+            if METRICS[metric].labels[:1] == ("board",):
+                of_boards[labels[0]].append(_Figure(metric, labels[1:], value))
+            else:
+                of_fleet.append(_Figure(metric, labels, value))
+    federation = view.federation
+    fleet, topic = f"hushfleet_{federation}", f"{STATES}/{federation}"
+    about = {"name": f"Hushfleet {federation}", "model": "fleet"}
+    messages = {availability(federation): ONLINE} | _device(federation, fleet, f"{topic}/fleet", about, of_fleet)
+    for board in view.boards:
+        about = {"name": board.device, "model": board.board, "suggested_area": board.place, "via_device": fleet}
+        unique, states = f"{fleet}_{board.device}", f"{topic}/board/{board.device}"
+        messages |= _device(federation, unique, states, about, of_boards[board.device])
+    return messages
+
+
+class _Figure(NamedTuple):
+    """A sample of a metric; of a board, without the label that names it."""
+
+    metric: str
+    labels: tuple[str, ...]
+    value: float | None
+
+    @property
+    def key(self) -> str:
+        parts = [self.metric] if self.metric.endswith("_info") else [self.metric, *self.labels]
+        return re.sub("[^a-zA-Z0-9_]", "_", "_".join(parts))
+
+
+def _device(
+    federation: str, unique: str, states: str, about: Mapping[str, str], figures: Sequence[_Figure]
+) -> dict[str, bytes]:
+    """A device's description and its figures.
+
+    :param states: the topic of the figures.
+    """
+    described = {
+        "device": {
+            "identifiers": [unique],
+            "manufacturer": "Hushfleet",
+            **{name: text for name, text in about.items() if text},
+        },
+        "origin": {"name": "Hushfleet", "sw_version": hushfleet.__version__},
+        "state_topic": states,
+        "availability_topic": availability(federation),
+        "qos": 1,
+        "components": {figure.key: _component(figure, f"{unique}_{figure.key}") for figure in figures},
+    }
+    config = f"{CONFIGS}/{re.sub('[^a-zA-Z0-9_-]', '_', unique)}/config"
+    return {config: _encoded(described), states: _encoded({figure.key: _shown(figure) for figure in figures})}
+
+
+def _component(figure: _Figure, unique: str) -> dict[str, str]:
+    metric = figure.metric
+    end = next((end for end in UNITS if metric.endswith(end)), "")
+    name = metric.removeprefix("hushfleet_").removeprefix("board_").removesuffix(end.removeprefix("_bytes"))
+    told = {
+        "platform": "sensor",
+        "name": " ".join([*name.split("_"), *(() if metric.endswith("_info") else figure.labels)]),
+        "unique_id": unique,
+        "value_template": f"{{{{ value_json.{figure.key} }}}}",
+        **UNITS.get(end, {}),
+    }
+    if metric in YES_OR_NO:
+        of_two = {"device_class": YES_OR_NO[metric], "payload_on": "1", "payload_off": "0"}
+        told |= {"platform": "binary_sensor", **of_two}
+    return told
+
+
+def _shown(figure: _Figure) -> Any:
+    """As Home Assistant takes it; None is unknown to it, too."""
+    metric, value = figure.metric, figure.value
+    if metric.endswith("_info"):
+        return ", ".join(filter(None, figure.labels))
+    if value is None:
+        return None
+    if not math.isfinite(value):
+        return "infinite"
+    if metric.endswith("_timestamp_seconds"):
+        return datetime.fromtimestamp(value, UTC).isoformat(timespec="seconds")
+    if metric in YES_OR_NO:
+        return int(value)
+    return round(100 * value, 1) if metric.endswith("_ratio") else value
+
+
+def _encoded(plain: Any) -> bytes:
+    return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()

@@ -1,0 +1,210 @@
+"""What an own network is refused for, in words: with the name of the layer, and what to do.
+
+The network is looked at as it is, then run on random samples. What would train in silence on something else than its
+owner thinks is refused like what cannot be trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import UninitializedTensorMixin as _NotYet
+
+from hushfleet.errors import BadInput
+from hushfleet.model.targets import Loss
+
+_PROBED = 3  # samples
+_TOLERANCE = 1e-4
+_NO_GRAPH = "has no ONNX graph of its gradient here. Use "
+_INSTEAD: dict[tuple[type[nn.Module], ...], str] = {
+    (nn.modules.batchnorm._BatchNorm,): "mixes the samples of a batch and keeps averages of private data. Use "
+    "GroupNorm: hushfleet.with_group_norm(network) gives a copy that has it",
+    (nn.LSTM,): f"{_NO_GRAPH}torch.nn.GRU, whose export takes more than a minute, or torch.nn.Conv1d over time",
+    (nn.modules.conv._ConvTransposeNd,): f"{_NO_GRAPH}torch.nn.Upsample and then torch.nn.Conv2d",
+    (nn.Conv3d,): f"{_NO_GRAPH}torch.nn.Conv2d, with the third axis as channels",
+    (
+        nn.MultiheadAttention,
+    ): f"{_NO_GRAPH}torch.nn.Linear for q, k and v, and torch.softmax(q @ k.mT / d**0.5, -1) @ v",
+    (_InstanceNorm,): "keeps averages of private data. Use track_running_stats=False",
+}
+"""Modules that are refused, and what to use in their place."""
+_SQUASHED = {
+    "_softmax": "softmax",
+    "sigmoid": "a sigmoid",
+    "hardsigmoid": "a sigmoid",
+    "relu": "ReLU",
+    "tanh": "tanh",
+}
+"""The last operator of a network that gives no logits, as `torch.fx` calls it."""
+_ONLY_MOVES = ("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "clone", "detach", "alias", "t", "transpose")
+
+
+def check_parts(module: nn.Module, name: str, *, by_record: bool) -> None:
+    """Before it is run. Raises `BadInput`.
+
+    :param by_record: whether the unit of privacy is the record, for which Opacus says what can be trained.
+    """
+    why, seen = _asked_opacus(module) if by_record else {}, set(module.modules())
+    for where, part in module.named_modules():
+        for refused, instead in _INSTEAD.items():
+            if isinstance(part, refused) and not (isinstance(part, _InstanceNorm) and not part.track_running_stats):
+                opacus = f"Opacus' ModuleValidator refuses ({why[where]}), and which " if where in why else ""
+                kind = f"{where or 'it'} is a {type(part).__name__}"
+                raise BadInput(f"model.name = {name!r}: {kind}, which {opacus}{instead}")
+        for key, value in vars(part).items():
+            hidden = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            attribute = f"{where}.{key}".removeprefix(".")
+            if not key.startswith("_") and any(isinstance(each, nn.Module) and each not in seen for each in hidden):
+                raise BadInput(
+                    f"model.name = {name!r}: {attribute} is a {type(value).__name__} of layers, which PyTorch does not "
+                    "see, so they would not be trained; use torch.nn.ModuleList, ModuleDict or Sequential"
+                )
+            if isinstance(value, Tensor) and value.requires_grad:
+                raise BadInput(
+                    f"model.name = {name!r}: {attribute} is a tensor that PyTorch does not see as a parameter, so it "
+                    "would not be trained; use torch.nn.Parameter"
+                )
+    for where, value in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(value, _NotYet):
+            continue  # of a lazy layer, which gets it when it is run
+        if value.device.type != "cpu":
+            raise BadInput(
+                f"model.name = {name!r}: {where} is on {value.device}; give the network with its values on cpu"
+            )
+        if isinstance(value, nn.Parameter) and value.dtype != torch.float32:
+            raise BadInput(f"model.name = {name!r}: {where} is {value.dtype}; parameters must be float32")
+        if not torch.isfinite(value).all():
+            raise BadInput(f"model.name = {name!r}: {where} has values that are NaN or infinite; give it finite ones")
+
+
+def _asked_opacus(module: nn.Module) -> dict[str, str]:
+    """What Opacus refuses, by the layer's name: the first sentence of its reason.
+
+    A GRU, which only its own hooks cannot take, is trained here.
+    """
+    from opacus.validators import ModuleValidator  # takes long to import
+
+    found = {where: ModuleValidator.validate(part.train()) for where, part in module.named_modules()}
+    return {where: str(errors[0]).partition(". ")[0] for where, errors in found.items() if errors}
+
+
+@torch.no_grad()
+def check_outputs(
+    module: nn.Module, name: str, classes: int, shape: tuple[int, ...], record_masks: Callable[[bool], None]
+) -> None:
+    """Logits of the right shape, the same each time, in training and test, and of each sample alone. Raises `BadInput`.
+
+    :param record_masks: called around the first run in training.
+    """
+    x = torch.randn(_PROBED, *shape, generator=torch.Generator().manual_seed(0))
+    module.eval()
+    logits = _logits(module, name, classes, x)
+    alone = torch.cat([_logits(module, name, classes, one) for one in x.split(1)])
+    for given, what in ((logits, "random samples"), (_logits(module, name, classes, torch.zeros(1, *shape)), "zeros")):
+        if not torch.isfinite(given).all():
+            raise BadInput(
+                f"model.name = {name!r} gives logits that are NaN or infinite for {what}: look for a division by a "
+                "standard deviation, a norm or a logarithm, and add a small number to what it takes"
+            )
+    kept = {key: value.clone() for key, value in module.named_buffers()}
+    module.train()
+    record_masks(True)
+    first = _logits(module, name, classes, x)
+    record_masks(False)
+    changed = [key for key, value in module.named_buffers() if not torch.equal(value, kept[key])]
+    if changed:
+        raise BadInput(f"model.name = {name!r} changes its buffers in training, and no update carries them: {changed}")
+    scale = float(logits.abs().max()) + 1e-12
+    for found, why in (
+        (first, "computes something else in training than in a test, or draws random numbers: use torch.nn.Dropout"),
+        (alone, "gives a sample other logits when other samples are beside it"),
+    ):
+        if not torch.isfinite(found).all() or float((found - logits).abs().max()) > _TOLERANCE * scale:
+            raise BadInput(f"model.name = {name!r} {why}")
+
+
+def _logits(module: nn.Module, name: str, classes: int, x: Tensor) -> Tensor:
+    shown = ", ".join(map(str, x.shape[1:]))
+    try:
+        logits: Any = module(x)
+    except Exception as error:
+        raise BadInput(
+            f"model.name = {name!r}: fails on a batch of shape {list(x.shape)}: {told(error)}. The data's samples "
+            f"have shape [{shown}], and a batch any number of them: check the sizes that its layers take"
+        ) from error
+    if isinstance(logits, Tensor) and logits.shape == (len(x), classes) and logits.dtype == torch.float32:
+        return logits
+    given = f"{list(logits.shape)} {logits.dtype}" if isinstance(logits, Tensor) else type(logits).__name__
+    hint = ""
+    if isinstance(logits, Tensor) and logits.numel() == len(x) * classes and logits.dtype == torch.float32:
+        hint = ". squeeze() without an axis takes the batch's too where it is 1: use flatten(1), or name the axis"
+    raise BadInput(
+        f"model.name = {name!r}: must give logits float32 [B, {classes}] for [B, {shown}], "
+        f"one for each class or target, and gives {given} for B = {len(x)}{hint}"
+    )
+
+
+def check_gradients(module: nn.Module, name: str, shape: tuple[int, ...]) -> None:
+    """Each parameter that is to be trained has a part in the logits. Raises `BadInput`, with the layers' names."""
+    wanted = {where: value for where, value in module.named_parameters() if value.requires_grad}
+    trained = {where: value for where, value in wanted.items() if not isinstance(value, _NotYet)}
+    if not wanted:
+        raise BadInput(f"model.name = {name!r} has no parameter that requires a gradient: there is nothing to train")
+    x = torch.randn(_PROBED, *shape, generator=torch.Generator().manual_seed(0))
+    logits = module(x)
+    if not logits.requires_grad:
+        raise BadInput(
+            f"model.name = {name!r}: no gradient comes through its forward: look for torch.no_grad(), detach() or .data"
+        )
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad((logits * weights).sum(), list(trained.values()), allow_unused=True)
+    unused = [where for where, value in zip(trained, found, strict=True) if value is None]
+    unused += wanted.keys() - trained.keys()  # of a lazy layer that was never called
+    if unused:
+        layers = dict.fromkeys(where.rpartition(".")[0] or where for where in unused)
+        one = next(iter(layers))
+        raise BadInput(
+            f"model.name = {name!r}: {', '.join(layers)} has no part in the logits: forward does not call it, or no "
+            f"gradient comes back to it ({', '.join(unused)}). Take it out, or freeze it: "
+            f"network.{one}.requires_grad_(False)"
+        )
+    for where, value in zip(trained, found, strict=True):
+        if value is not None and not torch.isfinite(value).all():
+            raise BadInput(f"model.name = {name!r}: the gradient of {where} is NaN or infinite for random samples")
+
+
+def check_ending(graph: torch.fx.Graph, module: nn.Module, name: str, loss: Loss) -> None:
+    """What the network ends in must leave logits as they are, since the loss takes their softmax or sigmoid itself.
+
+    Raises `BadInput`.
+
+    :param graph: of its operators, traced. A regression may end in what it likes.
+    """
+    (node,) = next(iter(reversed(graph.nodes))).all_input_nodes
+    while _operator(node) in _ONLY_MOVES:
+        node = node.args[0]
+    ends = _SQUASHED.get(_operator(node))
+    if loss == "squared" or ends is None:
+        return
+    kind = ends.split()[-1].lower()
+    layers = [where for where, part in module.named_modules() if where and kind in type(part).__name__.lower()]
+    named = f" ({layers[-1]})" if layers else ""
+    raise BadInput(
+        f"model.name = {name!r}: it ends in {ends}{named}, and model.loss = {loss!r} takes logits, whose softmax or "
+        "sigmoid it computes itself; leave it out"
+    )
+
+
+def _operator(node: Any) -> str:
+    """`_softmax`; empty for what is no operator of PyTorch."""
+    words = str(node.target).split(".") if isinstance(node, torch.fx.Node) else []  # aten._softmax.default
+    return words[1] if len(words) == 3 else ""
+
+
+def told(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
