@@ -48,6 +48,13 @@ class _LoadedWhenCalled(TyperGroup):
         name, listed, rest = super().resolve_command(ctx, args)
         return name, listed if name is None else load_command(name), rest
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.replace("Value error, ", "")  # pydantic's, which typer passes on
+            raise
+
 
 def load_command(name: str) -> Any:
     """The click command of this name, with its options."""

@@ -90,7 +90,7 @@ class FleetDisplay:
             self.state.apply(event)
             kind = event.get("event")
             if kind == "run":  # it may go on: what was done before says nothing of the speed
-                self._progress.reset(self._rounds, completed=self.state.progress)
+                self._progress.reset(self._rounds, completed=self.state.rounds_closed)
             if self._redrawn:
                 return
             if kind == "run":

@@ -67,7 +67,7 @@ class NotebookConsole(Console):
             text = page.export_text(clear=False)
             data = {"text/plain": text, "text/html": page.export_html(inline_styles=True, code_format=_HTML)}
             if self._handle is None:
-                self._handle = display(data, raw=True, display_id=True)
+                self._handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]  # IPython has no types
             else:
                 self._handle.update(data, raw=True)
 

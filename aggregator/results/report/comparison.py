@@ -84,6 +84,8 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
     differences = task_differences([next(iter(each.values())) for each in shown])
     if any(len(each) > 1 for each in shown):
         differences.pop("seed", None)
+    if len({result.method for result in firsts}) > 1:
+        differences.pop("method.name", None)  # has a row of its own, without the path of a method in a file
     epsilons = [
         max((h.epsilon_server for h in each if h.epsilon_server is not None), default=None) for each in headlines
     ]

@@ -70,7 +70,7 @@ def register(app: typer.Typer) -> None:
 
             write_page(Kept(results), page, console)
             return
-        out = checked_folder(out or OUT)
+        out, runs = checked_folder(out or OUT), checked_folder(runs, "--runs")
         if list_all or paper is None:
             of_one = {"--table": table, "--figure": figure, "--dataset": dataset, "--method": method, "--column": column,
                       "--reading": reading, "--runtime": runtime, "--show-task": show_task}  # fmt: skip

@@ -85,6 +85,11 @@ def test_a_wrong_table_and_the_list_of_tables_load_no_pytorch() -> None:
     assert not {"torch", "plotly"} & set(imported)
 
 
+def test_a_wrong_value_is_told_without_pydantics_words() -> None:
+    done, _ = typed(["simulate", "x", "--engine", "foo"])
+    assert "Error: Invalid value for '--engine': 'foo' is not one of 'fast', 'live', 'ray'" in done.stderr
+
+
 INTERRUPTED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -113,3 +113,15 @@ def test_runs_are_named_by_their_folders_and_a_folder_without_a_result_is_refuse
         load_runs([tmp_path / "a"])
     with pytest.raises(BadInput, match="give each run once"):
         load_runs([tmp_path / "c", tmp_path / "a" / ".." / "c"])
+
+
+def test_methods_in_files_are_compared_by_their_names() -> None:
+    def of(name: str) -> Result:
+        made = Rerun(command="", task=f'method.name = "/a/long/path/{name}.py:{name}"\nseed = 1', digests={})
+        return sample().model_copy(update={"method": name, "rerun": made})
+
+    rows = comparison_rows({"a": of("one"), "b": of("two")})
+    assert ["method", "one", "two"] in rows
+    assert not any("/a/long/path" in cell for row in rows for cell in row)
+    same = comparison_rows({"a": of("one"), "b": of("two").model_copy(update={"method": "one"})})
+    assert any("/a/long/path/two.py:two" in cell for row in same for cell in row)  # nothing else tells them apart

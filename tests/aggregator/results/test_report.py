@@ -453,21 +453,22 @@ def test_images_and_confusion_are_shown_and_only_as_data_of_the_page() -> None:
     assert "Images and what models say of them stay with their owners" in field
 
 
-def test_a_tile_has_the_colour_of_its_verdict() -> None:
-    def tiles(result: Result) -> list[str]:
-        page = Page(render_report(result))
-        return [value for tag, name, value in page.attributes if (tag, name) == ("li", "class")]
-
-    assert tiles(sample())[:2] == ["better", "better"]
-    assert tiles(sample(own=0.6))[:2] == ["worse", "better"]
-    assert tiles(sample(own=0.2))[:2] == ["nothing", "better"]
-    for server, release, words in (
-        (2.0, 0.5, ["moderate", "strong"]), (2072.0, 5.0, ["negligible", "weak"]), (math.inf, math.inf, ["no", "no"])
-    ):  # fmt: skip
-        result = sample(epsilon_server=server, epsilon_release=release)
-        assert tiles(result)[2:] == words
-        assert f"epsilon_server, worst device: {words[0]} protection" in Page(render_report(result)).sections[""]
-    assert "learned nothing" in Page(render_report(sample(own=0.2))).sections[""]
+@pytest.mark.parametrize(
+    ("result", "colours", "word"),
+    [
+        (sample(epsilon_release=0.5, epsilon_server=2.0), ["better", "better", "moderate", "strong"], "moderate"),
+        (sample(own=0.6, epsilon_server=2072.0), ["worse", "better", "negligible", "moderate"], "negligible"),
+        (sample(own=0.2, epsilon_server=5.0), ["nothing", "better", "weak", "moderate"], "weak"),
+        (sample(epsilon_server=math.inf), ["better", "better", "no", "moderate"], "no"),
+    ],
+)
+def test_a_tile_has_the_colour_of_its_verdict_or_its_epsilons_word(
+    result: Result, colours: list[str], word: str
+) -> None:
+    page = Page(render_report(result))
+    assert [value for tag, name, value in page.attributes if (tag, name) == ("li", "class")] == colours
+    assert f"epsilon_server, worst device: {word} protection" in page.sections[""]
+    assert ("learned nothing" in page.sections[""]) == ("nothing" in colours)
 
 
 def test_the_page_says_which_run_it_shows_and_when_it_was() -> None:
