@@ -10,6 +10,7 @@ TORCH ?= torch==2.13.0
 DEMO ?=
 PYTEST ?=
 CHAOS ?=
+BOARD_TESTS := tests/edge_client/storage tests/hushfleet/config tests/hushfleet/wire/format tests/hushfleet/release
 FUZZ ?=
 
 # Hundreds of processes are started by the tests: each would compile the package again.
@@ -19,13 +20,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo tools test test-fast test-arm test-card coverage chaos fuzz lint format types links docs hashes clean
+.PHONY: help demo tools test test-fast test-board test-arm test-card coverage chaos fuzz lint format types links docs hashes clean
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
 	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some)"
 	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
+	@echo "make test-board   some of what boards run, on another Python   (PYTHON=python3.13)"
 	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, and 80 fleets from blank boards on   (CHAOS='--resume')"
 	@echo "make test-arm   a card's software on aarch64, emulated: enrols, trains, is updated, is locked out"
 	@echo "make test-card  a whole card, emulated: first start, rounds, and a power cut in the middle of an update"
@@ -46,6 +48,13 @@ test: $(STAMP) tools
 
 test-fast: $(STAMP) tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" $(PYTEST)
+
+# In an environment of its own, without PyTorch, as on a board.
+test-board:
+	board=$$(mktemp -d) && $(PYTHON) -m venv $$board && \
+	$$board/bin/python -m pip install --quiet --no-compile --no-deps --require-hashes -r constraints.txt && \
+	$$board/bin/python -m pip install --quiet --no-compile --no-deps --no-build-isolation -e . && \
+	OMP_NUM_THREADS=1 $$board/bin/python -m pytest -p no:cacheprovider -m "not slow" $(BOARD_TESTS) && rm -r $$board
 
 coverage: $(STAMP) tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" --cov --cov-report=html --cov-report=term $(PYTEST)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.parameter import UninitializedTensorMixin as _NotYet
+from torch.nn.parameter import is_lazy
 
 from hushfleet.errors import BadInput
 from hushfleet.model.targets import Loss
@@ -69,7 +69,7 @@ def check_parts(module: nn.Module, name: str, *, by_record: bool) -> None:
                     "would not be trained; use torch.nn.Parameter"
                 )
     for where, value in [*module.named_parameters(), *module.named_buffers()]:
-        if isinstance(value, _NotYet):
+        if is_lazy(value):
             continue  # of a lazy layer, which gets it when it is run
         if value.device.type != "cpu":
             raise BadInput(
@@ -151,7 +151,7 @@ def _logits(module: nn.Module, name: str, classes: int, x: Tensor) -> Tensor:
 def check_gradients(module: nn.Module, name: str, shape: tuple[int, ...]) -> None:
     """Each parameter that is to be trained has a part in the logits. Raises `BadInput`, with the layers' names."""
     wanted = {where: value for where, value in module.named_parameters() if value.requires_grad}
-    trained = {where: value for where, value in wanted.items() if not isinstance(value, _NotYet)}
+    trained = {where: value for where, value in wanted.items() if not is_lazy(value)}
     if not wanted:
         raise BadInput(f"model.name = {name!r} has no parameter that requires a gradient: there is nothing to train")
     x = torch.randn(_PROBED, *shape, generator=torch.Generator().manual_seed(0))

@@ -132,6 +132,10 @@ def register(app: typer.Typer) -> None:
             if advice is not None and advice.warning is not None:
                 console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
             engine = RoundEngine(store, prepared, device=torch_device(device.value))
+            if of_fleet is None and closed and policy.count < engine.min_devices:  # `fleet up` says so of a fleet
+                few = f"a round opens with {engine.min_devices} devices, and {policy.count} may take part"
+                more = f"it waits until you add more (hushfleet devices add {folder} ID --key KEY)"
+                console.print(f"[yellow]note:[/] {escape(f'{few}: {more}')}", highlight=False, soft_wrap=True)
             key_path = identity or default_path(federation)
             key = load_or_create(key_path)
             epoch = next_epoch(key_path)

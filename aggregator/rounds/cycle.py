@@ -114,6 +114,8 @@ class RoundCycle:
             except StoreError as error:  # what was noted before is an upper bound
                 log.warning("%s", error)
         self._on_closed(served - engine.model.digests)
+        if not summary.participants:
+            log.warning("round %d closed without a model: too few updates came (round.min_updates)", summary.round)
         self._log.note("round_close", **summary.to_dict())
         self._enrolment.round_closed()
         if engine.finished:

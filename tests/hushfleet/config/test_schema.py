@@ -272,15 +272,19 @@ def interrupt(number, frame):
     raise KeyboardInterrupt
 
 
+def check_until_it_comes():  # a function: what a loop's own jump raises is outside of its `try` in Python 3.13
+    signal.setitimer(signal.ITIMER_REAL, 0.0003)
+    while not came:
+        Ruled(share=0.5)
+
+
 signal.signal(signal.SIGALRM, interrupt)
 gc.disable()  # in a callback of the collector it would be lost by Python itself
 lost = 0
 for _ in range(200):
     came.clear()
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.0003)
-        while not came:
-            Ruled(share=0.5)
+        check_until_it_comes()
     except KeyboardInterrupt:
         continue
     lost += 1
