@@ -33,10 +33,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import Figures, make_parser, table, write
-from hushfleet.methods.hush_rule import rule
-from hushfleet.model.own_head import PENALTIES_ALONE, choose_own_head
+from hushfleet.methods.hush_rule import rule, signal
+from hushfleet.model.own_head import mixture
 from hushfleet.model.softmax import fit, rotated
 from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
+from hushfleet.simulator.engines.fast.alone_on_features import PENALTIES
 
 DELTA = 1e-5
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
@@ -199,8 +200,8 @@ def alone(dealt: Dealt, images: Images) -> np.ndarray:
     guesses = []
     for x, y in zip(dealt.x, dealt.y, strict=True):
         basis = rotated(x)
-        offsets = np.zeros((len(PENALTIES_ALONE), images.classes, len(y)), np.float32)
-        heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES_ALONE)) @ basis.axes
+        offsets = np.zeros((len(PENALTIES), images.classes, len(y)), np.float32)
+        heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES)) @ basis.axes
         nearest = y[(images.test_x @ x.T).argmax(1)]  # all features have one norm
         held = np.unique(y)
         means = np.stack([x[y == c].mean(0) for c in held])
@@ -231,10 +232,10 @@ def measure(fleet: Fleet, images: Images) -> Figures:
             by_class = images.by_class((images.test_x @ head).argmax(1))
             found[name] = {"common": float(by_class.mean()), "own": float((shares @ by_class).mean())}
             if name == "shared":
-                no_bias = np.zeros(images.classes, np.float32)
                 found |= {"rounds": rounds, "clip_norm": clip_norm, "multiplier": multiplier}
-                heads = [choose_own_head(x, y, head.T, no_bias) for x, y in zip(judged.x, judged.y, strict=True)]
-                guesses = [(images.test_x @ each.weight.T + each.prior).argmax(1) for each in heads]
+                r = signal(devices=counted, epsilon=epsilon, delta=DELTA)
+                heads = [mixture(x, y, (x @ head).T, r) for x, y in zip(judged.x, judged.y, strict=True)]
+                guesses = [(images.test_x @ (each.scale * head + each.pull.T)).argmax(1) for each in heads]
                 classes = images.by_class(np.array(guesses))
                 own = (classes * shares).sum(-1)
                 gain = own - best

@@ -106,10 +106,10 @@ def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
         right = int(evaluate_each(graph, params, samples).correct.sum())
         return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images")
     head = store.own_head(spec.task)
-    if head is None or head.choice.errors is None:
+    if head is None or not head.choice.images:
         return OwnAccuracy(spec.task, kind)
-    images = head.choice.images
-    return OwnAccuracy(spec.task, head.choice.name, images - head.choice.errors, images, "own images, cross-validated")
+    choice = head.choice
+    return OwnAccuracy(spec.task, choice.name, choice.right, choice.images, "own images, cross-validated")
 
 
 def _graphs(store: DeviceStore, spec: TaskSpec) -> tuple[InferenceGraph, FeatureGraph | None]:

@@ -115,10 +115,9 @@ def _client(report: dict[str, Any]) -> str:
 
 
 def _model(model: dict[str, Any]) -> str:
-    if model["model"] not in ("global", "personalised"):
-        model = {**model, "model": f"{model['model']}, the own"}
+    which = model["model"] if model["model"] in ("global", "personalised") else "own"
     right = "" if model["images"] is None else f": right on {model['right']} of {model['images']} {model['which']}"
-    return f"{model['model']} model of {model['task']}{right}; that stays here"
+    return f"{which} model of {model['task']}{right}; that stays here"
 
 
 def _certificate(config: DeviceConfig) -> str | None:

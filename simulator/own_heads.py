@@ -31,7 +31,7 @@ def choose_own_heads(simulation: Simulation, workers: WorkerPool, *, runtime: st
 def _choose_one(job: AfterRound) -> None:
     run, params = job.run, job.global_params()
     spec, files = run.spec, run.folder.device(job.device)
-    head = own_head_of(params, spec.model.layout, run.train(job.device))
+    head = own_head_of(params, spec.model.layout, run.train(job.device), spec.signal)
     with store_of(files, job.device, inspect=False) as store:
         store.keep_own_head(KeptHead.of(head, task=spec.task, global_params=params))
     line: dict[str, object] = {"round": job.round, "own_head": to_plain(head.choice)}

@@ -134,7 +134,7 @@ class ModelSpec(Checked):
 
     @property
     def chooses_head(self) -> bool:
-        """Whether a device chooses its own head, as `hushfleet.model.own_head` does: of a linear model, for classes."""
+        """Whether a device makes its own head, as `hushfleet.model.own_head` does: of a linear model, for classes."""
         return is_linear(self.layout) and self.targets.are_classes
 
     @property
@@ -255,6 +255,21 @@ class TaskSpec(Checked):
             self.rounds <= most, "rounds", self.rounds, f'at most {most} with accounting = "{self.privacy.accounting}"'
         )
         require(self.version == SPEC_VERSION, "version", self.version, f"{SPEC_VERSION}; update this device")
+
+    @property
+    def signal(self) -> float | None:
+        """r of `hushfleet.methods.hush_rule`, at least: how far what all devices have learned stands out of the noise.
+
+        Infinite without noise. None where it is not known: with the unit `record`, and with `strict`, where each device
+        adds all of the noise and the package does not say how many devices there are.
+        """
+        privacy, secure = self.privacy, self.privacy.secure
+        if privacy.unit == "record" or privacy.accounting == "strict":
+            return None
+        if privacy.noise_multiplier == 0:
+            return math.inf
+        counted = privacy.noise_split if secure is None else math.sqrt(secure.min_devices * secure.honest_devices)
+        return counted * math.sqrt(self.rounds) / privacy.noise_multiplier
 
     def to_bytes(self) -> bytes:
         return pack(self)
