@@ -133,7 +133,8 @@ def judge(result: Result) -> Headline:
 
 def answer(result: Result, headline: Headline) -> str:
     """Does federating beat training alone?"""
-    tests = ((headline.common, "on the common test set"), (headline.local, "on each device's own kind of data"))
+    own = "on each device's own kind of data" + (", by the labels that it has" if result.partition == "given" else "")
+    tests = ((headline.common, "on the common test set"), (headline.local, own))
     found: dict[Verdict, list[str]] = {}
     for each, where in tests:
         if each.verdict is not None:
