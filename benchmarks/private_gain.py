@@ -31,11 +31,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.common import Figures, make_parser, table, write
 from hushfleet.methods.hush_rule import rule, signal
 from hushfleet.model.own_head import mixture
 from hushfleet.model.softmax import fit, rotated
+from hushfleet.models.features.whitening import unit_with_bias
 from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 from hushfleet.simulator.engines.fast.alone_on_features import PENALTIES
 
@@ -141,6 +143,16 @@ class Dealt:
     def first(self, devices: int) -> Dealt:
         return Dealt(self.x[:devices], self.y[:devices], self.mixes[:devices])
 
+    def leading(self, directions: int) -> Dealt:
+        return replace(self, x=leading(self.x, directions))
+
+
+def leading(features: np.ndarray, directions: int) -> np.ndarray:
+    """What a shared head is given of all features: the first ones, as the task's graph gives them; or all."""
+    if directions >= features.shape[-1] - 1:
+        return features
+    return unit_with_bias(torch.from_numpy(features[..., :directions])).numpy()
+
 
 def deal(images: Images, fleet: Fleet) -> Dealt:
     """Draws each device's mix, and then its images by that; a class that is used up is replaced by the others."""
@@ -224,18 +236,21 @@ def measure(fleet: Fleet, images: Images) -> Figures:
         found: dict[str, Any] = {}
         for name, extra in (("shared", fleet.honest**-0.5), ("local", fleet.devices**0.5)):
             counted = fleet.devices / extra
-            rounds, clip_norm = rule(devices=counted, epsilon=epsilon, delta=DELTA)
+            rounds, clip_norm, directions = rule(devices=counted, epsilon=epsilon, delta=DELTA)
+            given, tested = dealt.leading(directions), leading(images.test_x, directions)
             multiplier = noise_multiplier_for(epsilon=epsilon, delta=DELTA, steps=rounds)
             rng = np.random.default_rng([fleet.seed, 2])
             std = multiplier * clip_norm * extra
-            head = shared_head(dealt, rounds=rounds, clip_norm=clip_norm, noise_std=std, rng=rng)
-            by_class = images.by_class((images.test_x @ head).argmax(1))
+            head = shared_head(given, rounds=rounds, clip_norm=clip_norm, noise_std=std, rng=rng)
+            by_class = images.by_class((tested @ head).argmax(1))
             found[name] = {"common": float(by_class.mean()), "own": float((shares @ by_class).mean())}
             if name == "shared":
-                found |= {"rounds": rounds, "clip_norm": clip_norm, "multiplier": multiplier}
+                found |= {"rounds": rounds, "clip_norm": clip_norm, "directions": directions, "multiplier": multiplier}
                 r = signal(devices=counted, epsilon=epsilon, delta=DELTA)
-                heads = [mixture(x, y, (x @ head).T, r) for x, y in zip(judged.x, judged.y, strict=True)]
-                guesses = [(images.test_x @ (each.scale * head + each.pull.T)).argmax(1) for each in heads]
+                own = zip(judged.x, given.x, judged.y, strict=False)
+                heads = [mixture(x, y, (shown @ head).T, r) for x, shown, y in own]
+                logits = tested @ head
+                guesses = [(each.scale * logits + images.test_x @ each.pull.T).argmax(1) for each in heads]
                 classes = images.by_class(np.array(guesses))
                 own = (classes * shares).sum(-1)
                 gain = own - best
@@ -293,7 +308,7 @@ def summary(lines: list[Figures]) -> Figures:
     points = []
     for epsilon, first in lines[0]["epsilon"].items():
         found = [line["epsilon"][epsilon] for line in lines]
-        point = {"epsilon": float(epsilon), "rounds": first["rounds"], "clip_norm": first["clip_norm"]}
+        point = {"epsilon": float(epsilon)} | {key: first[key] for key in ("rounds", "clip_norm", "directions")}
         for head in ("shared", "chosen", "local"):
             point[head] = {test: mean([each[head][test] for each in found]) for test in ("common", "own")}
         point["std"] = std([each["shared"]["common"] for each in found])

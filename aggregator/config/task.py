@@ -402,7 +402,7 @@ def parse_task(
 
 
 def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
-    """With rounds and clip norm by the method's own rule, where it has one and the file leaves them out."""
+    """With rounds, clip norm and directions by the method's own rule, where it has one and the file leaves them out."""
     privacy, rule = task.privacy, find_method(task.method.name).steps
     if rule is None or privacy.epsilon is None or privacy.unit == "record":
         return task
@@ -412,6 +412,8 @@ def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
         task = replace(task, round=replace(task.round, rounds=steps.rounds))
     if "clip_norm" not in plain.get("privacy", {}):
         task = replace(task, privacy=replace(privacy, clip_norm=steps.clip_norm))
+    if task.model.directions is None and task.model.has_order:
+        task = replace(task, model=replace(task.model, directions=steps.directions))
     return task
 
 

@@ -82,7 +82,8 @@ class FeatureSpec(Checked):
     """Fixed features of images, which a network is given in their place.
 
     :param image_shape: channels, height, width of one image.
-    :param count: features of an image.
+    :param count: features of an image. Where the network takes fewer (`ModelSpec.input_shape`), it is given the first
+        ones, and a device's own head all of them.
     :param graph: ONNX, images to features.
     """
 
@@ -95,7 +96,7 @@ class FeatureSpec(Checked):
 class ModelSpec(Checked):
     """The network as data: how the flat vector is read, and the graphs that compute with it.
 
-    :param input_shape: channels, height, width of what the network takes: of one image, or with features (count, 1, 1).
+    :param input_shape: channels, height, width of what the network takes: of one image, or with features (n, 1, 1).
     :param class_names: one for each output.
     :param mean: per channel of an image, subtracted from pixels in [0, 1].
     :param std: per channel of an image, divided by afterwards.
@@ -117,8 +118,9 @@ class ModelSpec(Checked):
         super().__post_init__()
         channels = self.image_shape[0]
         if self.features is not None:
-            wanted = (self.features.count, 1, 1)
-            require(self.input_shape == wanted, "input_shape", self.input_shape, f"{wanted}, as features are")
+            taken, *pixel = self.input_shape
+            fits = taken <= self.features.count and pixel == [1, 1]
+            require(fits, "input_shape", self.input_shape, f"({self.features.count}, 1, 1) or less, as features are")
         require(len(set(self.class_names)) == len(self.class_names), "class_names", self.class_names[:8], "distinct")
         outputs = len(self.class_names)
         require(outputs > 1 or not self.targets.are_classes, "class_names", self.class_names, "at least two classes")

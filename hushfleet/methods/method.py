@@ -162,10 +162,11 @@ Parts = Callable[[Any, PrivacySpec, int], Method]
 
 
 class Steps(NamedTuple):
-    """The rounds of a task, and its clip norm."""
+    """The rounds of a task, its clip norm, and how many leading directions of features travel."""
 
     rounds: int
     clip_norm: float
+    directions: int
 
 
 @dataclass(frozen=True)

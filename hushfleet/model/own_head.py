@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 import numpy as np
 from msgspec import Meta
 
 from hushfleet.config.schema import Checked, Count
-from hushfleet.data.samples import LabelledSamples
+from hushfleet.data.samples import FeatureSamples, LabelledSamples
 from hushfleet.model.params import ParamLayout
 from hushfleet.model.softmax import fit, log_softmax, rotated
 
@@ -86,7 +86,7 @@ class HeadChoice(Checked):
 class OwnHead:
     """The head that a device predicts with.
 
-    :param params: float32 `[d]`, as a linear model's flat vector.
+    :param params: float32, as a linear model's flat vector, of all features where the shared head takes the first ones.
     """
 
     choice: HeadChoice
@@ -118,16 +118,37 @@ def own_head_of(params: np.ndarray, layout: ParamLayout, samples: LabelledSample
     """
     shared = layout.unflatten(params)
     features = features_of(samples)
-    logits = (shared[WEIGHT] @ features.T + shared[PRIOR][:, None]).astype(np.float32)
+    x = samples.x.reshape(len(samples), shared[WEIGHT].shape[1])
+    logits = (shared[WEIGHT] @ x.T + shared[PRIOR][:, None]).astype(np.float32)
     choice, scale, pull = mixture(features, samples.y, logits, signal)
-    weight, prior = scale * shared[WEIGHT] + pull, scale * shared[PRIOR]
-    return OwnHead(choice, np.concatenate([weight.ravel(), prior]).astype(np.float32))
+    weight, prior = scale * shared[WEIGHT], scale * shared[PRIOR]
+    whole = np.concatenate([weight, pull], 1) if _has_more(samples) else weight + pull
+    return OwnHead(choice, np.concatenate([whole.ravel(), prior]).astype(np.float32))
+
+
+def inputs_of_own(samples: LabelledSamples) -> LabelledSamples:
+    """Samples whose `x` is what an own head takes: of features all, the shared head's and then the device's own."""
+    return replace(samples, given=None) if isinstance(samples, FeatureSamples) else samples
+
+
+def own_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Logits `[n, C]` of `OwnHead.params`; `x` as `inputs_of_own` gives it."""
+    rows = x.reshape(len(x), math.prod(x.shape[1:]))
+    classes = len(params) // (rows.shape[1] + 1)
+    logits: np.ndarray = rows @ params[:-classes].reshape(classes, -1).T + params[-classes:]
+    return logits
 
 
 def features_of(samples: LabelledSamples) -> np.ndarray:
-    """float32 `[m, F]`, what a linear layer takes of them."""
+    """float32 `[m, F]`, what a head that a device fits alone takes of them: of features with leading directions all."""
+    if isinstance(samples, FeatureSamples):
+        return samples.own
     x = samples.x
     return x.reshape(len(x), math.prod(x.shape[1:]))
+
+
+def _has_more(samples: LabelledSamples) -> bool:
+    return isinstance(samples, FeatureSamples) and samples.given is not None
 
 
 def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal: float | None) -> Mixture:

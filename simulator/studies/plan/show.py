@@ -86,11 +86,12 @@ def _promise(asked: Question, needed: Needs) -> dict[str, str]:
 
 def _costs(needed: Needs) -> dict[str, str]:
     masked = f", {needed.bits} bits each; a committee of {needed.members}" if needed.bits else ""
+    of = "" if needed.directions is None else f", of {needed.directions} directions"
     return {
         "rounds, clip norm": f"{needed.rounds}, {needed.clip_norm:g}",
         "noise multiplier": f"{needed.noise_multiplier:.3g} of the sum; a device adds "
         f"{needed.share_std:.3g} clip norms",
-        "values in an update": f"{needed.values:,}{masked}",
+        "values in an update": f"{needed.values:,}{of}{masked}",
         "a device sends": f"{size(needed.up + needed.answer)} a round, {size(needed.total_up)} in all",
         "and receives": f"{size(needed.down)} a round, {size(needed.total_down)} in all",
     }

@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import FeatureSamples, Samples
 from hushfleet.model import softmax
-from hushfleet.model.own_head import HeadChoice, Mixture, default, is_linear, mixture, own_head_of
+from hushfleet.model.own_head import (
+    HeadChoice,
+    Mixture,
+    default,
+    inputs_of_own,
+    is_linear,
+    mixture,
+    own_head_of,
+    own_logits,
+)
 from hushfleet.model.params import ParamLayout
 
 CLASSES, WIDTH = 4, 20
@@ -178,6 +187,20 @@ def test_of_a_linear_models_flat_vector() -> None:
     np.testing.assert_allclose(prior, again.scale * bias, rtol=1e-5)
     assert own_head_of(head.params, layout, samples.take(slice(0, 0)), None).choice.images == 0
     assert not is_linear(ParamLayout(("head.weight", "head.bias"), ((2, 3), (2,))))
+
+
+def test_of_features_it_takes_all_and_the_shared_head_the_first_ones() -> None:
+    x, y = images(20)
+    first = (x[:, :6] / np.linalg.norm(x[:, :6], axis=1, keepdims=True)).astype(np.float32)
+    layout = ParamLayout(("head.weight", "prior"), ((CLASSES, 6), (CLASSES,)))
+    samples = FeatureSamples(np.concatenate([first, x], 1)[:, :, None, None], y, given=6)
+    head = own_head_of(np.concatenate([GOOD[:, :6].ravel(), np.ones(CLASSES, np.float32)]), layout, samples, 15.0)
+    logits = GOOD[:, :6] @ first.T + 1
+    expected = mixture(x, y, logits, 15.0)
+    assert head.params.shape == (CLASSES * (6 + WIDTH + 1),)
+    assert head.choice == expected.choice
+    found = own_logits(head.params, inputs_of_own(samples).x)
+    np.testing.assert_allclose(found.T, expected.scale * logits + expected.pull @ x.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
