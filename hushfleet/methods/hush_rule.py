@@ -39,8 +39,11 @@ def signal(*, devices: float, epsilon: float, delta: float) -> float:
     return devices / noise_multiplier_for(epsilon=epsilon, delta=delta, steps=1)
 
 
-def rule(*, devices: float, epsilon: float, delta: float) -> Steps:
-    """Rounds, clip norm and directions; parameters as `signal`."""
+def rule(*, devices: float, epsilon: float, delta: float, rounds: int = ROUNDS) -> Steps:
+    """Rounds, clip norm and directions; other parameters as `signal`.
+
+    :param rounds: of a task that says how many.
+    """
     r = signal(devices=devices, epsilon=epsilon, delta=delta)
-    clip_norm = min(WAY * r, LONGEST_WAY) / ROUNDS
-    return Steps(ROUNDS, float(f"{clip_norm:.3g}"), max(LEAST_DIRECTIONS, 8 * round(DIRECTIONS * r / 8)))
+    clip_norm = min(WAY * r, LONGEST_WAY) / rounds
+    return Steps(rounds, float(f"{clip_norm:.3g}"), max(LEAST_DIRECTIONS, 8 * round(DIRECTIONS * r / 8)))

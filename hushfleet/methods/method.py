@@ -176,7 +176,8 @@ class Published:
     :param source: authors, venue, year.
     :param config: its settings in a task file, with their ranges in `__post_init__`.
     :param parts: lists the parts, from the configuration, what the task says of privacy, and the number of rounds.
-    :param steps: by `devices`, `epsilon` and `delta`, for a task that leaves them out; None: the method has no rule.
+    :param steps: by `devices`, `epsilon`, `delta` and perhaps `rounds`, for a task that leaves them out; None: the
+        method has no rule.
     """
 
     name: str

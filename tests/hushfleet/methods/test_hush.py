@@ -236,6 +236,8 @@ def test_a_task_that_leaves_them_out_has_rounds_and_clip_norm_by_the_rule() -> N
     assert (left.round.rounds, left.privacy.clip_norm, left.model.directions) == (20, 3.76, None)
     given = task(privacy={**privacy, "clip_norm": 0.7}, round={"rounds": 3})
     assert (given.round.rounds, given.privacy.clip_norm) == (3, 0.7)
+    fewer = task(privacy=privacy, round={"rounds": 5})  # the way in all rounds stays
+    assert (fewer.round.rounds, fewer.privacy.clip_norm) == (5, 15.0)
     # Where each device adds all the noise, a hundred are worth ten.
     alone = task(privacy={"epsilon": 2.0, "delta": 1e-5})
     assert (alone.round.rounds, alone.privacy.clip_norm) == (20, 0.376)
