@@ -42,8 +42,9 @@ from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 from hushfleet.simulator.engines.fast.alone_on_features import PENALTIES
 
 DELTA = 1e-5
-EPSILONS = (1.0, 2.0, 4.0, 8.0)
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 SEEDS = (0, 1, 2)
+ALPHAS = (0.5, 0.1)
 STEPS, RATE = 5, 16.0  # of a device's gradient descent in a round
 JUDGED = 12  # devices of a fleet that are compared with training alone
 DIGITS = {5: (30, 100, 200), 12: (10, 30, 50), 36: (10, 20), 60: (8,)}  # devices, by images; 1,200 are there
@@ -83,15 +84,16 @@ def fleets(*, quick: bool) -> Iterator[Fleet]:
         return
     alike = [("digits", 10, n, m) for n, m in ((100, 12), (32, 36), (24, 20), (16, 60))]
     alike += [("digits", 10, n, m) for m, sizes in DIGITS.items() for n in sizes]
-    alike += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (100, 30, 1000, 10, 50, 300)]
+    alike += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (100, 30, 1000, 10, 50, 300, 8, 14, 2000)]
+    alike += [("fashion-mnist", 10, n, 300) for n in (10, 30, 80)]
     alike += [("fashion-mnist", c, n, m) for c in (2, 5) for m in (5, 20, 60) for n in (10, 30, 100)]
     alike += [("emnist", 26, n, m) for m in (20, 60) for n in (30, 100, 300, 1000)]
     differ = [("digits", 10, 100, 12)]
-    differ += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (30, 100, 300)]
+    differ += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (30, 100, 300, 14, 50)]
     alike = [size for size in alike if size[2] * size[3] <= MOST_DEALT]
     for seed in SEEDS:  # a seed at a time, so that a table that was not finished has all sizes
         yield from (Fleet(*size, seed=seed) for size in alike)
-        yield from (Fleet(*size, seed=seed, alpha=0.5) for size in differ)
+        yield from (Fleet(*size, seed=seed, alpha=alpha) for alpha in ALPHAS for size in differ)
         yield Fleet("fashion-mnist", 10, 100, 20, seed=seed, honest=0.9)
 
 

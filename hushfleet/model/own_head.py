@@ -176,7 +176,7 @@ def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal
     loss = -log_softmax(unseen)[:, labels, np.arange(images)].sum(1, dtype=np.float64)
     score = EVIDENCE * loss
     if signal is not None:
-        score += STEP * np.abs(np.arange(len(unseen)) - default(signal))
+        score += STEP * np.abs(np.arange(len(unseen)) - default(signal, classes))
     weights = np.exp(score.min() - score)
     weights /= weights.sum()
     pulls = fit(basis.z, basis.moments, labels, offsets, penalties)
@@ -188,6 +188,9 @@ def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal
     return Mixture(choice, float(weights[:-1].sum()), pull.astype(np.float32))
 
 
-def default(signal: float) -> int:
-    """Where on the path a device should be without images: 0 is the shared head, the last one is trained alone."""
-    return len(_SIGNALS) - bisect_right(_SIGNALS, signal)
+def default(signal: float, classes: int) -> int:
+    """Where on the path a device should be without images: 0 is the shared head, the last one is trained alone.
+
+    Measured with ten classes. Of more, each has so much less of an update, and as much noise.
+    """
+    return len(_SIGNALS) - bisect_right(_SIGNALS, signal * min(1.0, 10 / classes))

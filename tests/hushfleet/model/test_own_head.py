@@ -166,8 +166,9 @@ def test_who_has_one_class_only_expects_that_class() -> None:
 
 
 def test_the_noise_says_where_to_begin() -> None:
-    places = [default(r) for r in (0.1, 9, 13, 17.5, 22, 35, 100, math.inf)]
+    places = [default(r, 10) for r in (0.1, 9, 13, 17.5, 22, 35, 100, math.inf)]
     assert places == [6, 5, 4, 3, 2, 1, 0, 0]
+    assert [default(20.0, classes) for classes in (2, 10, 20, 40)] == [3, 3, 5, 6]
     x, y = images(1)
     weights = [mixed(x, y, 0 * GOOD, r).choice.alone for r in (5.0, 15.0, 50.0)]
     assert all(more > less for more, less in pairwise(weights))
