@@ -119,7 +119,7 @@ def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
     if head is None or not head.choice.images:
         return OwnAccuracy(spec.task, kind)
     choice = head.choice
-    return OwnAccuracy(spec.task, choice.name, choice.right, choice.images, "own images, cross-validated")
+    return OwnAccuracy(spec.task, choice.plain, choice.right, choice.images, "own images, cross-validated")
 
 
 def _graphs(store: DeviceStore, spec: TaskSpec) -> tuple[InferenceGraph, FeatureGraph | None]:

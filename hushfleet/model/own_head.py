@@ -60,7 +60,7 @@ class HeadChoice(Checked):
     right_alone: Count = 0
 
     @property
-    def name(self) -> str:
+    def plain(self) -> str:
         """`62 % the fleet's model, 30 % the fleet's model fitted to own images, 8 % trained alone`."""
         if not self.images:
             return "the fleet's model"
@@ -73,11 +73,11 @@ class HeadChoice(Checked):
 
     @property
     def words(self) -> str:
-        """The name, and how many of the own images each part gets right."""
+        """That, and how many of the own images each part gets right."""
         if not self.images:
-            return f"{self.name} (there are no own images)"
+            return f"{self.plain} (there are no own images)"
         return (
-            f"{self.name} (own images right, cross-validated: {self.right} of {self.images}; the fleet's model "
+            f"{self.plain} (own images right, cross-validated: {self.right} of {self.images}; the fleet's model "
             f"{self.right_shared}, trained alone {self.right_alone})"
         )
 
