@@ -29,8 +29,9 @@ from hushfleet.model.softmax import fit, log_softmax, rotated
 
 FOLDS = 5
 PENALTIES = (0.1, 0.03, 0.01, 0.003, 0.001)
-"""On the distance from the shared head, along the path."""
+"""On the distance from the shared head, along the path; with more than `IMAGES`, so much less for each."""
 PENALTY_ALONE = 0.001
+IMAGES = 20
 EVIDENCE = 0.5
 STEP = 0.7
 _SIGNALS = (9.0, 13.0, 17.5, 22.0, 35.0, 100.0)
@@ -164,7 +165,7 @@ def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal
         return Mixture(HeadChoice(), 1.0, np.zeros((classes, features.shape[1]), np.float32))
     basis = rotated(features)
     offsets = np.stack([*[logits] * len(PENALTIES), np.zeros_like(logits)])
-    penalties = np.array((*PENALTIES, PENALTY_ALONE))
+    penalties = np.array((*PENALTIES, PENALTY_ALONE)) * min(1.0, IMAGES / images)
     folds = np.empty(images, int)
     folds[np.argsort(labels, kind="stable")] = np.arange(images) % FOLDS  # each has its part of every class
     unseen = np.empty((1 + len(offsets), classes, images), np.float32)

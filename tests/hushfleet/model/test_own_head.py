@@ -137,6 +137,16 @@ def test_it_works_from_one_image_on_and_is_repeatable(count: int, r: float | Non
     assert one.choice.shared + one.choice.pulled + one.choice.alone == pytest.approx(1)
 
 
+def test_who_has_many_images_is_hardly_held_back() -> None:
+    """A fixed penalty on the mean loss would hold three hundred images as far from their own head as twenty."""
+    x, y = images(300, noise=1.0)
+    test = images(2000, noise=1.0, seed=5)
+    found = mixed(x, y, NOISE, 15.0)
+    basis = softmax.rotated(x)
+    best = softmax.fit(basis.z, basis.moments, y, np.zeros((1, CLASSES, 300), np.float32), np.array([1e-4]))[0]
+    assert accuracy(found, NOISE, *test) > accuracy(Mixture(HeadChoice(), 0.0, best @ basis.axes), NOISE, *test) - 0.01
+
+
 def test_noise_in_place_of_a_head_costs_little() -> None:
     x, y = images(60)
     found = mixed(x, y, NOISE, math.inf)  # also where the package says that there is no noise
