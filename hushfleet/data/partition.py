@@ -125,7 +125,8 @@ def given_parts(owners: Indices | None, *, devices: int, min_samples: int) -> li
 def held_mixes(labels: npt.NDArray[np.integer[Any]], parts: Sequence[Indices], classes: int) -> npt.NDArray[np.float64]:
     """The shares of the classes among what each device holds, float64 `[devices, classes]`."""
     counts = label_counts(labels, parts, classes)
-    return counts / counts.sum(1, keepdims=True)
+    shares: npt.NDArray[np.float64] = counts / counts.sum(1, keepdims=True)
+    return shares
 
 
 def split_local(
@@ -276,7 +277,8 @@ def _expected_mixes(
         needs = needs - granted.sum(1, keepdims=True)
         if needs.max() < 1e-9:
             break
-    return held / held.sum(1, keepdims=True)
+    shares: npt.NDArray[np.float64] = held / held.sum(1, keepdims=True)
+    return shares
 
 
 def _pathological(

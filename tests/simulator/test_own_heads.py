@@ -1,4 +1,4 @@
-"""After the last round of a linear model: chosen heads in store, metrics, result and ONNX files; and who is alone."""
+"""After the last round of a linear model: own heads in store, metrics, result and ONNX files; and who is alone."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def judge(result: Result) -> Headline:
     """The headline of a result: final accuracies, gains over training alone, worst-case epsilons."""
     privacy, common, local = result.privacy, common_test(result), own_data(result)
     if result.details.own_heads:
-        others = ("shared head, common test", "chosen heads, own data", "chosen heads, common test")
+        others = ("shared head, common test", "own heads, own data", "own heads, common test")
         third = own_models(result)
     else:
         others = ("own models, common test", "own models, own data", "global model, common test")

@@ -129,7 +129,7 @@ def test_a_fleet_with_own_heads_serves_the_common_test_with_the_shared_one() -> 
     assert common_test(result).federated == 0.6
     assert common_test(result).gains == pytest.approx((-0.1, -0.1))
     assert [name for name, _ in judge(result).rows] == [
-        "shared head, common test", "chosen heads, own data", "chosen heads, common test",
+        "shared head, common test", "own heads, own data", "own heads, common test",
     ]  # fmt: skip
     told = own_head_answer(result)
     assert "on average 50.0\xa0% the shared head, 25.0\xa0% heads pulled to it, 25.0\xa0% heads trained alone." in told
