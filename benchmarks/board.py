@@ -104,7 +104,7 @@ def client(folder: Path, runtime: str) -> None:
         from hushfleet.model.own_head import own_head_of
 
         marks = [clock()]
-        own_head_of(initial, spec.model.layout, trainer.samples)
+        own_head_of(initial, spec.model.layout, trainer.samples, spec.signal)
         marks.append(clock())
         return between(marks)
 

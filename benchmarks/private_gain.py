@@ -31,16 +31,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.common import Figures, make_parser, table, write
-from hushfleet.methods.hush_rule import rule
-from hushfleet.model.own_head import PENALTIES_ALONE, choose_own_head
+from hushfleet.methods.hush_rule import rule, signal
+from hushfleet.model.own_head import mixture
 from hushfleet.model.softmax import fit, rotated
+from hushfleet.models.features.whitening import unit_with_bias
 from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
+from hushfleet.simulator.engines.fast.alone_on_features import PENALTIES
 
 DELTA = 1e-5
-EPSILONS = (1.0, 2.0, 4.0, 8.0)
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 SEEDS = (0, 1, 2)
+ALPHAS = (0.5, 0.1)
 STEPS, RATE = 5, 16.0  # of a device's gradient descent in a round
 JUDGED = 12  # devices of a fleet that are compared with training alone
 DIGITS = {5: (30, 100, 200), 12: (10, 30, 50), 36: (10, 20), 60: (8,)}  # devices, by images; 1,200 are there
@@ -80,15 +84,16 @@ def fleets(*, quick: bool) -> Iterator[Fleet]:
         return
     alike = [("digits", 10, n, m) for n, m in ((100, 12), (32, 36), (24, 20), (16, 60))]
     alike += [("digits", 10, n, m) for m, sizes in DIGITS.items() for n in sizes]
-    alike += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (100, 30, 1000, 10, 50, 300)]
+    alike += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (100, 30, 1000, 10, 50, 300, 8, 14, 2000)]
+    alike += [("fashion-mnist", 10, n, 300) for n in (10, 30, 80)]
     alike += [("fashion-mnist", c, n, m) for c in (2, 5) for m in (5, 20, 60) for n in (10, 30, 100)]
     alike += [("emnist", 26, n, m) for m in (20, 60) for n in (30, 100, 300, 1000)]
     differ = [("digits", 10, 100, 12)]
-    differ += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (30, 100, 300)]
+    differ += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (30, 100, 300, 14, 50)]
     alike = [size for size in alike if size[2] * size[3] <= MOST_DEALT]
     for seed in SEEDS:  # a seed at a time, so that a table that was not finished has all sizes
         yield from (Fleet(*size, seed=seed) for size in alike)
-        yield from (Fleet(*size, seed=seed, alpha=0.5) for size in differ)
+        yield from (Fleet(*size, seed=seed, alpha=alpha) for alpha in ALPHAS for size in differ)
         yield Fleet("fashion-mnist", 10, 100, 20, seed=seed, honest=0.9)
 
 
@@ -139,6 +144,16 @@ class Dealt:
 
     def first(self, devices: int) -> Dealt:
         return Dealt(self.x[:devices], self.y[:devices], self.mixes[:devices])
+
+    def leading(self, directions: int) -> Dealt:
+        return replace(self, x=leading(self.x, directions))
+
+
+def leading(features: np.ndarray, directions: int) -> np.ndarray:
+    """What a shared head is given of all features: the first ones, as the task's graph gives them; or all."""
+    if directions >= features.shape[-1] - 1:
+        return features
+    return unit_with_bias(torch.from_numpy(features[..., :directions])).numpy()
 
 
 def deal(images: Images, fleet: Fleet) -> Dealt:
@@ -199,8 +214,8 @@ def alone(dealt: Dealt, images: Images) -> np.ndarray:
     guesses = []
     for x, y in zip(dealt.x, dealt.y, strict=True):
         basis = rotated(x)
-        offsets = np.zeros((len(PENALTIES_ALONE), images.classes, len(y)), np.float32)
-        heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES_ALONE)) @ basis.axes
+        offsets = np.zeros((len(PENALTIES), images.classes, len(y)), np.float32)
+        heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES)) @ basis.axes
         nearest = y[(images.test_x @ x.T).argmax(1)]  # all features have one norm
         held = np.unique(y)
         means = np.stack([x[y == c].mean(0) for c in held])
@@ -223,18 +238,21 @@ def measure(fleet: Fleet, images: Images) -> Figures:
         found: dict[str, Any] = {}
         for name, extra in (("shared", fleet.honest**-0.5), ("local", fleet.devices**0.5)):
             counted = fleet.devices / extra
-            rounds, clip_norm = rule(devices=counted, epsilon=epsilon, delta=DELTA)
+            rounds, clip_norm, directions = rule(devices=counted, epsilon=epsilon, delta=DELTA)
+            given, tested = dealt.leading(directions), leading(images.test_x, directions)
             multiplier = noise_multiplier_for(epsilon=epsilon, delta=DELTA, steps=rounds)
             rng = np.random.default_rng([fleet.seed, 2])
             std = multiplier * clip_norm * extra
-            head = shared_head(dealt, rounds=rounds, clip_norm=clip_norm, noise_std=std, rng=rng)
-            by_class = images.by_class((images.test_x @ head).argmax(1))
+            head = shared_head(given, rounds=rounds, clip_norm=clip_norm, noise_std=std, rng=rng)
+            by_class = images.by_class((tested @ head).argmax(1))
             found[name] = {"common": float(by_class.mean()), "own": float((shares @ by_class).mean())}
             if name == "shared":
-                no_bias = np.zeros(images.classes, np.float32)
-                found |= {"rounds": rounds, "clip_norm": clip_norm, "multiplier": multiplier}
-                heads = [choose_own_head(x, y, head.T, no_bias) for x, y in zip(judged.x, judged.y, strict=True)]
-                guesses = [(images.test_x @ each.weight.T + each.prior).argmax(1) for each in heads]
+                found |= {"rounds": rounds, "clip_norm": clip_norm, "directions": directions, "multiplier": multiplier}
+                r = signal(devices=counted, epsilon=epsilon, delta=DELTA)
+                own = zip(judged.x, given.x, judged.y, strict=False)
+                heads = [mixture(x, y, (shown @ head).T, r) for x, shown, y in own]
+                logits = tested @ head
+                guesses = [(each.scale * logits + images.test_x @ each.pull.T).argmax(1) for each in heads]
                 classes = images.by_class(np.array(guesses))
                 own = (classes * shares).sum(-1)
                 gain = own - best
@@ -292,7 +310,7 @@ def summary(lines: list[Figures]) -> Figures:
     points = []
     for epsilon, first in lines[0]["epsilon"].items():
         found = [line["epsilon"][epsilon] for line in lines]
-        point = {"epsilon": float(epsilon), "rounds": first["rounds"], "clip_norm": first["clip_norm"]}
+        point = {"epsilon": float(epsilon)} | {key: first[key] for key in ("rounds", "clip_norm", "directions")}
         for head in ("shared", "chosen", "local"):
             point[head] = {test: mean([each[head][test] for each in found]) for test in ("common", "own")}
         point["std"] = std([each["shared"]["common"] for each in found])

@@ -60,6 +60,6 @@ class OwnHeads:
         kept = self._store.own_head(plan.task)
         if kept is not None and kept.global_digest == plan.global_digest:
             return
-        head = own_head_of(params, task.spec.model.layout, task.data.samples())
+        head = own_head_of(params, task.spec.model.layout, task.data.samples(), task.spec.signal)
         self._store.keep_own_head(KeptHead.of(head, task=plan.task, global_digest=plan.global_digest))
         _log.info("round %d: this board now predicts with %s", plan.round, head.choice.plain)

@@ -14,7 +14,7 @@ import numpy as np
 
 from hushfleet.config.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
 from hushfleet.data.images import read_image
-from hushfleet.data.samples import Samples
+from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.edge_client.board.config import DataSection
 from hushfleet.edge_client.board.local_data import LocalData, inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -23,7 +23,8 @@ from hushfleet.graphs.features import FeatureGraph, check_features
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.graphs.shapes import check_cost
-from hushfleet.model.evaluation import evaluate_each
+from hushfleet.model.evaluation import LogitsOf, evaluate_each
+from hushfleet.model.own_head import inputs_of_own, own_logits
 
 
 class Prediction(NamedTuple):
@@ -46,11 +47,17 @@ class OwnModel(NamedTuple):
 
     :param kind: `personalised` or `global`, or the own head that was chosen, in words.
     :param params: float32 `[d]`.
+    :param is_head: whether it is an own head, which takes all features and no graph of the task.
     """
 
     spec: TaskSpec
     kind: str
     params: np.ndarray
+    is_head: bool
+
+    def answers(self, graph: LogitsOf, samples: LabelledSamples) -> tuple[LogitsOf, LabelledSamples]:
+        """What computes its logits, and of what."""
+        return (own_logits, inputs_of_own(samples)) if self.is_head else (graph, samples)
 
 
 def own_model(store: DeviceStore) -> OwnModel:
@@ -62,16 +69,17 @@ def own_model(store: DeviceStore) -> OwnModel:
     params, kind = _params(store, spec)
     if params is None:
         raise _no_model_of(spec)
-    return OwnModel(spec, kind, params)
+    return OwnModel(spec, kind, params, kind not in ("personalised", "global"))
 
 
 def predict(store: DeviceStore, image: Path) -> Prediction:
     """Raises `BadInput` where there is no model yet, or the image cannot be read."""
-    spec, kind, params = own_model(store)
+    own = own_model(store)
+    spec, kind, params, _ = own
     graph, features = _graphs(store, spec)
     model = spec.model
-    x = inputs_of(_read(image, model), features).x
-    [predicted] = model.targets.predicted(graph(params, x))
+    logits_of, samples = own.answers(graph, inputs_of(_read(image, model), features))
+    [predicted] = model.targets.predicted(logits_of(params, samples.x))
     are_numbers = model.targets.loss == "squared"
     order = range(len(predicted)) if are_numbers else np.argsort(-predicted, kind="stable")
     return Prediction(spec.task, kind, tuple((model.class_names[i], float(predicted[i])) for i in order), are_numbers)
@@ -101,23 +109,24 @@ def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
     Raises `BadInput` where the held-out images cannot be read.
     """
     try:
-        spec, kind, params = own_model(store)
+        own = own_model(store)
     except BadInput:
         return None
+    spec, kind, params, _ = own
     if data.held_out is not None:
         graph, features = _graphs(store, spec)
         samples = LocalData(replace(data, path=data.held_out), spec.model, features=features).samples()
-        right = int(evaluate_each(graph, params, samples).correct.sum())
+        logits_of, inputs = own.answers(graph, samples)
+        right = int(evaluate_each(logits_of, params, inputs).correct.sum())
         shared = params if kind == "global" else _global_params(store, spec.model.layout.size)
         fleet_right = None if shared is None else int(evaluate_each(graph, shared, samples).correct.sum())
         return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images", fleet_right)
     head = store.own_head(spec.task)
-    if head is None or head.choice.errors is None:
+    if head is None or not head.choice.images:
         return OwnAccuracy(spec.task, kind)
-    images = head.choice.images
-    counted = (head.choice.errors, head.choice.errors_shared, head.choice.errors_alone)
-    of_chosen, of_fleet, alone = (None if errors is None else images - errors for errors in counted)
-    return OwnAccuracy(spec.task, kind, of_chosen, images, "own images, cross-validated", of_fleet, alone)
+    choice = head.choice
+    fleet, alone = choice.right_shared, choice.right_alone
+    return OwnAccuracy(spec.task, kind, choice.right, choice.images, "own images, cross-validated", fleet, alone)
 
 
 def _graphs(store: DeviceStore, spec: TaskSpec) -> tuple[InferenceGraph, FeatureGraph | None]:
@@ -133,7 +142,8 @@ def _graphs(store: DeviceStore, spec: TaskSpec) -> tuple[InferenceGraph, Feature
     if made is None:
         raise BadInput(f"this device lacks features of the task {spec.task}: it has to take part in one round first")
     check_features(made, model.features)
-    return InferenceGraph(graph, model.layout), FeatureGraph(lambda: made, model.features)
+    given = model.input_shape[0]
+    return InferenceGraph(graph, model.layout), FeatureGraph(lambda: made, model.features, given=given)
 
 
 def _no_model_of(spec: TaskSpec) -> BadInput:

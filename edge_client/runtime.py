@@ -83,7 +83,12 @@ class TaskRuntime:
             shared = None if simulation is None or simulation.common_test is None else Path(simulation.common_test)
             cache = None if shared is None else features_folder(shared.parent)
             self.features = FeatureGraph(
-                self._feature_graph, spec.model.features, threads=threads, cache=cache, loaded=return_small_blocks
+                self._feature_graph,
+                spec.model.features,
+                given=spec.model.input_shape[0],
+                threads=threads,
+                cache=cache,
+                loaded=return_small_blocks,
             )
         self.digest = digest
         self.spec = spec

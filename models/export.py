@@ -113,17 +113,23 @@ def bake(inference_graph: bytes, layout: ParamLayout, params: np.ndarray, *, fea
 
 
 def _behind(features: onnx.ModelProto, network: onnx.ModelProto) -> onnx.ModelProto:
-    """One graph of both; features are to the network images of one pixel."""
+    """One graph of both; the first features, as many as it takes, are to the network images of one pixel."""
     import onnx
     from onnx import numpy_helper
 
     if features.opset_import[0].version != network.opset_import[0].version:
         features = onnx.version_converter.convert_version(features, network.opset_import[0].version)
     shape = [-1, *(size.dim_value for size in network.graph.input[0].type.tensor_type.shape.dim[1:])]
+    bounds = [("features.first", 0), ("features.end", shape[1]), ("features.axis", 1)]
     features = onnx.compose.add_prefix(features, "features.", rename_inputs=False)
     [name] = (value.name for value in features.graph.output)
     features.graph.initializer.append(numpy_helper.from_array(np.array(shape), "features.shape"))
-    features.graph.node.append(onnx.helper.make_node("Reshape", [name, "features.shape"], ["features.pixels"]))
+    features.graph.initializer.extend(numpy_helper.from_array(np.array([value]), key) for key, value in bounds)
+    nodes = [
+        onnx.helper.make_node("Slice", [name, *(key for key, _ in bounds)], ["features.given"]),
+        onnx.helper.make_node("Reshape", ["features.given", "features.shape"], ["features.pixels"]),
+    ]
+    features.graph.node.extend(nodes)
     network = onnx.compose.add_prefix(network, "network.")
     for node in network.graph.node:
         node.input[:] = ["features.pixels" if name == "network.x" else name for name in node.input]

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from hushfleet.aggregator.results.result import Example, Result
+from hushfleet.model.own_head import inputs_of_own, own_logits
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
@@ -58,6 +59,8 @@ def _ask(job: AfterRound) -> np.ndarray | None:
     if job.device:
         with store_of(run.folder.device(job.device), job.device) as store:
             params = store.own_params(run.spec.task)
+        if params is not None and run.spec.model.chooses_head:
+            return answers(own_logits, params, inputs_of_own(run.common_test))
     else:
         params = job.global_params()
     return None if params is None else answers(run.inference, params, run.common_test)

@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.data.partition import given_parts, label_counts, partition, split_local
+from hushfleet.data.partition import Division, given_parts, held_mixes, label_counts, partition, split_local
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
 
@@ -52,7 +52,8 @@ class SimulatedDevice:
     :param index: its number, which its seeds are made of.
     :param board: a profile of `firmware_profiles`.
     :param train: what it trains on.
-    :param local_test: test images with its own distribution of labels.
+    :param local_test: test images with the labels that its own are drawn by; of a `given` partition, with those that
+        it has.
     :param epsilon_limit: its privacy budget against the server, at the task's delta.
     :param preference: how many times the standard noise its owner wants.
     """
@@ -101,9 +102,10 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
     # What is kept in the same shares when samples are dealt out or held out: classes, where there are any.
     strata = train.labels if train.targets.are_classes else np.zeros(len(train), np.int64)
     if section.partition == "given":
-        parts = given_parts(owners, devices=section.devices, min_samples=section.min_samples)
+        given = given_parts(owners, devices=section.devices, min_samples=section.min_samples)
+        parts, mixes = Division(given, held_mixes(strata, given, int(strata.max()) + 1))
     else:
-        parts = partition(
+        parts, mixes = partition(
             strata,
             kind=section.partition,
             devices=section.devices,
@@ -119,9 +121,8 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
             local_test = Subset(train, partial(np.asarray, held_out))
         else:
             own = indices
-            held = np.bincount(train.labels[indices], minlength=dataset.classes)
-            _check_testable(held, dataset)
-            local_test = Subset(dataset.test, partial(_like_own, held, dataset.test, seed=seed, index=index))
+            _check_testable(mixes[index], dataset)
+            local_test = Subset(dataset.test, partial(_like_own, mixes[index], dataset.test, seed=seed, index=index))
         devices.append(
             SimulatedDevice(
                 index=index,
@@ -149,24 +150,23 @@ def _preference(task: Task, index: int) -> float:
     return float(np.clip(rng.normal(1.0, spread), *_PREFERENCES))
 
 
-def _check_testable(held: np.ndarray, dataset: DataSet) -> None:
-    available = np.bincount(dataset.test.labels, minlength=dataset.classes)
-    if not available[held > 0].all():
-        lacking = [dataset.class_names[label] for label in np.flatnonzero((held > 0) & (available == 0))]
+def _check_testable(mix: np.ndarray, dataset: DataSet) -> None:
+    available = np.bincount(dataset.test.labels, minlength=len(mix))[: len(mix)]
+    if not available[mix > 0].all():
+        lacking = [dataset.class_names[label] for label in np.flatnonzero((mix > 0) & (available == 0))]
         raise BadInput(
             f"the common test set has no image of {', '.join(lacking)}, so data.test_fraction = 0 cannot draw a test "
             "part like the devices' own data; set data.test_fraction = 0.2, or add test images"
         )
 
 
-def _like_own(held: np.ndarray, test: Samples, *, seed: int, index: int) -> np.ndarray:
-    """As many common test images as the scarcest class allows, in the shares of the device's own labels.
+def _like_own(shares: np.ndarray, test: Samples, *, seed: int, index: int) -> np.ndarray:
+    """As many common test images as the scarcest class allows, in the shares that the device's samples are drawn by.
 
-    :param held: how many samples of each class the device has, int `[classes]`.
+    :param shares: float64 `[classes]`, as `Division.mixes` has them: the labels of a few images are no yardstick.
     """
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_LOCAL_TEST_STREAM, index)))
-    available = np.bincount(test.labels, minlength=len(held))
-    shares = held / held.sum()
+    available = np.bincount(test.labels, minlength=len(shares))[: len(shares)]
     total = min(available[shares > 0] / shares[shares > 0])
     chosen = [
         rng.choice(np.flatnonzero(test.labels == label), round(total * share), replace=False)

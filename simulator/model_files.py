@@ -6,6 +6,7 @@ In the field a device's own model never leaves it; a simulation has all of them 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,11 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.model.own_head import inputs_of_own, own_logits
+from hushfleet.model.params import ParamLayout
+from hushfleet.models import get_model
 from hushfleet.models.export import bake
+from hushfleet.models.model import Model
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.lean import NotKept, store_of
 from hushfleet.simulator.run_folder import MOST_SHOWN, RunFolder, Simulation
@@ -84,20 +89,40 @@ def trained_tensors(folder: RunFolder, which: str) -> dict[str, np.ndarray]:
             f"the model of {which!r} is not kept in {folder.path}: a lean run keeps those of the first {MOST_SHOWN} "
             "devices alone; run it without --lean"
         )
-    return dict(spec.model.layout.unflatten(np.asarray(own)))
+    layout, made = spec.model.layout, spec.model.features
+    if made is not None and len(own) != layout.size:  # an own head, which takes all features
+        layout = _linear(len(spec.model.class_names), made.count).layout
+    return dict(layout.unflatten(np.asarray(own)))
 
 
 def _write(simulation: Simulation, name: str, params: np.ndarray) -> Path:
-    prepared, spec = simulation.prepared, simulation.prepared.spec
+    prepared, model = simulation.prepared, simulation.prepared.spec.model
     path = simulation.folder.models / f"{name}.onnx"
-    graph, made = spec.model.inference.digest, spec.model.features
+    made, layout, graph, logits_of = model.features, model.layout, prepared.blobs[model.inference.digest], None
     features = None if made is None else prepared.blobs[made.graph.digest]
-    path.write_bytes(bake(prepared.blobs[graph], spec.model.layout, params, features=features))
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     probe = simulation.fleet.common_test.take(slice(0, 32))
-    expected = prepared.inference(params, inputs_of(probe, prepared.features).x)
+    inputs = inputs_of(probe, prepared.features)
+    if made is not None and len(params) != layout.size:  # an own head, which takes all features
+        graph, layout = _own_head(len(model.class_names), made.count)
+        inputs, logits_of = inputs_of_own(inputs), own_logits
+    path.write_bytes(bake(graph, layout, params, features=features))
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    expected = (logits_of or prepared.inference)(params, inputs.x)
     found = session.run(["logits"], {"x": probe.x})[0]
     error = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-12))
     if not error <= TOLERANCE:
         raise HushfleetError(f"{path} computes something else than the trained model: {error:.1e} relative")
     return path
+
+
+@cache
+def _own_head(classes: int, count: int) -> tuple[bytes, ParamLayout]:
+    """The graph `(param.*, x) -> logits` of a linear model of so many features, and its layout."""
+    from hushfleet.models.tracing import export_inference  # takes seconds to import
+
+    model = _linear(classes, count)
+    return export_inference(model), model.layout
+
+
+def _linear(classes: int, count: int) -> Model:
+    return get_model("linear", classes=classes, input_shape=(count, 1, 1))

@@ -53,6 +53,9 @@ class ModelSection(Checked):
     or an ONNX file of your own that takes the task's images, with pixels in [0, 1], and gives `[batch, features]`; a
     relative path starts at the task file's folder (in an override: at the working directory).
 
+    `directions` says how many leading directions of `scattering` or `filters` the shared head is given and sends; what
+    a device keeps for itself is made of all. Left out, method `hush` has as many as its rule says, others have all.
+
     With `share = "head"` only the last layer of a compact network is trained and sent. The others are fixed, as the
     task's seed draws them or as the safetensors file `weights` has them (a run keeps its global model as one), and
     come with the task as features do.
@@ -64,6 +67,7 @@ class ModelSection(Checked):
 
     name: str
     features: str | None = None
+    directions: _AtLeast1 | None = None
     share: Literal["all", "head"] = "all"
     weights: str | None = None
     loss: Loss = "cross-entropy"
@@ -73,6 +77,8 @@ class ModelSection(Checked):
         super().__post_init__()
         if self.features is not None and self.name != "linear":
             raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
+        if self.directions is not None and not self.has_order:
+            raise ValueError("directions are of features = 'scattering' or 'filters'; no other inputs have an order")
         if self.share == "head" and self.name == "linear":
             raise ValueError("share = 'head' belongs to a network of several layers; 'linear' is one")
         if self.weights is not None and self.share != "head":
@@ -90,6 +96,11 @@ class ModelSection(Checked):
     def has_features(self) -> bool:
         """Whether what is trained is given features, and not images."""
         return self.features is not None or self.share == "head"
+
+    @property
+    def has_order(self) -> bool:
+        """Whether features begin with those that say most of an image."""
+        return self.features is not None and not is_path("features", self.features)
 
 
 @dataclass(frozen=True)

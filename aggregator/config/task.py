@@ -410,16 +410,19 @@ def parse_task(
 
 
 def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
-    """With rounds and clip norm by the method's own rule, where it has one and the file leaves them out."""
+    """With rounds, clip norm and directions by the method's own rule, where it has one and the file leaves them out."""
     privacy, rule = task.privacy, find_method(task.method.name).steps
     if rule is None or privacy.epsilon is None or privacy.unit == "record":
         return task
     devices = math.sqrt(task.cohort_size * task.noise_split)  # that as much noise would be divided among as is added
-    steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta)
-    if "rounds" not in plain.get("round", {}):
+    given = {"rounds": task.round.rounds} if "rounds" in plain.get("round", {}) else {}
+    steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta, **given)
+    if not given:
         task = replace(task, round=replace(task.round, rounds=steps.rounds))
     if "clip_norm" not in plain.get("privacy", {}):
         task = replace(task, privacy=replace(privacy, clip_norm=steps.clip_norm))
+    if task.model.directions is None and task.model.has_order:
+        task = replace(task, model=replace(task.model, directions=steps.directions))
     return task
 
 

@@ -17,11 +17,13 @@ from hushfleet.secure.committee import least_honest
 
 WORTH = 0.01
 """A gain below a point is not worth an epsilon."""
+BETWEEN_DATA = 0.1
+"""How far the gains of two data sets may lie apart, with the same r, images and classes."""
 USUAL_IMAGES = 20  # a device, where nobody knows
 _MOST_DEVICES = 100_000
 _EPSILONS = np.geomspace(0.1, 32, 120)
 
-Answer = Literal["yes", "no", "too close to call"]
+Answer = Literal["yes", "no", "perhaps"]
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,9 @@ class Advice:
 
     @property
     def answer(self) -> Answer:
-        """Whether the gain is above a point and above twice its spread over seeds."""
-        found = self.estimate.accuracies
-        if found.gain < WORTH:
-            return "no"
-        return "yes" if found.gain > 2 * found.spread else "too close to call"
+        """Whether it pays with any data; with some, if these are like what was measured; or with neither."""
+        gain = self.estimate.accuracies.gain
+        return "no" if gain < WORTH else "perhaps" if gain < BETWEEN_DATA else "yes"
 
     @property
     def in_words(self) -> str:
@@ -106,7 +106,10 @@ class Advice:
             return f"It pays: {fleet}: about {gain}"
         if self.answer == "no":
             return f"It does not pay: {fleet}: about {gain}; keep the images on the boards and train there"
-        return f"Too close to call: {fleet}: about {gain}, give or take {100 * 2 * found.spread:.1f}"
+        return (
+            f"Perhaps: {fleet}: about {gain}, give or take {100 * BETWEEN_DATA:.0f} from one data set to another; try "
+            "hushfleet simulate with images like yours"
+        )
 
     @property
     def warning(self) -> str | None:

@@ -21,6 +21,8 @@ import numpy as np
 
 from hushfleet.methods.hush_rule import signal
 
+_Key = tuple[str, float | None, int, int]
+"""Features, alpha, classes, images a device."""
 ALIKE_FROM = 2.0
 """A Dirichlet of this alpha or more is closer to alike devices than to the alpha that was measured."""
 
@@ -83,12 +85,11 @@ class GainTable:
         self.seeds, self.date, self.made_by = plain["seeds"], plain["date"], plain["made_by"]
         self.least_seeds = min((fleet["seeds"] for fleet in plain["fleets"]), default=0)  # not all have all of them
         self.features: Mapping[str, Mapping[str, float]] = plain["features"]
-        self._alphas = sorted({fleet["alpha"] for fleet in plain["fleets"] if fleet["alpha"] is not None})
-        cells: dict[tuple[str, bool, int, int], list[tuple[float, list[float]]]] = defaultdict(list)
+        cells: dict[_Key, list[tuple[float, list[float]]]] = defaultdict(list)
         for fleet in plain["fleets"]:
             if fleet["honest"] < 1:
                 continue
-            key = fleet["features"], fleet["alpha"] is None, fleet["classes"], fleet["images"]
+            key = fleet["features"], fleet["alpha"], fleet["classes"], fleet["images"]
             for point in fleet["points"]:
                 r = signal(devices=fleet["devices"], epsilon=point["epsilon"], delta=plain["delta"])
                 alone = fleet["alone"]
@@ -106,22 +107,21 @@ class GainTable:
             outside.append(f"features {features!r} were not measured; these are scattering's figures")
             features = "scattering"
         known = [key for key in self._curves if key[0] == features]
-        differ = [key[2] for key in known if not key[1]]
-        alike = alpha is None or alpha >= ALIKE_FROM or not differ
-        if not alike and not _within(classes, differ):
+        shown = _nearest(alpha, [key[1] for key in known])
+        if shown is not None and not _within(classes, [key[2] for key in known if key[1] == shown]):
             outside.append(f"devices that differ were not measured with {classes} classes, so alike ones are shown")
-            alike = True
-        elif alpha is not None and (alike or alpha not in self._alphas):
-            shown = "devices that are alike" if alike else f"alpha {' and '.join(f'{each:g}' for each in self._alphas)}"
-            outside.append(f"alpha {alpha:g} was not measured; these are the figures of {shown}")
-        known = [key for key in known if key[1] == alike]
+            shown = None
+        elif alpha is not None and shown != alpha:
+            figures = "devices that are alike" if shown is None else f"alpha {shown:g}"
+            outside.append(f"alpha {alpha:g} was not measured; these are the figures of {figures}")
+        known = [key for key in known if key[1] == shown]
         total, near = np.zeros(5), []
         for of_classes, share in _between(classes, [key[2] for key in known]):
             seen = [key[3] for key in known if key[2] == of_classes]
             if not _within(images, seen):
                 outside.append(f"images a device {images} outside of {min(seen)} to {max(seen)}")
             for of_images, part in _between(images, seen):
-                curve = self._curves[features, alike, of_classes, of_images]
+                curve = self._curves[features, shown, of_classes, of_images]
                 total += share * part * curve.at(signal)
                 near.append(curve.name)
                 if not curve.signals[0] * 0.999 <= signal <= curve.signals[-1] * 1.001:
@@ -140,7 +140,7 @@ def gain_table() -> GainTable:
     return GainTable(json.loads(text))
 
 
-def _curve(key: tuple[str, bool, int, int], cells: list[tuple[float, list[float]]]) -> _Curve:
+def _curve(key: _Key, cells: list[tuple[float, list[float]]]) -> _Curve:
     """Signals that are close to each other are one cell, their mean: a curve has no steps by chance."""
     cells.sort(key=lambda cell: cell[0])
     groups: list[list[tuple[float, list[float]]]] = []
@@ -149,13 +149,21 @@ def _curve(key: tuple[str, bool, int, int], cells: list[tuple[float, list[float]
             groups[-1].append(cell)
         else:
             groups.append([cell])
-    features, alike, classes, images = key
-    name = f"{features}, {classes} classes, {images} images a device" + ("" if alike else ", devices that differ")
+    features, alpha, classes, images = key
+    name = f"{features}, {classes} classes, {images} images a device" + ("" if alpha is None else f", alpha {alpha:g}")
     return _Curve(
         name,
         np.array([math.exp(np.mean([math.log(r) for r, _ in group])) for group in groups]),
         np.array([np.mean([values for _, values in group], axis=0) for group in groups]),
     )
+
+
+def _nearest(alpha: float | None, measured: Sequence[float | None]) -> float | None:
+    """The measured alpha that is nearest in its logarithm; None for devices that are alike, about."""
+    differ = {each for each in measured if each is not None}
+    if alpha is None or alpha >= ALIKE_FROM or not differ:
+        return None
+    return min(differ, key=lambda each: abs(math.log(each / alpha)))
 
 
 def _between(value: float, known: Sequence[int]) -> list[tuple[int, float]]:

@@ -97,7 +97,7 @@ def prepare(
         raise BadInput(f"data.augment = {task.data.augment!r} changes images, and the data are {_shown(shape)}")
     mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
     extractor = _features(task, shape)
-    input_shape = shape if extractor is None else (extractor.count, 1, 1)
+    input_shape = shape if extractor is None else (extractor.shared, 1, 1)
     name = task.model.name if task.model.share == "all" else "linear"
     by_record = task.privacy.unit == "record"
     model = get_model(
@@ -138,7 +138,7 @@ def prepare(
     features, blobs = None, [package, graphs.gradient, graphs.inference]
     if extractor is not None and spec.model.features is not None:
         made = extractor.graph
-        features = FeatureGraph(lambda: made, spec.model.features, cache=features_cache)
+        features = FeatureGraph(lambda: made, spec.model.features, given=input_shape[0], cache=features_cache)
         blobs.append(made)
 
     @cache  # features take longer than the test
@@ -171,7 +171,7 @@ def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | Non
 
     if section.features is not None:
         with doing(f"making the graph of the features {section.features}"):
-            return get_features(section.features, shape)
+            return get_features(section.features, shape, directions=section.directions)
     network = get_model(section.name)
     _check_shape(task, network.input_shape, shape)
     given = section.weights

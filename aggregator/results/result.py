@@ -83,18 +83,21 @@ class LocalOnly(JsonRecord):
 
 
 class OwnHead(JsonRecord):
-    """The head that a device chose by its own images, of a linear model; known in simulations only.
+    """The head that a device mixed by its own images, of a linear model; known in simulations only.
 
-    :param errors: of the device's images, how many it got wrong in a cross-validation; likewise the shared head as it
-        is, and the best head trained alone. Null where there were too few images.
+    :param shared: the weight of the shared head in it; `pulled`: of heads pulled to that; `alone`: of one trained
+        alone. Null in files of earlier versions, where a device chose one of several heads.
+    :param right: of the device's images, how many it got right in a cross-validation; likewise the shared head as it
+        is, and the one trained alone.
     """
 
-    kind: Literal["shared", "scaled", "pulled", "mean", "alone"]
-    name: str
     images: Count
-    errors: Count | None = None
-    errors_shared: Count | None = None
-    errors_alone: Count | None = None
+    shared: Fraction = None
+    pulled: Fraction = None
+    alone: Fraction = None
+    right: Count | None = None
+    right_shared: Count | None = None
+    right_alone: Count | None = None
 
 
 class Lifetime(JsonRecord):

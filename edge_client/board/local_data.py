@@ -276,7 +276,8 @@ def inputs_of(samples: Samples, features: FeatureGraph | None, *, skipped: list[
 def blank_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:
     """Black images, or features of zero, with these labels."""
     if model.features is not None:
-        return FeatureSamples(np.zeros((len(labels), *model.input_shape), np.float32), labels, model.targets)
+        blank = np.zeros((len(labels), model.features.count, 1, 1), np.float32)
+        return FeatureSamples(blank, labels, model.targets, model.input_shape[0])
     images = np.zeros((len(labels), *model.input_shape), np.uint8)
     return Samples(images, labels, model.mean, model.std, model.targets)
 

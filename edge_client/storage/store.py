@@ -214,7 +214,7 @@ class DeviceStore:
 
     def own_head(self, task: str | None = None) -> KeptHead | None:
         """The head that was chosen last, if it is of this task or none is given. Raises `StoreError`."""
-        data = self._fact("own_head")
+        data = self._fact("mixture")
         if data is None:
             return None
         with self._whole("own head"):
@@ -222,7 +222,7 @@ class DeviceStore:
         return kept if task in (None, kept.task) else None
 
     def keep_own_head(self, head: KeptHead) -> None:
-        self._set_facts("keep the own head", own_head=pack(head))
+        self._set_facts("keep the own head", mixture=pack(head), own_head=None)  # as it was called up to 0.3.0
 
     def accelerator(self) -> ChosenAccelerator | None:
         """What was chosen last; None where there was nothing to choose. Raises `StoreError`."""

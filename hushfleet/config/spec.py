@@ -82,7 +82,8 @@ class FeatureSpec(Checked):
     """Fixed features of images, which a network is given in their place.
 
     :param image_shape: channels, height, width of one image.
-    :param count: features of an image.
+    :param count: features of an image. Where the network takes fewer (`ModelSpec.input_shape`), it is given the first
+        ones, and a device's own head all of them.
     :param graph: ONNX, images to features.
     """
 
@@ -95,7 +96,7 @@ class FeatureSpec(Checked):
 class ModelSpec(Checked):
     """The network as data: how the flat vector is read, and the graphs that compute with it.
 
-    :param input_shape: channels, height, width of what the network takes: of one image, or with features (count, 1, 1).
+    :param input_shape: channels, height, width of what the network takes: of one image, or with features (n, 1, 1).
     :param class_names: one for each output.
     :param mean: per channel of an image, subtracted from pixels in [0, 1].
     :param std: per channel of an image, divided by afterwards.
@@ -117,8 +118,9 @@ class ModelSpec(Checked):
         super().__post_init__()
         channels = self.image_shape[0]
         if self.features is not None:
-            wanted = (self.features.count, 1, 1)
-            require(self.input_shape == wanted, "input_shape", self.input_shape, f"{wanted}, as features are")
+            taken, *pixel = self.input_shape
+            fits = taken <= self.features.count and pixel == [1, 1]
+            require(fits, "input_shape", self.input_shape, f"({self.features.count}, 1, 1) or less, as features are")
         require(len(set(self.class_names)) == len(self.class_names), "class_names", self.class_names[:8], "distinct")
         outputs = len(self.class_names)
         require(outputs > 1 or not self.targets.are_classes, "class_names", self.class_names, "at least two classes")
@@ -134,7 +136,7 @@ class ModelSpec(Checked):
 
     @property
     def chooses_head(self) -> bool:
-        """Whether a device chooses its own head, as `hushfleet.model.own_head` does: of a linear model, for classes."""
+        """Whether a device makes its own head, as `hushfleet.model.own_head` does: of a linear model, for classes."""
         return is_linear(self.layout) and self.targets.are_classes
 
     @property
@@ -255,6 +257,21 @@ class TaskSpec(Checked):
             self.rounds <= most, "rounds", self.rounds, f'at most {most} with accounting = "{self.privacy.accounting}"'
         )
         require(self.version == SPEC_VERSION, "version", self.version, f"{SPEC_VERSION}; update this device")
+
+    @property
+    def signal(self) -> float | None:
+        """r of `hushfleet.methods.hush_rule`, at least: how far what all devices have learned stands out of the noise.
+
+        Infinite without noise. None where it is not known: with the unit `record`, and with `strict`, where each device
+        adds all of the noise and the package does not say how many devices there are.
+        """
+        privacy, secure = self.privacy, self.privacy.secure
+        if privacy.unit == "record" or privacy.accounting == "strict":
+            return None
+        if privacy.noise_multiplier == 0:
+            return math.inf
+        counted = privacy.noise_split if secure is None else math.sqrt(secure.min_devices * secure.honest_devices)
+        return counted * math.sqrt(self.rounds) / privacy.noise_multiplier
 
     def to_bytes(self) -> bytes:
         return pack(self)

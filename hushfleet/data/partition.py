@@ -23,7 +23,7 @@ All are functions of the labels, the parameters and the seed, and use every samp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,19 @@ DEFAULT_MIN_SAMPLES = 10
 Indices = npt.NDArray[np.int64]
 
 
+class Division(NamedTuple):
+    """What each device holds, and what it would hold more of.
+
+    :param parts: one ascending int64 array of indices into the labels for each device; together a permutation of all.
+    :param mixes: float64 `[devices, classes]`, the shares of the classes that a device's samples are drawn by. Few
+        samples have other shares by chance. Where each class is cut by shares (`dirichlet-class`, `pathological`), and
+        where the data deal themselves out, they are the shares of what the device holds.
+    """
+
+    parts: list[Indices]
+    mixes: npt.NDArray[np.float64]
+
+
 def partition(
     labels: npt.NDArray[np.integer[Any]],
     *,
@@ -47,7 +60,7 @@ def partition(
     alpha: float | None = None,
     classes_per_device: int | None = None,
     min_samples: int = DEFAULT_MIN_SAMPLES,
-) -> list[Indices]:
+) -> Division:
     """Deals the samples out to devices.
 
     :param labels: int `[n]`, the label of each sample.
@@ -57,26 +70,27 @@ def partition(
     :param alpha: concentration of the Dirichlet kinds; small is heterogeneous.
     :param classes_per_device: for `pathological`.
     :param min_samples: each device holds at least this many; random kinds are drawn again until they do.
-    :returns: one ascending int64 array of indices into `labels` for each device; together a
-        permutation of `0:n`.
     :raises BadInput: parameters that do not fit, or no acceptable draw in `MAX_DRAWS`.
     """
     labels = np.asarray(labels)
     _check(labels, kind, devices, alpha, classes_per_device, min_samples)
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-    smallest = 0
+    classes, smallest = int(labels.max()) + 1, 0
     for _ in range(MAX_DRAWS):
+        mixes = None
         if kind == "iid":
+            mixes = np.tile(np.bincount(labels) / len(labels), (devices, 1))
             parts = np.array_split(rng.permutation(len(labels)), devices)
         elif kind == "pathological":
             parts = _pathological(labels, devices, int(classes_per_device or 0), rng)
         elif kind == "dirichlet-class":
             parts = _dirichlet_class(labels, devices, float(alpha or 0), rng)
         else:
-            parts = _dirichlet_device(labels, devices, float(alpha or 0), rng)
+            parts, mixes = _dirichlet_device(labels, devices, float(alpha or 0), rng)
         size = min(len(part) for part in parts)
         if size >= min_samples:
-            return [np.sort(part).astype(np.int64) for part in parts]
+            parts = [np.sort(part).astype(np.int64) for part in parts]
+            return Division(parts, held_mixes(labels, parts, classes) if mixes is None else mixes)
         smallest = max(smallest, size)
     raise BadInput(
         f"no {kind} split of {len(labels)} samples over {devices} devices gave each device {min_samples} "
@@ -106,6 +120,13 @@ def given_parts(owners: Indices | None, *, devices: int, min_samples: int) -> li
             f"data.min_samples = {min_samples}: a device has {counts.min()} samples; lower it, or leave it out"
         )
     return [np.flatnonzero(owners == device) for device in range(devices)]
+
+
+def held_mixes(labels: npt.NDArray[np.integer[Any]], parts: Sequence[Indices], classes: int) -> npt.NDArray[np.float64]:
+    """The shares of the classes among what each device holds, float64 `[devices, classes]`."""
+    counts = label_counts(labels, parts, classes)
+    shares: npt.NDArray[np.float64] = counts / counts.sum(1, keepdims=True)
+    return shares
 
 
 def split_local(
@@ -207,11 +228,15 @@ def _dirichlet_class(labels: npt.NDArray[Any], devices: int, alpha: float, rng: 
     return [np.concatenate(pieces) for pieces in parts]
 
 
-def _dirichlet_device(labels: npt.NDArray[Any], devices: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+def _dirichlet_device(
+    labels: npt.NDArray[Any], devices: int, alpha: float, rng: np.random.Generator
+) -> tuple[list[Indices], npt.NDArray[np.float64]]:
+    """The parts, and the mixes that they are drawn by."""
     classes = np.unique(labels)
     supplies = [list(rng.permutation(np.flatnonzero(labels == cls))) for cls in classes]
     mixes = rng.dirichlet(np.full(len(classes), alpha), size=devices)
     needs = np.array([len(part) for part in np.array_split(labels, devices)])
+    expected = _expected_mixes(mixes, needs, np.array([len(supply) for supply in supplies]))
     parts: list[list[int]] = [[] for _ in range(devices)]
     # All devices ask at once and a class that is asked for too often is shared at random among the askers;
     # one device after another would leave the last ones with whatever the others did not want. Each pass
@@ -232,7 +257,28 @@ def _dirichlet_device(labels: npt.NDArray[Any], devices: int, alpha: float, rng:
                 parts[device].extend(supply[-take:])
                 del supply[-take:]
                 needs[device] -= take
-    return [np.array(part, dtype=np.int64) for part in parts]
+    of_all = np.zeros((devices, int(classes[-1]) + 1))
+    of_all[:, classes] = expected
+    return [np.array(part, dtype=np.int64) for part in parts], of_all
+
+
+def _expected_mixes(
+    mixes: npt.NDArray[np.float64], sizes: npt.NDArray[np.integer[Any]], supplies: npt.NDArray[np.integer[Any]]
+) -> npt.NDArray[np.float64]:
+    """What devices hold on average over all draws by these mixes, as shares: a class that is asked for too often is
+    cut for all who ask, and what they lack they get of the others. The passes of `_dirichlet_device`, in fractions."""
+    needs, left, held = sizes[:, None].astype(np.float64), supplies.astype(np.float64), np.zeros_like(mixes)
+    for _ in range(len(left) + 1):
+        mix = mixes * (left > 1e-9)
+        mix = np.where(mix.sum(1, keepdims=True) > 1e-12, mix, left)
+        asked = needs * mix / mix.sum(1, keepdims=True)
+        granted = asked * np.minimum(1.0, left / np.maximum(asked.sum(0), 1e-300))
+        held, left = held + granted, np.maximum(left - granted.sum(0), 0)
+        needs = needs - granted.sum(1, keepdims=True)
+        if needs.max() < 1e-9:
+            break
+    shares: npt.NDArray[np.float64] = held / held.sum(1, keepdims=True)
+    return shares
 
 
 def _pathological(

@@ -46,6 +46,10 @@ class LabelledSamples(Protocol):
     def targets(self) -> Targets:
         """What the labels are."""
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take, without the labels."""
+
     def __len__(self) -> int: ...
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> LabelledSamples:
@@ -115,6 +119,10 @@ class Samples:
         return self.images.dtype == np.uint8 and self.images.shape[2] > 1
 
     @property
+    def nbytes(self) -> int:
+        return self.images.nbytes
+
+    @property
     def _unit(self) -> int:
         return 255 if self.images.dtype == np.uint8 else 1
 
@@ -138,13 +146,16 @@ class Samples:
 class FeatureSamples:
     """Labelled images as features, which a network meets as images of one pixel.
 
-    :param x: float32 `[n, count, 1, 1]`.
+    :param features: float32 `[n, count, 1, 1]`.
     :param labels: as those of `Samples`, and `targets`.
+    :param given: how many of them the network is given, the first ones; the others are for the device's own head. None:
+        all, and the own head takes the same.
     """
 
-    x: npt.NDArray[np.float32]
+    features: npt.NDArray[np.float32]
     labels: npt.NDArray[Any]
     targets: Targets = CLASSES
+    given: int | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -155,9 +166,23 @@ class FeatureSamples:
         return self.targets.learned(self.labels)
 
     @property
+    def x(self) -> npt.NDArray[np.float32]:
+        """What the network is given, float32 `[n, given, 1, 1]`; a copy where that is not all."""
+        return np.ascontiguousarray(self.features[:, : self.given])
+
+    @property
+    def own(self) -> npt.NDArray[np.float32]:
+        """What the device's own head is given, float32 `[n, F]`."""
+        return self.features[:, self.given or 0 :, 0, 0]
+
+    @property
     def kept(self) -> npt.NDArray[np.float32]:
-        """The features."""
+        """As `x`."""
         return self.x
+
+    @property
+    def nbytes(self) -> int:
+        return self.features.nbytes
 
     @property
     def scale(self) -> npt.NDArray[np.float32]:
@@ -171,15 +196,17 @@ class FeatureSamples:
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> FeatureSamples:
         """The samples at `indices`, in that order."""
-        return FeatureSamples(self.x[indices], self.labels[indices], self.targets)
+        return replace(self, features=self.features[indices], labels=self.labels[indices])
 
 
 def joined(first: LabelledSamples, second: LabelledSamples) -> LabelledSamples:
     """Both, one after the other; of one kind, and normalised as `first` is."""
-    kept, labels = np.concatenate((first.kept, second.kept)), np.concatenate((first.labels, second.labels))
-    if isinstance(first, Samples):
-        return replace(first, images=kept, labels=labels)
-    return FeatureSamples(kept, labels, first.targets)
+    labels = np.concatenate((first.labels, second.labels))
+    if isinstance(first, Samples) and isinstance(second, Samples):
+        return replace(first, images=np.concatenate((first.images, second.images)), labels=labels)
+    assert isinstance(first, FeatureSamples)
+    assert isinstance(second, FeatureSamples)
+    return replace(first, features=np.concatenate((first.features, second.features)), labels=labels)
 
 
 @dataclass(frozen=True, eq=False)

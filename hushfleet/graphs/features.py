@@ -21,6 +21,7 @@ from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import ValueFacts, check_graph
 from hushfleet.graphs.session import open_session
 from hushfleet.graphs.shapes import MEMORY_BYTES, check_cost
+from hushfleet.model.targets import Targets
 from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, write_cached
 
@@ -52,6 +53,7 @@ class FeatureGraph:
     """`Samples -> FeatureSamples` by ONNX Runtime. Graph and session are let go again each time: they hold megabytes.
 
     :param graph: gives an ONNX file that `check_features` accepted.
+    :param given: how many of the features the network takes, the first ones; None: all.
     :param loaded: called when the graph is loaded, before it runs.
     :param cache: a folder where features are kept, by what they were made of; none by default.
     """
@@ -61,12 +63,14 @@ class FeatureGraph:
         graph: Callable[[], bytes],
         spec: FeatureSpec,
         *,
+        given: int | None = None,
         threads: int = 1,
         cache: Path | None = None,
         loaded: Callable[[], None] = lambda: None,
     ) -> None:
         self._graph = graph
         self._spec = spec
+        self._given = None if given == spec.count else given
         self._threads = threads
         self._cache = cache
         self._loaded = loaded
@@ -80,7 +84,7 @@ class FeatureGraph:
         path = None if self._cache is None else self._cache / f"{self._key(samples)}.f32"
         data = None if path is None else read_cached(path)
         if data is not None and len(data) == 4 * shape[0] * shape[1]:
-            return FeatureSamples(np.frombuffer(data, np.float32).reshape(shape), samples.labels, samples.targets)
+            return self._samples(np.frombuffer(data, np.float32).reshape(shape), samples.labels, samples.targets)
         features = self._computed(samples, shape, skipped)
         fits = np.isfinite(features).all(axis=(1, 2, 3))
         if not fits.all():
@@ -88,11 +92,14 @@ class FeatureGraph:
                 raise GraphRefused("the graph makes features that are not finite numbers")
             (places,) = np.nonzero(~fits)
             skipped += (f"sample {place}: it has no finite features" for place in places)
-            return FeatureSamples(features[fits], samples.labels[fits], samples.targets)
+            return self._samples(features[fits], samples.labels[fits], samples.targets)
         if path is not None:
             with contextlib.suppress(OSError):  # then they are computed again next time
                 write_cached(path, features.tobytes())
-        return FeatureSamples(features, samples.labels, samples.targets)
+        return self._samples(features, samples.labels, samples.targets)
+
+    def _samples(self, features: np.ndarray, labels: np.ndarray, targets: Targets) -> FeatureSamples:
+        return FeatureSamples(features, labels, targets, self._given)
 
     def _computed(self, samples: Samples, shape: tuple[int, ...], skipped: list[str] | None) -> np.ndarray:
         """float32 of `shape`; NaN where ONNX Runtime fails and samples may be `skipped`."""

@@ -164,10 +164,11 @@ Parts = Callable[[Any, PrivacySpec, int], Method]
 
 
 class Steps(NamedTuple):
-    """The rounds of a task, and its clip norm."""
+    """The rounds of a task, its clip norm, and how many leading directions of features travel."""
 
     rounds: int
     clip_norm: float
+    directions: int
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ class Published:
     :param source: authors, venue, year.
     :param config: its settings in a task file, with their ranges in `__post_init__`.
     :param parts: lists the parts, from the configuration, what the task says of privacy, and the number of rounds.
-    :param steps: by `devices`, `epsilon` and `delta`, for a task that leaves them out; None: the method has no rule.
+    :param steps: by `devices`, `epsilon`, `delta` and perhaps `rounds`, for a task that leaves them out; None: the
+        method has no rule.
     """
 
     name: str

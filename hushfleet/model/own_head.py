@@ -1,213 +1,197 @@
-"""Which head a device predicts with: the shared one, one pulled to it, or its own. Its own images decide.
+"""The head that a device predicts with: a mixture of the shared head, heads pulled to it, and one trained alone.
 
 What stays on a board costs no privacy (Jain et al., Differentially Private Model Personalization, NeurIPS 2021), and
-nothing that is computed here may leave it. Candidates are the shared head in three scales, since a noised one may be
-too small or too sure, with or without the log of the own label prior; heads pulled to each of these (mean
-regularisation, Liu et al., On Privacy and Personalization in Cross-Silo Federated Learning, NeurIPS 2022); heads
-trained alone; and the mean of the shared head's and a lone head's log-probabilities. Each is one matrix and one bias.
+nothing that is computed here may leave it. The seven heads lie on one path. It begins with the shared head H. Then come
+heads that are pulled to it by falling penalties (mean regularisation, Liu et al., On Privacy and Personalization in
+Cross-Silo Federated Learning, NeurIPS 2022): logits of H, and D phi, where D minimises the cross-entropy on the own
+images and penalty / 2 |D|^2. It ends with a head that knows nothing of H.
 
-A cross-validation on the own images chooses by errors and log loss together: errors alone are too coarse for twelve
-images. The shared head stays unless another makes fewer errors by more than `MARGIN` of the images.
+Two things weigh a head. The noise that H carries is public, and says where on the path a device should be without
+images; each step away from there costs `STEP`. The own images say the rest: `EVIDENCE` times the log loss of a head on
+those that it was not fitted to. A choice of one head by twenty images would often be wrong, and their mean, weighted by
+exp(-both), is a head again, since logits add up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from msgspec import Meta
 
 from hushfleet.config.schema import Checked, Count
-from hushfleet.data.samples import LabelledSamples
+from hushfleet.data.samples import FeatureSamples, LabelledSamples
 from hushfleet.model.params import ParamLayout
 from hushfleet.model.softmax import fit, log_softmax, rotated
 
-FOLDS = 4
-LEAST_IMAGES = 8
-MARGIN = 0.02
-SCALES = (1.0, 3.0, 0.5)
-PENALTIES = (0.1, 0.01, 0.001)
-"""On the distance from a scaled shared head."""
-PENALTIES_ALONE = (0.01, 0.001, 0.0001)
-"""On the length of a head that is trained alone."""
-
-Kind = Literal["shared", "scaled", "pulled", "mean", "alone"]
-"""`scaled`: the shared head in another scale or with the own prior; `mean`: of the shared and a lone head."""
-SHARED = "the shared head"
-_PLAIN: dict[Kind, str] = {
-    "shared": "the fleet's model",
-    "scaled": "the fleet's model, made more or less sure of itself by the board's own images",
-    "pulled": "the fleet's model, trained on with the board's own images",
-    "mean": "the mean of the fleet's model and one trained on this board alone",
-    "alone": "a model trained on this board alone",
-}
+FOLDS = 5
+PENALTIES = (0.1, 0.03, 0.01, 0.003, 0.001)
+"""On the distance from the shared head, along the path; with more than `IMAGES`, so much less for each."""
+PENALTY_ALONE = 0.001
+IMAGES = 20
+EVIDENCE = 0.5
+STEP = 0.7
+_SIGNALS = (9.0, 13.0, 17.5, 22.0, 35.0, 100.0)
+"""The r (`hushfleet.methods.hush_rule`) at each of which the default is one step nearer to the shared head."""
 WEIGHT, PRIOR = "head.weight", "prior"
+
+Part = Annotated[float, Meta(ge=0, le=1, description="in [0, 1]")]
 
 
 @dataclass(frozen=True)
 class HeadChoice(Checked):
-    """What a device chose and why. Private, as the images that chose it.
+    """What came out, and why. Private, as the images that decided it.
 
-    :param name: which candidate it is, in words.
-    :param images: how many there were to choose by.
-    :param errors: how many of them it got wrong in the cross-validation; likewise `errors_shared` of the shared head as
-        it is, and `errors_alone` of the best head that was trained alone. None where there were too few images.
+    :param images: how many there were.
+    :param shared: the weight of the shared head in the mixture; `pulled`: of the heads pulled to it; `alone`: of the
+        one trained alone.
+    :param right: how many of the images the mixture got right in the cross-validation; likewise `right_shared` of the
+        shared head, and `right_alone` of the one trained alone.
     """
 
-    kind: Kind
-    name: str
-    images: Count
-    errors: Count | None = None
-    errors_shared: Count | None = None
-    errors_alone: Count | None = None
+    images: Count = 0
+    shared: Part = 1.0
+    pulled: Part = 0.0
+    alone: Part = 0.0
+    right: Count = 0
+    right_shared: Count = 0
+    right_alone: Count = 0
 
     @property
     def plain(self) -> str:
-        """Which candidate it is, for who has not read this module."""
-        return _PLAIN[self.kind]
+        """`62 % the fleet's model, 30 % the fleet's model fitted to own images, 8 % trained alone`."""
+        if not self.images:
+            return "the fleet's model"
+        parts = {
+            "the fleet's model": self.shared,
+            "the fleet's model fitted to own images": self.pulled,
+            "trained alone": self.alone,
+        }
+        return ", ".join(f"{100 * part:.0f} % {what}" for what, part in parts.items())
 
     @property
     def words(self) -> str:
-        """`the shared head (own images wrong: 3 of 36; trained alone 7)`."""
-        if self.errors is None:
-            return f"{self.name} ({self.images} own images are too few to choose by)"
-        others = {"trained alone": self.errors_alone, "the shared head as it is": self.errors_shared}
-        others.pop({"alone": "trained alone", "shared": "the shared head as it is"}.get(self.kind, ""), None)
-        told = "".join(f"; {name} {errors}" for name, errors in others.items())
-        return f"{self.name} (own images wrong, cross-validated: {self.errors} of {self.images}{told})"
+        """That, and how many of the own images each part gets right."""
+        if not self.images:
+            return f"{self.plain} (there are no own images)"
+        return (
+            f"{self.plain} (own images right, cross-validated: {self.right} of {self.images}; the fleet's model "
+            f"{self.right_shared}, trained alone {self.right_alone})"
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class OwnHead:
-    """The head that a device predicts with: logits = weight phi + prior.
+    """The head that a device predicts with.
 
-    :param weight: float32 `[C, F]`.
-    :param prior: float32 `[C]`.
+    :param params: float32, as a linear model's flat vector, of all features where the shared head takes the first ones.
     """
 
     choice: HeadChoice
-    weight: np.ndarray
-    prior: np.ndarray
-
-    @property
-    def params(self) -> np.ndarray:
-        """float32 `[d]`, as a linear model's flat vector."""
-        return np.concatenate([self.weight.ravel(), self.prior])
+    params: np.ndarray
 
 
-class _Head(NamedTuple):
-    """weight = scale * shared + pull @ axes, with `pull [C, r]` on rotated features; logits = weight phi + prior."""
+class Mixture(NamedTuple):
+    """logits = scale times those of the shared head, and pull phi.
 
-    kind: Kind
-    name: str
+    :param pull: float32 `[C, F]`.
+    """
+
+    choice: HeadChoice
     scale: float
-    prior: np.ndarray
     pull: np.ndarray
 
 
-class _Score(NamedTuple):
-    """Of one candidate on images that it has not seen: counts and nats."""
-
-    errors: int = 0
-    loss: float = 0.0
-
-    def plus(self, logits: np.ndarray, labels: np.ndarray) -> _Score:
-        """:param logits: `[C, m]`."""
-        errors = int((logits.argmax(0) != labels).sum())
-        return _Score(
-            self.errors + errors, self.loss - float(log_softmax(logits)[labels, np.arange(len(labels))].sum())
-        )
-
-
 def is_linear(layout: ParamLayout) -> bool:
-    """Whether the model is one linear layer on features, `models/linear.py`: a device then chooses its own head."""
+    """Whether the model is one linear layer on features, `models/linear.py`: a device then makes its own head."""
     (weight, *others), names = layout.shapes, layout.names
     return names == (WEIGHT, PRIOR) and len(weight) == 2 and others == [weight[:1]]
 
 
-def own_head_of(params: np.ndarray, layout: ParamLayout, samples: LabelledSamples) -> OwnHead:
+def own_head_of(params: np.ndarray, layout: ParamLayout, samples: LabelledSamples, signal: float | None) -> OwnHead:
     """The head that a device keeps, by its samples.
 
     :param params: float32 `[d]`, the global model, of a linear layout.
+    :param signal: `TaskSpec.signal`.
     """
     shared = layout.unflatten(params)
-    return choose_own_head(features_of(samples), samples.y, shared[WEIGHT], shared[PRIOR])
+    features = features_of(samples)
+    x = samples.x.reshape(len(samples), shared[WEIGHT].shape[1])
+    logits = (shared[WEIGHT] @ x.T + shared[PRIOR][:, None]).astype(np.float32)
+    choice, scale, pull = mixture(features, samples.y, logits, signal)
+    weight, prior = scale * shared[WEIGHT], scale * shared[PRIOR]
+    whole = np.concatenate([weight, pull], 1) if _has_more(samples) else weight + pull
+    return OwnHead(choice, np.concatenate([whole.ravel(), prior]).astype(np.float32))
+
+
+def inputs_of_own(samples: LabelledSamples) -> LabelledSamples:
+    """Samples whose `x` is what an own head takes: of features all, the shared head's and then the device's own."""
+    return replace(samples, given=None) if isinstance(samples, FeatureSamples) else samples
+
+
+def own_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Logits `[n, C]` of `OwnHead.params`; `x` as `inputs_of_own` gives it."""
+    rows = x.reshape(len(x), math.prod(x.shape[1:]))
+    classes = len(params) // (rows.shape[1] + 1)
+    logits: np.ndarray = rows @ params[:-classes].reshape(classes, -1).T + params[-classes:]
+    return logits
 
 
 def features_of(samples: LabelledSamples) -> np.ndarray:
-    """float32 `[m, F]`, what a linear layer takes of them."""
+    """float32 `[m, F]`, what a head that a device fits alone takes of them: of features with leading directions all."""
+    if isinstance(samples, FeatureSamples):
+        return samples.own
     x = samples.x
     return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
-def choose_own_head(features: np.ndarray, labels: np.ndarray, shared: np.ndarray, bias: np.ndarray) -> OwnHead:
-    """The best candidate by the own images, fitted to all of them; with too few, the shared head.
+def _has_more(samples: LabelledSamples) -> bool:
+    return isinstance(samples, FeatureSamples) and samples.given is not None
+
+
+def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal: float | None) -> Mixture:
+    """The weighted mean of all heads on the path, each fitted to all own images.
 
     :param features: float32 `[m, F]`, of the device's images.
     :param labels: int64 `[m]`, 0 to C - 1.
-    :param shared: float32 `[C, F]`, the global head; `bias`: float32 `[C]`, what it adds to every image's logits.
+    :param logits: float32 `[C, m]`, the shared head's.
+    :param signal: r; None where nobody knows it: the own images alone decide.
     """
-    images = len(features)
-    if images < LEAST_IMAGES:
-        return OwnHead(HeadChoice("shared", SHARED, images), shared, bias)
-    basis, logits = rotated(features), (shared @ features.T + bias[:, None]).astype(np.float32)
-
-    def heads(rows: np.ndarray) -> Iterator[_Head]:
-        return _candidates(basis.z[rows], basis.moments, labels[rows], logits[:, rows])
-
+    classes, images = logits.shape
+    if not images:
+        return Mixture(HeadChoice(), 1.0, np.zeros((classes, features.shape[1]), np.float32))
+    basis = rotated(features)
+    offsets = np.stack([*[logits] * len(PENALTIES), np.zeros_like(logits)])
+    penalties = np.array((*PENALTIES, PENALTY_ALONE)) * min(1.0, IMAGES / images)
     folds = np.empty(images, int)
     folds[np.argsort(labels, kind="stable")] = np.arange(images) % FOLDS  # each has its part of every class
-    scores: dict[tuple[Kind, str], _Score] = {}
-    for fold in range(FOLDS):
-        unseen = folds == fold
-        for head in heads(~unseen):
-            found = head.scale * logits[:, unseen] + head.prior[:, None] + head.pull @ basis.z[unseen].T
-            key = head.kind, head.name
-            scores[key] = scores.get(key, _Score()).plus(found, labels[unseen])
-    plain = scores["shared", SHARED]
-    alone = min((score for (kind, _), score in scores.items() if kind == "alone"), key=sum)
-    chosen = min(scores, key=lambda key: sum(scores[key]))
-    if plain.errors - scores[chosen].errors <= MARGIN * images:
-        chosen = "shared", SHARED
-    (head,) = (head for head in heads(np.ones(images, bool)) if (head.kind, head.name) == chosen)
-    weight = (head.scale * shared + head.pull @ basis.axes).astype(np.float32)
-    prior = (head.scale * bias + head.prior).astype(np.float32)
-    choice = HeadChoice(*chosen, images, scores[chosen].errors, plain.errors, alone.errors)
-    return OwnHead(choice, weight, prior)
+    unseen = np.empty((1 + len(offsets), classes, images), np.float32)
+    unseen[0] = logits
+    for fold in range(min(FOLDS, images)):
+        out = folds == fold
+        pulls = fit(basis.z[~out], basis.moments, labels[~out], offsets[:, :, ~out], penalties)
+        unseen[1:, :, out] = offsets[:, :, out] + pulls @ basis.z[out].T
+    loss = -log_softmax(unseen)[:, labels, np.arange(images)].sum(1, dtype=np.float64)
+    score = EVIDENCE * loss
+    if signal is not None:
+        score += STEP * np.abs(np.arange(len(unseen)) - default(signal, classes))
+    weights = np.exp(score.min() - score)
+    weights /= weights.sum()
+    pulls = fit(basis.z, basis.moments, labels, offsets, penalties)
+    mixed = np.tensordot(weights, unseen, 1)
+    right = [int((each.argmax(0) == labels).sum()) for each in (mixed, logits, unseen[-1])]
+    shared, alone = float(weights[0]), float(weights[-1])
+    choice = HeadChoice(images, shared, min(1.0, float(weights[1:-1].sum())), alone, *right)
+    pull = np.tensordot(weights[1:], pulls, 1) @ basis.axes
+    return Mixture(choice, float(weights[:-1].sum()), pull.astype(np.float32))
 
 
-def _candidates(z: np.ndarray, moments: np.ndarray, labels: np.ndarray, logits: np.ndarray) -> Iterator[_Head]:
-    """All candidates, fitted to some images.
+def default(signal: float, classes: int) -> int:
+    """Where on the path a device should be without images: 0 is the shared head, the last one is trained alone.
 
-    :param z: float32 `[m, r]`, and `moments [r]` of all images.
-    :param logits: float32 `[C, m]`, the shared head's.
+    Measured with ten classes. Of more, each has so much less of an update, and as much noise.
     """
-    classes = len(logits)
-    none, own = np.zeros(classes, np.float32), log_prior(labels, classes)
-    bases = [(scale, prior, _words(scale, prior is own)) for scale in SCALES for prior in (none, own)]
-    offsets = [scale * logits + prior[:, None] for scale, prior, _ in bases for _ in PENALTIES]
-    offsets += [np.zeros_like(logits)] * len(PENALTIES_ALONE)
-    pulls = iter(fit(z, moments, labels, np.stack(offsets), np.array(PENALTIES * len(bases) + PENALTIES_ALONE)))
-    unmoved = np.zeros((classes, z.shape[1]), np.float32)
-    for scale, prior, words in bases:
-        yield _Head("shared" if words == SHARED else "scaled", words, scale, prior, unmoved)
-        for penalty in PENALTIES:
-            yield _Head("pulled", f"a head pulled to {words} (penalty {penalty:g})", scale, prior, next(pulls))
-    for penalty in PENALTIES_ALONE:
-        pull, words = next(pulls), f"trained alone (penalty {penalty:g})"
-        yield _Head("alone", f"a head {words}", 0.0, none, pull)
-        # the normalisers of log-probabilities cancel: their mean is a head again
-        yield _Head("mean", f"the mean of {SHARED} and one {words}", 0.5, none, pull / 2)
-
-
-def _words(scale: float, with_prior: bool) -> str:
-    return SHARED + ("" if scale == 1 else f" times {scale:g}") + (" with the own prior" if with_prior else "")
-
-
-def log_prior(labels: np.ndarray, classes: int) -> np.ndarray:
-    """The log of the share of each class, one image added to each: float32 `[C]`."""
-    counts = np.bincount(labels, minlength=classes) + 1.0
-    logs: np.ndarray = np.log(counts / counts.sum()).astype(np.float32)
-    return logs
+    return len(_SIGNALS) - bisect_right(_SIGNALS, signal * min(1.0, 10 / classes))

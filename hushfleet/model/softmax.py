@@ -51,13 +51,15 @@ def fit(
 ) -> np.ndarray:
     """D float32 `[k, C, r]` of k fits.
 
-    :param z: float32 `[m, r]`, some or all rows of `Rotated.z`.
+    :param z: float32 `[m, r]`, some or all rows of `Rotated.z`; of none, D is zero.
     :param moments: `[r]`, of all rows.
     :param labels: int `[m]`.
     :param offsets: float32 `[k, C, m]`.
     :param penalties: `[k]`, positive.
     """
     result = np.zeros((*offsets.shape[:2], z.shape[1]), np.float32)
+    if not len(z):
+        return result
     targets = (np.arange(offsets.shape[1])[:, None] == labels).astype(np.float32)
     penalty = np.asarray(penalties, np.float32)[:, None, None]
     bound, going = moments / np.float32(2 * len(z)), np.arange(len(offsets))

@@ -39,12 +39,14 @@ class FeatureExtractor:
     :param image_shape: channels, height, width; pixels are in [0, 1], or normalised for `hidden_features`.
     :param count: features of an image, the bias among them.
     :param graph: ONNX file, `x` float32 `[batch, C, H, W]` -> `features` float32 `[batch, count]`.
+    :param shared: how many of them a shared head takes, the first ones. The others are for heads that devices keep.
     """
 
     name: str
     image_shape: Shape
     count: int
     graph: bytes
+    shared: int
 
     @property
     def spec(self) -> FeatureSpec:
@@ -59,11 +61,15 @@ _KINDS: dict[str, type[RawFeatures]] = {"filters": Filters, "scattering": Scatte
 _BATCH = 100
 
 
-def get_features(name: str, image_shape: Shape, *, cache_dir: Path | None = None) -> FeatureExtractor:
+def get_features(
+    name: str, image_shape: Shape, *, directions: int | None = None, cache_dir: Path | None = None
+) -> FeatureExtractor:
     """The extractor `filters` or `scattering`, or the user's own network where `name` ends with `.onnx`.
 
     The first two are made once and kept: whitening takes half a minute.
 
+    :param directions: how many leading directions of the projection a shared head is given, scaled to norm 1 for
+        themselves; None, or as many as there are: all.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
     :raises BadInput: there is none of that name, or it does not take such images.
     :raises GraphRefused: a device would refuse the graph, or it computes something else than PyTorch.
@@ -73,8 +79,13 @@ def get_features(name: str, image_shape: Shape, *, cache_dir: Path | None = None
     elif name in _KINDS:
         raw = _KINDS[name](image_shape)
         made, count = _kept(lambda: make_graph(raw, fit(raw)), repr(raw), cache_dir), raw.kept + 1
+        if directions is not None and directions < raw.kept:
+            made = whitening.with_leading(made, directions, image_shape, count)
+            return _checked(name, image_shape, directions + 1 + count, made, shared=directions + 1)
     else:
         raise BadInput(f"there are no features {name!r}; choose one of {', '.join(_KINDS)}, or give an .onnx file")
+    if name.endswith(".onnx") and directions is not None:
+        raise BadInput(f"model.directions = {directions}: the outputs of {name!r} have no order; leave it out")
     return _checked(name, image_shape, count, made)
 
 
@@ -91,8 +102,8 @@ def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None 
     return _checked(f"{model.name} without its last layer", model.input_shape, count, made)
 
 
-def _checked(name: str, image_shape: Shape, count: int, made: bytes) -> FeatureExtractor:
-    extractor = FeatureExtractor(name, image_shape, count, made)
+def _checked(name: str, image_shape: Shape, count: int, made: bytes, *, shared: int | None = None) -> FeatureExtractor:
+    extractor = FeatureExtractor(name, image_shape, count, made, shared or count)
     check_features(made, extractor.spec)
     return extractor
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -75,9 +76,20 @@ class Whitening:
 
 
 def unit_with_bias(features: Tensor) -> Tensor:
-    """`[n, count]` -> `[n, count + 1]`: each row divided by its norm, and a constant for the bias."""
-    norms = torch.linalg.vector_norm(features, dim=1, keepdim=True).clamp_min(_LEAST_NORM)
+    """`[..., count]` -> `[..., count + 1]`: each row divided by its norm, and a constant for the bias."""
+    norms = torch.linalg.vector_norm(features, dim=-1, keepdim=True).clamp_min(_LEAST_NORM)
     return F.pad(features / norms, (0, 1), value=BIAS)
+
+
+def with_leading(made: bytes, directions: int, image_shape: tuple[int, int, int], count: int) -> bytes:
+    """The graph `made`, whose features are of norm 1 with a bias, and before them the first `directions` of these
+    alone, of norm 1 with a bias again: `[batch, directions + 1 + count]`."""
+    ends, model = Graph(), onnx.load_from_string(made)
+    model = onnx.compose.add_prefix(model, "whole.", rename_inputs=False)
+    bounds = (ends.constant(np.array([each])) for each in (0, directions, 1))
+    leading = add_unit_with_bias(ends, ends.node("Slice", "whole.features", *bounds))
+    both = ends.node("Concat", leading, "whole.features", axis=1)
+    return ends.appended_to(model, "x", both, image_shape, directions + 1 + count)
 
 
 def add_unit_with_bias(graph: Graph, features: str) -> str:

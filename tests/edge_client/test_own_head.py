@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hushfleet.config.spec import BlobRef
+from hushfleet.config.spec import BlobRef, PrivacySpec, SecureSpec
 from hushfleet.edge_client import own_head
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.net.download import LONGEST_WAIT_S
+from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
+from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 from support.edge import DEVICE, Bench, Package
 
 MakeBench = Callable[..., Bench]
@@ -98,6 +101,14 @@ def test_it_is_chosen_once_also_after_a_restart(bench: Bench, monkeypatch: pytes
     assert len(calls) == 1
 
 
+def test_a_head_of_an_earlier_version_is_made_anew(bench: Bench) -> None:
+    bench.store._set_facts("keep it as 0.3.0 did", own_head=b"\x80")
+    assert bench.store.own_head() is None
+    final = finish(bench)
+    bench.until(lambda: kept(bench) == final)
+    assert bench.store._fact("own_head") is None
+
+
 def test_a_final_model_that_does_not_come_leaves_the_older_head(bench: Bench) -> None:
     take_part(bench)
     before = kept(bench)
@@ -146,8 +157,8 @@ def test_status_and_predict_say_which(
     words = choice.plain
     assert main(["status", str(path)]) == 0
     told = capsys.readouterr().out
-    assert f"model       {words}, of {TASK}: right on {48 - choice.errors} of 48 own images, cross-validated" in told
-    assert f"{48 - choice.errors_shared} against {48 - choice.errors_alone}; that stays here" in told
+    assert f"model       {words}, of {TASK}: right on {choice.right} of 48 own images, cross-validated" in told
+    assert f"{choice.right_shared} against {choice.right_alone}; that stays here" in told
     assert "penalty" not in told
     assert main(["status", str(path), "--details"]) == 0
     assert f"{TASK}: {choice.words}" in capsys.readouterr().out
@@ -158,3 +169,22 @@ def test_status_and_predict_say_which(
     told = json.loads(capsys.readouterr().out)
     assert told["model"] == words
     assert sum(told["classes"].values()) == pytest.approx(1)
+
+
+def test_the_signal_follows_from_the_task_package(package: Package) -> None:
+    """As `hush_rule` counts it, of the devices that a sum has at least."""
+    sigma = noise_multiplier_for(epsilon=2.0, delta=1e-5, steps=20)
+    spec = replace(package.spec, rounds=20)
+
+    def of(**changes: object) -> float | None:
+        given = {"unit": "device", "accounting": "as-published", "clip_norm": 1.0, "delta": 1e-5, "noise_split": 50}
+        privacy = PrivacySpec(**{**given, "noise_multiplier": sigma, **changes})  # type: ignore[arg-type]
+        codec = "masked" if privacy.accounting == "secure" else "quantized"
+        return replace(spec, privacy=privacy, wire=replace(spec.wire, codec=codec)).signal
+
+    assert of() == pytest.approx(signal(devices=50, epsilon=2.0, delta=1e-5), rel=1e-3)
+    secure = SecureSpec(24, min_devices=45, honest_devices=40)
+    expected = signal(devices=math.sqrt(45 * 40), epsilon=2.0, delta=1e-5)
+    assert of(accounting="secure", secure=secure, noise_split=40) == pytest.approx(expected, rel=1e-3)
+    assert of(noise_multiplier=0.0) == math.inf
+    assert (of(unit="record"), of(accounting="strict", noise_split=1)) == (None, None)

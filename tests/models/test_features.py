@@ -122,6 +122,20 @@ def test_features_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert get_features("filters", (1, 8, 8), cache_dir=tmp_path) == made
 
 
+def test_leading_directions_come_first_and_then_all(tmp_path: Path) -> None:
+    whole = get_features("filters", (1, 8, 8), cache_dir=tmp_path)
+    some = get_features("filters", (1, 8, 8), directions=40, cache_dir=tmp_path)
+    assert (some.count, some.shared, whole.shared) == (41 + 129, 41, 129)
+    x = np.random.default_rng(3).random((5, 1, 8, 8), np.float32)
+    every, found = (open_session(each.graph).run(["features"], {"x": x})[0] for each in (whole, some))
+    np.testing.assert_array_equal(found[:, 41:], every)
+    np.testing.assert_allclose(found[:, :41], unit_with_bias(torch.from_numpy(every[:, :40])), rtol=1e-5)
+    assert get_features("filters", (1, 8, 8), directions=128, cache_dir=tmp_path) == whole
+    write_backbone(tmp_path / "net.onnx")
+    with pytest.raises(BadInput, match="have no order"):
+        get_features(str(tmp_path / "net.onnx"), (3, 6, 6), directions=3)
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "text"),
     [

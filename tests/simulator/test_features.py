@@ -14,15 +14,19 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.edge_client.predict import predict
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
+from hushfleet.model.own_head import inputs_of_own, own_logits
+from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.model_files import write_models
+from hushfleet.simulator.own_heads import choose_own_heads
+from hushfleet.simulator.results import read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
 
 
 @pytest.fixture(scope="module")
 def task(short_task: Any) -> Task:
     return short_task(
-        model={"name": "linear", "features": "filters"},
+        model={"name": "linear", "features": "filters", "directions": 40},
         method={"name": "dp-fedavg", "learning_rate": 1.0},
         data={"devices": 4, "limit": 200},
         round={"rounds": 2, "min_updates": 4},
@@ -44,7 +48,8 @@ def test_features_are_made_once_in_a_run(fast: Simulation) -> None:
     assert len(list(fast.folder.features.iterdir())) <= 2 * len(fast.fleet.devices) + 1
     spec = fast.prepared.spec.model
     assert spec.image_shape == (1, 8, 8)
-    assert spec.input_shape == (129, 1, 1)
+    assert spec.input_shape == (41, 1, 1)
+    assert spec.features.count == 41 + 129
     assert (spec.mean, spec.std) == ((0.0,), (1.0,))
 
 
@@ -62,6 +67,24 @@ def test_a_model_file_takes_images(fast: Simulation) -> None:
     expected = fast.prepared.inference(last_model(fast), features.of(images).x)
     assert found.shape == (20, len(spec.class_names))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_own_head_takes_all_directions(fast: Simulation) -> None:
+    with Workers(1) as workers:
+        choose_own_heads(fast, workers)
+    device, features = fast.fleet.devices[0].name, fast.prepared.features
+    images = fast.fleet.common_test.take(slice(0, 20))
+    with DeviceStore(fast.folder.device(device).store, device=device, inspect=True) as store:
+        params = store.own_params(fast.prepared.spec.task)
+    assert features is not None
+    assert params is not None
+    expected = own_logits(params, inputs_of_own(features.of(images)).x)
+    files = {path.stem: path for path in write_models(fast)}
+    (found,) = onnxruntime.InferenceSession(files[device]).run(["logits"], {"x": images.x})
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    last = read_metrics(fast, device)[2]
+    assert last["accuracy_own_common"] > 0.5
+    assert last["own_head"]["images"] == len(fast.fleet.devices[0].train)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,26 @@ def test_without_a_share_of_its_own_a_device_is_tested_on_common_images_like_its
         largest = min(available[k] / shares[k] for k in range(3) if shares[k])
         np.testing.assert_allclose(counts, largest * shares, atol=0.5 + 1e-9)
         assert (counts <= available).all()
+
+
+def test_own_data_are_judged_by_what_they_are_drawn_by_and_not_by_a_few_labels() -> None:
+    data = numbered()
+    shares = np.bincount(data.train.labels, minlength=3) / 900
+    settings = {"test_fraction": 0, "devices": 60, "min_samples": 2}
+    for device in make_fleet(task(partition="iid", limit=300, **settings), data).devices:
+        counts = np.bincount(device.local_test.samples.labels, minlength=3)
+        np.testing.assert_allclose(counts / counts.sum(), shares, atol=0.05)
+    fleet = make_fleet(task(partition="dirichlet-device", alpha=5.0, **settings), data)
+    tested = np.array([np.bincount(each.local_test.samples.labels, minlength=3) for each in fleet.devices])
+    held = fleet.label_counts / fleet.label_counts.sum(1, keepdims=True)
+    apart = np.abs(tested / tested.sum(1, keepdims=True) - held).max(1)
+    assert apart.max() > 0.1, "fifteen labels are not their mix"
+    assert np.median(apart) < 0.2
+    owners = np.arange(900) // 15
+    of_given = make_fleet(task(name="arrays", partition="given", **settings), replace(data, owners=owners))
+    for device, row in zip(of_given.devices, of_given.label_counts, strict=True):
+        counts = np.bincount(device.local_test.samples.labels, minlength=3)
+        np.testing.assert_allclose(counts / counts.sum(), row / 15, atol=0.02)
 
 
 @pytest.mark.parametrize("test_fraction", [0.2, 0.0])

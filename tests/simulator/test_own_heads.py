@@ -1,4 +1,4 @@
-"""After the last round of a linear model: chosen heads in store, metrics, result and ONNX files; and who is alone."""
+"""After the last round of a linear model: own heads in store, metrics, result and ONNX files; and who is alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_device_keeps_the_head_that_its_images_choose_with_the_final_model(run
     spec = run.prepared.spec
     final = Checkpoints(run.folder.aggregator, spec.model.layout, durable=False).read(ROUNDS)
     for device in run.fleet.devices:
-        expected = own_head_of(final, spec.model.layout, device.train.samples)
+        expected = own_head_of(final, spec.model.layout, device.train.samples, spec.signal)
         with DeviceStore(run.folder.device(device.name).store, device=device.name, inspect=True) as store:
             kept = store.own_head(spec.task)
         assert kept is not None

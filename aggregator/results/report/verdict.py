@@ -9,9 +9,9 @@ The word for an epsilon is that of `hushfleet.privacy.protection`, as everywhere
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 
 from hushfleet.aggregator.results.gains import (
     Comparison,
@@ -111,7 +111,7 @@ def judge(result: Result) -> Headline:
     """The headline of a result: final accuracies, gains over training alone, worst-case epsilons."""
     privacy, common, local = result.privacy, common_test(result), own_data(result)
     if result.details.own_heads:
-        others = ("shared head, common test", "chosen heads, own data", "chosen heads, common test")
+        others = ("shared head, common test", "own heads, own data", "own heads, common test")
         third = own_models(result)
     else:
         others = ("own models, common test", "own models, own data", "global model, common test")
@@ -135,7 +135,8 @@ def judge(result: Result) -> Headline:
 
 def answer(result: Result, headline: Headline) -> str:
     """Does federating beat training alone?"""
-    tests = ((headline.common, "on the common test set"), (headline.local, "on each device's own kind of data"))
+    own = "on each device's own kind of data" + (", by the labels that it has" if result.partition == "given" else "")
+    tests = ((headline.common, "on the common test set"), (headline.local, own))
     found: dict[Verdict, list[str]] = {}
     for each, where in tests:
         if each.verdict is not None:
@@ -180,19 +181,16 @@ def _spread(gain: Gain, seed: int | None) -> str:
 
 
 def own_head_answer(result: Result) -> str:
-    """Which heads the devices keep for their own images, and whether one of them would be better off alone."""
-    kinds = Counter(head.kind for head in result.details.own_heads if head is not None)
-    if not kinds:
+    """What the devices' own heads are made of, and how many devices would be better off alone."""
+    heads = [head for head in result.details.own_heads if head is not None]
+    if not heads:
         return ""
-    names = {
-        "shared": "the shared head",
-        "scaled": "the shared head in another scale or with their own label shares",
-        "pulled": "a head pulled to the shared one",
-        "mean": "the mean of the shared head and one trained alone",
-        "alone": "a head trained alone",
-    }
-    kept = ", ".join(f"{names[kind]} ({count})" for kind, count in kinds.most_common())
-    text = f"By cross-validation on their own images, which costs no privacy, the devices keep: {kept}."
+    text = "By their own images, which costs no privacy, the devices make heads of their own"
+    mixed = [(head.shared, head.pulled or 0.0, head.alone or 0.0) for head in heads if head.shared is not None]
+    if mixed:
+        shared, pulled, alone = (percent(fmean(parts)) for parts in zip(*mixed, strict=True))
+        text += f": on average {shared} the shared head, {pulled} heads pulled to it, {alone} heads trained alone"
+    text += "."
     found = worse_than_alone(result)
     if found is not None:
         worse, of = found

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples
-from hushfleet.model.own_head import PENALTIES_ALONE, features_of
+from hushfleet.model.own_head import features_of
 from hushfleet.model.softmax import fit, rotated
 
 Accuracies = dict[str, float]
 """By way of training alone; fractions of 1, NaN where there are no test images."""
 Said = dict[str, np.ndarray]
 """By way: the class of each image, int `[n]`; empty of a device that has nothing to learn from."""
+PENALTIES = (0.01, 0.001, 0.0001)
+"""On the length of a head, of softmax regression."""
 _BATCH = 256
 
 
@@ -35,8 +37,8 @@ def said_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, clas
     if not len(y):
         return [dict.fromkeys(_ways(), np.zeros(0, np.int64)) for _ in tests]
     basis = rotated(x)
-    offsets = np.zeros((len(PENALTIES_ALONE), classes, len(y)), np.float32)
-    heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES_ALONE)) @ basis.axes
+    offsets = np.zeros((len(PENALTIES), classes, len(y)), np.float32)
+    heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES)) @ basis.axes
     present = np.unique(y)
     means = np.stack([x[y == label].mean(0) for label in present])
     found = []
@@ -62,7 +64,7 @@ def best_way(found: Sequence[Accuracies]) -> str:
 
 
 def _ways() -> list[str]:
-    fits = [f"softmax regression (penalty {penalty:g})" for penalty in PENALTIES_ALONE]
+    fits = [f"softmax regression (penalty {penalty:g})" for penalty in PENALTIES]
     return [*fits, "nearest neighbour", "nearest class mean"]
 
 

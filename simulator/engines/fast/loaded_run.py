@@ -77,7 +77,8 @@ class LoadedRun:
         spec = self.spec.model.features
         if spec is None:
             return None
-        return FeatureGraph(partial(self._graph, spec.graph), spec, cache=self.folder.features)
+        given = self.spec.model.input_shape[0]
+        return FeatureGraph(partial(self._graph, spec.graph), spec, given=given, cache=self.folder.features)
 
     @cached_property
     def common_test(self) -> LabelledSamples:
@@ -111,10 +112,10 @@ class LoadedRun:
         samples = self._train.pop(device, None)
         if samples is None:
             samples = self._load(self.folder.device(device).train)
-            self._train_bytes += samples.kept.nbytes
+            self._train_bytes += samples.nbytes
         self._train[device] = samples
         while self._train_bytes > KEPT_BYTES and len(self._train) > 1:
-            self._train_bytes -= self._train.pop(next(iter(self._train))).kept.nbytes
+            self._train_bytes -= self._train.pop(next(iter(self._train))).nbytes
         return samples
 
     def local_test(self, device: str) -> LabelledSamples:

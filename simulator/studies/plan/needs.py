@@ -28,6 +28,7 @@ up: without masks it is 2 ms."""
 class Needs:
     """What it takes; bytes are of one device.
 
+    :param directions: leading directions of the features that a shared head is given; None: they have no order.
     :param noise_multiplier: of a sum, over the honest devices.
     :param share_std: of the noise that one device adds, in clip norms.
     :param bits: of a value on the wire; 0: the update is not masked.
@@ -40,6 +41,7 @@ class Needs:
 
     rounds: int
     clip_norm: float
+    directions: int | None
     noise_multiplier: float
     share_std: float
     epsilon_exchange: float
@@ -64,8 +66,10 @@ def needs(asked: Question) -> Needs:
     """Raises `BadInput` or `PrivacyError` where no secure sum can be made of so few devices."""
     steps = rule(devices=asked.counted, epsilon=asked.epsilon, delta=asked.delta)
     multiplier = noise_multiplier_for(epsilon=asked.epsilon, delta=asked.delta, steps=steps.rounds)
-    count = asked.classes * feature_figures(asked.features)["count"]
-    values = int(count)
+    count = int(feature_figures(asked.features)["count"])
+    ordered = not asked.features.endswith(".onnx")
+    given = min(steps.directions + 1, count) if ordered else count
+    values = asked.classes * given
     bits, members, up, answer, honest = 0, 0, values * 3.06 / 8, 0.0, 1
     if not asked.local:
         honest = asked.honest_devices
@@ -85,6 +89,7 @@ def needs(asked: Question) -> Needs:
     return Needs(
         rounds=steps.rounds,
         clip_norm=steps.clip_norm,
+        directions=given - 1 if ordered else None,
         noise_multiplier=multiplier,
         share_std=multiplier / math.sqrt(honest),
         epsilon_exchange=exchanged,

@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hushfleet.aggregator.planning.advice import Advice, Answer, Question
+from hushfleet.aggregator.planning.advice import BETWEEN_DATA, Advice, Answer, Question
 from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.results.report.words import percent, size
 from hushfleet.privacy.protection import protection
 from hushfleet.simulator.studies.plan.needs import BoardTimes, Needs
 from hushfleet.simulator.units import shown_time
 
-_STYLES: dict[Answer, str] = {"yes": "bold green", "no": "bold red", "too close to call": "bold yellow"}
+_STYLES: dict[Answer, str] = {"yes": "bold green", "no": "bold red", "perhaps": "bold yellow"}
 
 
 def to_plain(advice: Advice, needed: Needs, times: list[BoardTimes]) -> dict[str, object]:
@@ -54,7 +54,8 @@ def show(console: Console, advice: Advice, needed: Needs, times: list[BoardTimes
     table = gain_table()
     console.print(
         f"Interpolated between: {'; '.join(advice.estimate.near)}. Over {table.least_seeds} seeds or more the gain "
-        f"varies by +-{100 * found.spread:.1f} points. Measured by {table.made_by} on {table.date}. How long a round "
+        f"varies by +-{100 * found.spread:.1f} points, and from one data set to another by some "
+        f"{100 * BETWEEN_DATA:.0f}. Measured by {table.made_by} on {table.date}. How long a round "
         "lasts is up to the slowest board: hushfleet forecast.",
         soft_wrap=True,
     )
@@ -86,11 +87,12 @@ def _promise(asked: Question, needed: Needs) -> dict[str, str]:
 
 def _costs(needed: Needs) -> dict[str, str]:
     masked = f", {needed.bits} bits each; a committee of {needed.members}" if needed.bits else ""
+    of = "" if needed.directions is None else f", of {needed.directions} directions"
     return {
         "rounds, clip norm": f"{needed.rounds}, {needed.clip_norm:g}",
         "noise multiplier": f"{needed.noise_multiplier:.3g} of the sum; a device adds "
         f"{needed.share_std:.3g} clip norms",
-        "values in an update": f"{needed.values:,}{masked}",
+        "values in an update": f"{needed.values:,}{of}{masked}",
         "a device sends": f"{size(needed.up + needed.answer)} a round, {size(needed.total_up)} in all",
         "and receives": f"{size(needed.down)} a round, {size(needed.total_down)} in all",
     }

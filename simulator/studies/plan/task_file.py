@@ -12,6 +12,7 @@ def task_text(asked: Question, needed: Needs) -> str:
     names = ", ".join(f'"class-{index}"' for index in range(1, asked.classes + 1))
     accounting = "strict" if asked.local else "secure"
     honest = "" if asked.local else f"honest_fraction = {asked.honest_fraction:g}\n"
+    directions = "" if needed.directions is None else f"directions = {needed.directions}\n"
     least = "" if asked.local else f"\nmin_updates = {asked.least_devices}"
     return f"""# Made by `hushfleet plan` for {asked.devices} devices with {asked.images} images each.
 name = "planned"
@@ -19,7 +20,7 @@ name = "planned"
 [model]
 name = "linear"
 features = "{asked.features}"
-
+{directions}
 [method]
 name = "hush"
 

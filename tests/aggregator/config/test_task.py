@@ -186,9 +186,10 @@ def test_what_the_hush_examples_say_about_secure_sums() -> None:
     )
     assert {TRUST[task.privacy.accounting] for task in (digits, fashion, folder)} == {"secure-sum"}
     assert digits.round.min_updates == parse_task({**digits.to_plain(), "round": {}}).round.min_updates
-    assert (digits.round.rounds, digits.privacy.clip_norm) == (20, 3.0)
+    assert (digits.round.rounds, digits.privacy.clip_norm, digits.model.directions) == (20, 3.36, 112)
+    assert "1,130 parameters for ten classes" in (TASKS[0].with_name("digits-hush.toml")).read_text()
     pays = [PAYS_FROM / signal(devices=1, epsilon=epsilon, delta=1e-5) for epsilon in (2, 4, 8)]
-    said = "50 boards at 2, 27 at 4, 15 at 8"
+    said = "25 boards at 2, 14 at 4, 8 at 8"
     assert said == "{:.0f} boards at 2, {:.0f} at 4, {:.0f} at 8".format(*pays)
     assert said in (TASKS[0].with_name("folder-hush.toml")).read_text().replace("\n# ", " ")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.planning.advice import Advice, Question, worth_it
-from hushfleet.aggregator.planning.gain_table import GainTable, gain_table
+from hushfleet.aggregator.planning.gain_table import Accuracies, Estimate, GainTable, gain_table
 from hushfleet.errors import BadInput
 from hushfleet.methods.hush_rule import signal
 
@@ -66,6 +66,23 @@ def test_fleets_that_differ_are_judged_by_such() -> None:
     for alpha, figures in ((0.3, "alpha 0.5"), (1.9, "alpha 0.5"), (2.0, "devices that are alike")):
         (said,) = table.estimate(**at, alpha=alpha).outside
         assert said == f"alpha {alpha:g} was not measured; these are the figures of {figures}"
+
+
+def test_of_several_alphas_the_nearest_is_shown() -> None:
+    table = table_of(*(fleet(10, 5, chosen, alpha=alpha) for alpha, chosen in ((None, 0.2), (0.5, 0.7), (0.1, 0.9))))
+    at = {"features": "scattering", "signal": signal_of(10), "images": 5, "classes": 10}
+    found = {alpha: table.estimate(**at, alpha=alpha) for alpha in (0.1, 0.15, 0.5, 1.0)}
+    assert [round(each.accuracies.chosen, 9) for each in found.values()] == [0.9, 0.9, 0.7, 0.7]
+    assert [len(each.outside) for each in found.values()] == [0, 1, 0, 1]
+
+
+def test_a_gain_that_another_data_set_could_take_away_is_a_perhaps() -> None:
+    question = Question(devices=100, images=20, classes=10, epsilon=2)
+    for chosen, answer in ((0.505, "no"), (0.55, "perhaps"), (0.62, "yes")):
+        accuracies = Accuracies(alone=0.5, chosen=chosen, alone_common=0.5, shared=chosen, spread=0.001)
+        advice = Advice(question, Estimate(accuracies, (), ()))
+        assert advice.answer == answer
+        assert ("images like yours" in advice.in_words) == (answer == "perhaps")
 
 
 def test_images_are_held_to_what_was_measured_with_the_neighbouring_classes() -> None:

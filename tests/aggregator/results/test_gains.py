@@ -14,8 +14,8 @@ from hushfleet.aggregator.results.result import OwnHead, Result
 from support import report_samples
 
 sample, bare = report_samples.sample, report_samples.bare
-SHARED = OwnHead(kind="shared", name="the shared head", images=12, errors=1, errors_shared=1, errors_alone=6)
-ALONE = OwnHead(kind="alone", name="a head trained alone", images=12, errors=1, errors_shared=9, errors_alone=1)
+SHARED = OwnHead(images=12, shared=0.75, pulled=0.25, alone=0.0, right=11, right_shared=11, right_alone=6)
+ALONE = OwnHead(images=12, shared=0.25, pulled=0.25, alone=0.5, right=11, right_shared=3, right_alone=11)
 
 
 def changed(result: Result, **details: object) -> Result:
@@ -129,10 +129,10 @@ def test_a_fleet_with_own_heads_serves_the_common_test_with_the_shared_one() -> 
     assert common_test(result).federated == 0.6
     assert common_test(result).gains == pytest.approx((-0.1, -0.1))
     assert [name for name, _ in judge(result).rows] == [
-        "shared head, common test", "chosen heads, own data", "chosen heads, common test",
+        "shared head, common test", "own heads, own data", "own heads, common test",
     ]  # fmt: skip
     told = own_head_answer(result)
-    assert "the devices keep: the shared head (1), a head trained alone (1)." in told
+    assert "on average 50.0\xa0% the shared head, 25.0\xa0% heads pulled to it, 25.0\xa0% heads trained alone." in told
     assert "none of 2 devices are worse than alone" in told
     assert own_head_answer(sample(2)) == ""
 

@@ -19,7 +19,7 @@ def deal(labels: np.ndarray, kind: str, devices: int, seed: int = 0, **options) 
         options.setdefault("alpha", 0.5)
     if kind == "pathological":
         options.setdefault("classes_per_device", 2)
-    return partition(labels, kind=kind, devices=devices, seed=seed, **options)
+    return partition(labels, kind=kind, devices=devices, seed=seed, **options).parts
 
 
 labelings = st.lists(st.integers(0, 4), min_size=40, max_size=200).map(np.array)
@@ -196,3 +196,20 @@ def test_stratified_choice_breaks_ties_at_random() -> None:
 def test_label_counts_by_hand() -> None:
     counts = label_counts(np.array([0, 1, 1, 3]), [np.array([0, 1, 2]), np.array([3]), np.array([], int)], 4)
     assert counts.tolist() == [[1, 2, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_devices_are_drawn_by(kind: str) -> None:
+    """On average over devices it is what they hold; of kinds that cut classes it is exactly that."""
+    labels = np.repeat([0, 1, 3], [3000, 2000, 1000])
+    options = {"alpha": 3.0} if kind.startswith("dirichlet") else {}
+    parts, mixes = partition(labels, kind=kind, devices=40, seed=3, classes_per_device=2, min_samples=1, **options)
+    held = label_counts(labels, parts, 4) / np.array([[len(part)] for part in parts])
+    np.testing.assert_allclose(mixes.sum(1), 1)
+    if kind in ("dirichlet-class", "pathological"):
+        np.testing.assert_array_equal(mixes, held)
+    else:
+        assert 0 < np.abs(mixes - held).mean() < 0.03
+        again = [partition(labels, kind=kind, devices=40, seed=seed, min_samples=1, **options) for seed in range(4)]
+        assert (np.ptp([each.mixes[0, 0] for each in again]) > 0.05) == (kind != "iid")
+    assert not mixes[:, 2].any()

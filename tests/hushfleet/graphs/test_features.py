@@ -48,6 +48,20 @@ def test_every_image_has_its_features(count: int) -> None:
     np.testing.assert_array_equal(made.y, samples.y)
 
 
+def test_a_network_may_be_given_the_first_ones() -> None:
+    graph = FeatureGraph(linear, spec_of(linear()), given=2)
+    every, some = FeatureGraph(linear, spec_of(linear())).of(images(5)), graph.of(images(5))
+    assert some.x.shape == (5, 2, 1, 1)
+    assert some.x.flags.c_contiguous
+    np.testing.assert_array_equal(some.x, every.x[:, :2])
+    np.testing.assert_array_equal(some.own, every.x[:, 2:, 0, 0])
+    np.testing.assert_array_equal(every.own, every.x[:, :, 0, 0])
+    part = joined(some.take(np.array([3])), some.take(slice(1, 3)))
+    np.testing.assert_array_equal(part.x, some.x[[3, 1, 2]])
+    np.testing.assert_array_equal(part.own, some.own[[3, 1, 2]])
+    assert part.nbytes == 3 * COUNT * 4
+
+
 def test_features_are_kept_by_what_they_were_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = FeatureGraph(linear, spec_of(linear()), cache=tmp_path)
     first = graph.of(images(9)).x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -183,12 +184,13 @@ def test_with_the_unit_record_the_bound_is_on_what_moves(runtimes: Any, runtime:
 @pytest.mark.parametrize(
     ("devices", "epsilon", "expected"),
     [
-        (30, 2, Steps(5, 1.0)),
-        (50, 2, Steps(20, 2.0)),
-        (100, 2, Steps(20, 3.0)),
-        (200, 2, Steps(20, 6.0)),
-        (1000, 2, Steps(20, 9.0)),
-        (100, 8, Steps(20, 9.0)),
+        (8, 2, Steps(20, 0.301, 32)),
+        (30, 2, Steps(20, 1.13, 40)),
+        (50, 2, Steps(20, 1.88, 64)),
+        (100, 2, Steps(20, 3.76, 128)),
+        (200, 2, Steps(20, 7.52, 248)),
+        (1000, 2, Steps(20, 9.0, 1256)),
+        (100, 8, Steps(20, 9.0, 416)),
     ],
 )
 def test_the_rule_follows_devices_over_noise(devices: int, epsilon: float, expected: Steps) -> None:
@@ -206,15 +208,39 @@ def task(**sections: Any) -> Any:
     return parse_task({"name": "t", **plain, **sections})
 
 
+def test_directions_are_those_of_features_with_an_order(tmp_path: Any) -> None:
+    privacy = {"accounting": "as-published", "epsilon": 2.0, "delta": 1e-5}
+    model = {"name": "linear", "features": "filters"}
+    by_rule = task(privacy=privacy, model=model)
+    assert (by_rule.model.directions, parse_task(by_rule.to_plain())) == (128, by_rule)
+    assert task(privacy=privacy, model={**model, "directions": 40}).model.directions == 40
+    assert task(privacy={**privacy, "unit": "record", "accounting": "strict"}, model=model).model.directions is None
+    assert task(privacy=privacy, model={**model, "features": "net.onnx"}).model.directions is None
+    for other in ({"features": "net.onnx"}, {"features": None}):
+        with pytest.raises(BadInput, match="no other inputs have an order"):
+            task(privacy=privacy, model={**model, **other, "directions": 40})
+
+
+def test_no_fleet_falls_over_a_cliff() -> None:
+    """A device more or less changes hardly anything."""
+    steps = [rule(devices=n, epsilon=2.0, delta=1e-5) for n in range(8, 400)]
+    for fewer, more in pairwise(steps):
+        assert more.rounds == fewer.rounds
+        assert 0 <= more.clip_norm - fewer.clip_norm < 0.06
+        assert 0 <= more.directions - fewer.directions <= 8
+
+
 def test_a_task_that_leaves_them_out_has_rounds_and_clip_norm_by_the_rule() -> None:
     privacy = {"accounting": "as-published", "epsilon": 2.0, "delta": 1e-5}
     left = task(privacy=privacy)
-    assert (left.round.rounds, left.privacy.clip_norm) == (20, 3.0)
+    assert (left.round.rounds, left.privacy.clip_norm, left.model.directions) == (20, 3.76, None)
     given = task(privacy={**privacy, "clip_norm": 0.7}, round={"rounds": 3})
     assert (given.round.rounds, given.privacy.clip_norm) == (3, 0.7)
+    fewer = task(privacy=privacy, round={"rounds": 5})  # the way in all rounds stays
+    assert (fewer.round.rounds, fewer.privacy.clip_norm) == (5, 15.0)
     # Where each device adds all the noise, a hundred are worth ten.
     alone = task(privacy={"epsilon": 2.0, "delta": 1e-5})
-    assert (alone.round.rounds, alone.privacy.clip_norm) == (5, 1.0)
+    assert (alone.round.rounds, alone.privacy.clip_norm) == (20, 0.376)
     assert parse_task(left.to_plain()) == left
     with pytest.raises(BadInput, match="clip_norm"):
         task(privacy={**privacy, "clip_norm": -1})

@@ -55,6 +55,7 @@ def test_the_file_that_it_writes_is_a_task_with_the_same_numbers(app: typer.Type
     assert CliRunner().invoke(app, [*OPTIONS, "--out", str(path)]).exit_code == 0
     task, needed = load_task(path), needs(ASKED)
     assert (task.round.rounds, task.privacy.clip_norm) == (needed.rounds, needed.clip_norm)
+    assert 10 * (task.model.directions + 1) == needed.values < 5130
     spec = task.privacy_spec(size=needed.values)
     assert spec.noise_multiplier == pytest.approx(needed.noise_multiplier)
     assert spec.secure is not None
