@@ -185,7 +185,7 @@ def test_a_task_is_judged_by_the_noise_that_it_adds() -> None:
         asked = task(round=rules)
         advice = worth_it(asked, classes=10, images=20)
         assert advice is not None
-        assert advice.answer == ("no" if rules else "yes")
+        assert (advice.answer == "yes") == (not rules)
         as_much = Question(asked.cohort_size, 20, 10, 2.0).estimate(math.sqrt(asked.cohort_size * asked.noise_split))
         assert advice.estimate == as_much
 
