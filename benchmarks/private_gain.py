@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import softmax
 
 from benchmarks.common import Figures, make_parser, table, write
 from hushfleet.methods.hush_rule import rule, signal
@@ -145,9 +146,6 @@ class Dealt:
     def first(self, devices: int) -> Dealt:
         return Dealt(self.x[:devices], self.y[:devices], self.mixes[:devices])
 
-    def leading(self, directions: int) -> Dealt:
-        return replace(self, x=leading(self.x, directions))
-
 
 def leading(features: np.ndarray, directions: int) -> np.ndarray:
     """What a shared head is given of all features: the first ones, as the task's graph gives them; or all."""
@@ -193,7 +191,7 @@ def shared_head(
         offset = (flat @ head).reshape(targets.shape) + prior
         dual = np.zeros_like(offset)  # the update is x^T dual
         for _ in range(STEPS):
-            dual -= RATE / count * (softmax(offset + gram @ dual) - targets)
+            dual -= RATE / count * (softmax(offset + gram @ dual, axis=-1) - targets)
         norms = np.sqrt((dual * (gram @ dual)).sum((1, 2)))
         scale = np.divide(clip_norm, norms, out=np.zeros_like(norms), where=norms > 0)
         total = flat.T @ (dual * scale[:, None, None]).reshape(-1, dealt.classes)
@@ -201,12 +199,6 @@ def shared_head(
         iterates.append(head)
     late: np.ndarray = np.mean(iterates[-math.ceil(rounds / 3) :], axis=0)
     return late
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    odds = np.exp(logits - logits.max(-1, keepdims=True))
-    shares: np.ndarray = odds / odds.sum(-1, keepdims=True)
-    return shares
 
 
 def alone(dealt: Dealt, images: Images) -> np.ndarray:
@@ -239,7 +231,8 @@ def measure(fleet: Fleet, images: Images) -> Figures:
         for name, extra in (("shared", fleet.honest**-0.5), ("local", fleet.devices**0.5)):
             counted = fleet.devices / extra
             rounds, clip_norm, directions = rule(devices=counted, epsilon=epsilon, delta=DELTA)
-            given, tested = dealt.leading(directions), leading(images.test_x, directions)
+            given = replace(dealt, x=leading(dealt.x, directions))
+            tested = leading(images.test_x, directions)
             multiplier = noise_multiplier_for(epsilon=epsilon, delta=DELTA, steps=rounds)
             rng = np.random.default_rng([fleet.seed, 2])
             std = multiplier * clip_norm * extra
@@ -397,9 +390,8 @@ def draw_others(axes: Any, fleet: Figures, others: list[Figures]) -> None:
     for line in others:
         cell = line["cell"]
         if (cell["data"], cell["devices"]) == (fleet["data"], fleet["devices"]) and cell["epsilon"] is not None:
-            curves.setdefault((cell["method"], cell["noise"]), {}).setdefault(cell["epsilon"], []).append(
-                line["global"]
-            )
+            curve = curves.setdefault((cell["method"], cell["noise"]), {})
+            curve.setdefault(cell["epsilon"], []).append(line["global"])
     for method, noise in sorted(curves, key=lambda curve: (curve[1] == "local", list(SHOWN).index(curve[0]))):
         points, (name, color) = curves[method, noise], SHOWN[method]
         epsilons = sorted(points)
@@ -417,9 +409,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="where the data sets' files are")
     parser.add_argument("--quick", action="store_true", help="one small fleet")
     parser.add_argument("--data", choices=sorted(FEATURES), help="measure fleets of this data set alone")
-    parser.add_argument(
-        "--part", default="0/1", metavar="K/N", help="every N-th of them, from the K-th (0 is the first)"
-    )
+    parser.add_argument("--part", default="0/1", metavar="K/N", help="every N-th of them, from the K-th, 0 the first")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many, with what there is")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write what `hushfleet plan` reads")
     parser.add_argument("--others", type=Path, metavar="FILE", help="lines of benchmarks.other_methods, for the figure")

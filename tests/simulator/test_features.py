@@ -98,11 +98,18 @@ def test_boards_end_in_the_same_model_and_predict(
     with fleet.running():
         finish(fleet)
     assert audit.models(live) == audit.models(fast), "to the last bit"
+    with Workers(1) as workers:
+        choose_own_heads(live, workers)
     pixels = live.fleet.common_test.images[0, 0]
     Image.fromarray(pixels).save(tmp_path / "digit.png")
     device = live.fleet.devices[0].name
     with DeviceStore(live.folder.device(device).store, device=device, inspect=True) as store:
         seen = predict(store, tmp_path / "digit.png")
+        params = store.own_params(live.prepared.spec.task)
+    assert "the fleet's model" in seen.model
+    x = inputs_of_own(live.prepared.features.of(live.fleet.common_test.take(slice(0, 1)))).x
+    likeliest = own_logits(params, x)[0].argmax()
+    assert seen.classes[0][0] == live.prepared.spec.model.class_names[likeliest]
     assert len(seen.classes) == 10
     assert sum(odds for _, odds in seen.classes) == pytest.approx(1)
 

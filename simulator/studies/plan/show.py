@@ -42,7 +42,7 @@ def show(console: Console, advice: Advice, needed: Needs, times: list[BoardTimes
     for heading in ("alone", "taking part", "difference"):
         accuracy.add_column(heading, justify="right")
     for test, alone, shared in (
-        ("own labels, with the head that a board chooses", found.alone, found.chosen),
+        ("own labels, with the board's own head", found.alone, found.chosen),
         ("all labels alike, with the shared head", found.alone_common, found.shared),
     ):
         accuracy.add_row(test, percent(alone), percent(shared), f"{100 * (shared - alone):+.1f} points")
