@@ -11,6 +11,7 @@ DEMO ?=
 PYTEST ?=
 CHAOS ?=
 BOARD_TESTS := tests/edge_client/storage tests/hushfleet/config tests/hushfleet/wire/format tests/hushfleet/release
+BOARD_TEST_TOOLS := hypothesis iniconfig packaging pluggy pygments pytest pytest-timeout pyyaml setuptools sortedcontainers
 FUZZ ?=
 
 # Hundreds of processes are started by the tests: each would compile the package again.
@@ -49,10 +50,11 @@ test: $(STAMP) tools
 test-fast: $(STAMP) tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" $(PYTEST)
 
-# In an environment of its own, without PyTorch, as on a board.
+# In an environment of its own, with what a board has and pytest.
 test-board:
 	board=$$(mktemp -d) && $(PYTHON) -m venv $$board && \
-	$$board/bin/python -m pip install --quiet --no-compile --no-deps --require-hashes -r constraints.txt && \
+	awk '/^[a-z]/ {keep = index(" $(BOARD_TEST_TOOLS) ", " " substr($$1, 1, index($$1, "==") - 1) " ")} keep' constraints.txt > $$board/tools.txt && \
+	$$board/bin/python -m pip install --quiet --no-compile --no-deps --require-hashes -r firmware_profiles/cards/wheels.txt -r $$board/tools.txt && \
 	$$board/bin/python -m pip install --quiet --no-compile --no-deps --no-build-isolation -e . && \
 	OMP_NUM_THREADS=1 $$board/bin/python -m pytest -p no:cacheprovider -m "not slow" $(BOARD_TESTS) && rm -r $$board
 
