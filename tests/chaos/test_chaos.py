@@ -32,7 +32,7 @@ MUTANTS = Path(__file__).with_name("mutants.py")
 SECURE = ('method.name="dp-fedavg"', 'privacy.accounting="secure"', "privacy.delta=1e-5")
 NAMES = [f"device-{number}" for number in range(6)]
 LONG_FORM = range(200)
-SEEDS = range(6)
+SEEDS = (1, 2, 3, 5)  # the fewest that have every kind of trouble
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_a_starved_device_that_cannot_live_is_given_up_and_the_fleet_goes_on(
 
 
 def test_without_a_network_nothing_can_be_cut(short_task: Any, tmp_path: Path) -> None:
-    fleet = LiveFleet(simulation_of(short_task, tmp_path / "run", devices=2))
+    fleet = LiveFleet(simulation_of(short_task, tmp_path / "run", devices=2, min_updates=1))
     for act in (fleet.cut, fleet.mend):
         with pytest.raises(BadInput, match="no network that can be cut"):
             act("device-0")
