@@ -142,7 +142,7 @@ class Fleet:
 
     def _on_round_open(self, event: Event) -> None:
         number, cohort = event.get("round"), event.get("cohort")
-        if not isinstance(number, int) or not isinstance(cohort, list | None):
+        if not isinstance(number, int) or number < 0 or not isinstance(cohort, list | None):
             return
         if cohort is None:  # a secure sum, whose devices are not named
             members = [device for device in self.devices.values() if device.is_there]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -350,6 +350,7 @@ plausible = st.one_of(
 
 @settings(max_examples=150)
 @given(st.lists(plausible, max_size=40), st.lists(wild, max_size=5))
+@example([opens(1.0, -1, "a"), closes(2.0, -1)], [])
 def test_no_log_is_too_wild(events: list[Event], scenario: list[Event]) -> None:
     events = [run(0.0), *events, opens(60.0, 9, "a", "b"), is_(61.0, "a", "training"), closes(62.0, 9), closes(63.0, 9)]
     timeline = make_timeline(events, scenario=scenario)
