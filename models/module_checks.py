@@ -187,7 +187,9 @@ def check_ending(graph: torch.fx.Graph, module: nn.Module, name: str, loss: Loss
     (node,) = next(iter(reversed(graph.nodes))).all_input_nodes
     while _operator(node) in _ONLY_MOVES:
         node = node.args[0]
-    ends = _SQUASHED.get(_operator(node))
+    operator = _operator(node)
+    # The softmax of a log-softmax is that softmax again, so cross-entropy takes it.
+    ends = "LogSoftmax" if operator == "_log_softmax" and loss == "binary" else _SQUASHED.get(operator)
     if loss == "squared" or ends is None:
         return
     kind = ends.split()[-1].lower()

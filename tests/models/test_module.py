@@ -267,6 +267,13 @@ def test_what_a_network_ends_in_are_logits(made, said):
     assert model_of(made, name="own", classes=4, input_shape=VECTOR, loss="squared").layout.size
 
 
+def test_a_log_softmax_is_taken_for_classes_alone() -> None:
+    made = nn.Sequential(nn.Linear(7, 4), nn.LogSoftmax(dim=1))
+    with pytest.raises(BadInput, match=r"it ends in LogSoftmax \(1\)"):
+        model_of(made, name="own", classes=4, input_shape=VECTOR, loss="binary")
+    assert model_of(made, name="own", classes=4, input_shape=VECTOR, loss="cross-entropy").layout.size
+
+
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
