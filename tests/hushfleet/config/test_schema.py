@@ -278,6 +278,7 @@ def check_until_it_comes():  # a function: what a loop's own jump raises is outs
         Ruled(share=0.5)
 
 
+Ruled(share=0.5)  # the first look at a type is C code that hashes annotations: one in a thousand may be lost there
 signal.signal(signal.SIGALRM, interrupt)
 gc.disable()  # in a callback of the collector it would be lost by Python itself
 lost = 0
