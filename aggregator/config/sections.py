@@ -86,8 +86,8 @@ class ModelSection(Checked):
             raise ValueError("weights are those of the fixed layers, and belong to share = 'head'")
         if (self.tolerance is not None) != find_loss(self.loss).of_numbers:
             raise ValueError(
-                "tolerance belongs to a loss of numbers ('squared', 'huber'), which needs it: how far a prediction may be from its target "
-                "and still count as right, for example 0.5"
+                "tolerance belongs to a loss of numbers ('squared', 'huber'), which needs it: how far a "
+                "prediction may be from its target and still count as right, for example 0.5"
             )
         for key, path in (("features", self.features), ("weights", self.weights), ("name", self.name)):
             if path is not None and is_path(key, path):  # absolute, as DataSection.path
