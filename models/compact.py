@@ -11,7 +11,7 @@ FED_DPA = "Yang et al., Dynamic Personalized FL with Adaptive Differential Priva
 
 
 def digits_cnn(classes: int = 10) -> Model:
-    """For the 8x8 digits of scikit-learn: trains in seconds on any board, so demos and tests use it."""
+    """The network for the 8x8 digits of scikit-learn; it trains in seconds on any board, so demos and tests use it."""
     layers = (Conv(16, 3, padding=1), Pool(), Conv(16, 3, padding=1), Pool(), Linear(32))
     return _compact("digits-cnn", "Hushfleet", (1, 8, 8), classes, layers)
 
@@ -23,7 +23,7 @@ def mnist_cnn(classes: int = 10) -> Model:
 
 
 def emnist_cnn(classes: int = 26) -> Model:
-    """For the 26 letters of EMNIST.
+    """The network for the 26 letters of EMNIST.
 
     Reading: the paper says "a simple 8-layer CNN model" and no more. Here these are four padded 3x3 convolutions with
     ReLU, a pooling after every second one, and two linear layers: eight with the poolings counted as layers.

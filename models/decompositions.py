@@ -102,7 +102,7 @@ def _weight_gradient(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """For each row of the kernel one product `[O, B P Q] @ [B P Q, C K]` of the gradient with the pixels that it met.
+    """Multiplies, for each row of the kernel, the gradient with the pixels that it met: `[O, B P Q] @ [B P Q, C K]`.
 
     A single convolution, with the batch in the place of the channels, is a product with as few columns as the kernel
     has places, and as many terms as the batch has pixels: for large images it took ONNX Runtime half of a whole step.
@@ -143,7 +143,7 @@ def avg_pool2d_backward(
 
 
 def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Where all windows are of one size, it is average pooling."""
+    """Decomposes it into average pooling if all windows have one size."""
     if x.shape[2] % grad.shape[2] or x.shape[3] % grad.shape[3]:
         raise ValueError(f"adaptive pooling of {list(x.shape[2:])} to {list(grad.shape[2:])}: must divide evenly")
     kernel = [x.shape[2] // grad.shape[2], x.shape[3] // grad.shape[3]]

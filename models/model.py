@@ -1,4 +1,4 @@
-"""What a network is here: a pure function over named tensors, and the facts that go with it.
+"""A network as a pure function over named tensors, and the facts that go with it.
 
 A network is written once, with `torch.nn.functional` calls on a dict of tensors; gradients, vmapped
 gradients and ONNX graphs all come from that one function. Dropout is explicit: the caller draws the masks

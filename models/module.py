@@ -49,7 +49,7 @@ def offer(made: nn.Module | Make) -> str:
 
 
 def own_model(name: str, **what: Any) -> Model:
-    """Of a file, or as this process has offered it. Raises `BadInput`.
+    """Loads an own network from a file, or as this process has offered it. Raises `BadInput`.
 
     :param what: as `model_of` takes it.
     """

@@ -1,4 +1,4 @@
-"""What an own network is refused for, in words: with the name of the layer, and what to do.
+"""Checks of own networks; each error names the layer, the reason, and the remedy.
 
 The network is looked at as it is, then run on random samples. What would train in silence on something else than its
 owner thinks is refused like what cannot be trained.
@@ -82,7 +82,7 @@ def check_parts(module: nn.Module, name: str, *, by_record: bool) -> None:
 
 
 def _asked_opacus(module: nn.Module) -> dict[str, str]:
-    """What Opacus refuses, by the layer's name: the first sentence of its reason.
+    """The layers that Opacus refuses, by name, with the first sentence of its reason.
 
     A GRU, which only its own hooks cannot take, is trained here.
     """
@@ -178,7 +178,7 @@ def check_gradients(module: nn.Module, name: str, shape: tuple[int, ...]) -> Non
 
 
 def check_ending(graph: torch.fx.Graph, module: nn.Module, name: str, loss: str) -> None:
-    """What the network ends in must leave logits as they are, since the loss takes their softmax or sigmoid itself.
+    """Refuses a network that ends in a softmax or sigmoid, since the loss computes it from logits itself.
 
     Raises `BadInput`.
 

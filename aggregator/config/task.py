@@ -73,12 +73,12 @@ class Task(Checked):
         self._check_delta()
 
     def to_plain(self) -> dict[str, Any]:
-        """What `parse_task` reads, of dicts, lists and scalars; keys without a value are left out."""
+        """The task as `parse_task` reads it, made of dicts, lists and scalars; keys without a value are left out."""
         plain: dict[str, Any] = _without_none(to_plain(self))
         return plain
 
     def _complete_sums(self) -> None:
-        """What secure sums ask of a task, and what follows from them where the file says nothing."""
+        """Checks the requirements of secure sums, and derives the settings that the file leaves open."""
         secure, codec = self.privacy.accounting == "secure", self.wire.codec
         if not secure:
             if codec == "masked":
@@ -163,7 +163,7 @@ class Task(Checked):
         return Targets(self.model.loss, self.model.tolerance, section.target_mean, section.target_std)
 
     def _check_loss(self) -> None:
-        """What is defined for classes alone is refused with another loss."""
+        """Refuses settings that are defined for classes alone if the loss is another one."""
         loss, section = self.model.loss, self.data
         if section.target_mean and not find_loss(loss).of_numbers:
             raise ValueError(
@@ -267,7 +267,7 @@ class Task(Checked):
 
     @property
     def delta(self) -> float:
-        """What the file says, or else what `PrivacySection` promises."""
+        """The delta of the file, or else the default that `PrivacySection` promises."""
         if self.privacy.delta is not None:
             return self.privacy.delta
         if self.privacy.unit == "record" or self.privacy.accounting == "secure":

@@ -1,1 +1,1 @@
-"""What a run is worth afterwards: `result.json` and its report."""
+"""The results of a run: `result.json` and its report."""

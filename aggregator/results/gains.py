@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the numbers allow to say; None where there is nothing to compare with."""
+        """The verdict that the numbers allow; None if there is nothing to compare with."""
         if self.federated is not None and self.chance is not None:
             error = _standard_error(self.chance, self.images) if self.images else 0.0
             if self.federated <= self.chance + SURE * error:
@@ -90,7 +90,7 @@ class Comparison:
 
 
 def common_test(result: Result) -> Comparison:
-    """What the fleet serves images from everywhere with: the devices' own models, or the shared head, where a device
+    """Compares the models that serve the common test: the devices' own models, or the shared head, where a device
     chooses its own head for its own kind of images beside that."""
     return shared_model(result, against_alone=True) if result.details.own_heads else own_models(result)
 
@@ -139,7 +139,7 @@ def final_by_device(grid: list[list[float | None]], devices: int) -> list[float 
 
 
 def chance(result: Result) -> tuple[float | None, float | None]:
-    """What always naming the commonest class reaches, on the common test set and on own data; at least one over the
+    """The accuracy of always naming the commonest class, on the common test set and on own data; at least one over the
     number of classes. Of other targets, what the best constant reaches. None where labels are not known.
 
     The classes of the common test set are those of the answers to it; of runs that have none, the devices' classes.
@@ -170,6 +170,6 @@ def worse_than_alone(result: Result) -> tuple[int, int] | None:
 
 
 def _standard_error(accuracy: float, images: int) -> float:
-    """Of a share of `images`; one right and one wrong answer are added, since nothing is certain after three images."""
+    """The standard error of a share of `images`, with one right and one wrong answer added: three images tell little."""
     share = (accuracy * images + 1) / (images + 2)
     return math.sqrt(share * (1 - share) / images)

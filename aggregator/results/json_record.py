@@ -1,4 +1,4 @@
-"""What the parts of `result.json` are made of: a base class, and the numbers that JSON cannot write.
+"""The base class of the parts of `result.json`, and the numbers that JSON cannot write.
 
 An epsilon is infinite where no noise was added, and JSON has no infinity: it is written as the string
 `"inf"` and read back as the number.

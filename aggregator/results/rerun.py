@@ -1,4 +1,4 @@
-"""What it takes to run a run again: the command, the task as it was, and digests of what it was made of."""
+"""Records how to repeat a run: the command, the task as it was, and digests of its inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GIT_S = 10.0
 
 
 def rerun(prepared: PreparedTask, *, runtime: str = "") -> Rerun:
-    """Of a run of this process.
+    """The record of a run of this process.
 
     :param runtime: what computed the gradients, where that was this machine.
     """
@@ -53,7 +53,7 @@ def input_digests(prepared: PreparedTask) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """What the run was made with. The processor counts: where its instructions differ, sums round in another order."""
+    """The versions and the processor of the run: where its instructions differ, sums round in another order."""
     found = {"hushfleet": hushfleet.__version__, "python": platform.python_version(), "platform": sys.platform}
     found["processor"] = _processor()
     for package in _PACKAGES:
@@ -65,7 +65,7 @@ def versions() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """What was typed, without a password in an address, and without `--resume`: the whole run is meant.
+    """The command as typed, without a password in an address, and without `--resume`: the whole run is meant.
 
     Empty where nothing was, as in a notebook.
     """
@@ -78,7 +78,7 @@ def command_line() -> str:
 
 
 def commit() -> str | None:
-    """Of the source tree that runs, with `-changed` where it differs from it; None where it is in no repository."""
+    """The commit of the running source tree, with `-changed` if the tree differs from it; None outside a repository."""
     folder = Path(hushfleet.__file__).parent
 
     def git(*words: str) -> str | None:

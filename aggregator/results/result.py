@@ -112,7 +112,7 @@ class Lifetime(JsonRecord):
 
 
 class PrivacyRow(JsonRecord):
-    """What one device has spent at the end of the run, against each adversary.
+    """The privacy that one device has spent at the end of the run, against each adversary.
 
     :param exchange_server: as epsilon_server, for exchanging one for another; null where the accountant does not know
         it. What was charged and never accepted is taken for as dear as the dearest round that was.
@@ -149,7 +149,7 @@ class WireInfo(JsonRecord):
 
 
 class Repeated(JsonRecord):
-    """Where the run ends with another setting; the gain is `accuracy_own_common` over local-only's, with its standard
+    """The end of the run with another setting; the gain is `accuracy_own_common` over local-only's, with its standard
     error over devices."""
 
     accuracy_own_common: Fraction = None
@@ -198,7 +198,7 @@ class TimelineRow(JsonRecord):
 
 
 class Rerun(JsonRecord):
-    """What it takes to run it again.
+    """The record that is needed to repeat the run.
 
     :param command: what was typed.
     :param task: the task as a TOML file, with all that options changed of it.
@@ -235,7 +235,7 @@ Grid = list[list[Measured]]
 
 
 class Details(JsonRecord):
-    """What the plots are made of. Every list may be empty: then it was not recorded.
+    """The data of the plots. Every list may be empty: then it was not recorded.
 
     Lists by round follow `rounds`, lists by device follow `devices`, lists by layer follow `model.layers`.
 
@@ -322,12 +322,12 @@ class Result(JsonRecord):
 
     @property
     def uplink_bytes(self) -> int:
-        """Of all rounds; 0 where they were not counted, as in a lean simulation."""
+        """The sum over all rounds; 0 if bytes were not counted, as in a lean simulation."""
         return sum(row.uplink_bytes for row in self.rounds)
 
     @property
     def bits_per_value(self) -> float | None:
-        """What an update takes for each parameter that is sent, header and signature included; None: not recorded."""
+        """The bits of an update per sent parameter, header and signature included; None: not recorded."""
         values = sum(self.details.values_sent)
         return 8 * self.uplink_bytes / values if values and self.uplink_bytes else None
 

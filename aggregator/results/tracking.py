@@ -33,7 +33,7 @@ _OF_DEVICES = {"accuracy_own_common": "accuracy/own_common_test", "accuracy_own_
 
 
 class Figures(NamedTuple):
-    """Of one closed round. `at` are unix seconds; what is infinite or was not measured is left out of `values`."""
+    """The figures of one closed round. `at` is in unix seconds; `values` omits infinite and missing ones."""
 
     round: int
     at: float
@@ -41,7 +41,7 @@ class Figures(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where figures go."""
+    """A destination of figures."""
 
     def write(self, figures: Figures) -> None: ...
 
@@ -80,7 +80,7 @@ def _figures(event: Mapping[str, Any], state: RunState, own: Mapping[str, float]
 
 
 class _OwnMetrics:
-    """What simulated devices measured of themselves; there is nothing of it in the field."""
+    """The measurements that simulated devices make of themselves; the field has none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

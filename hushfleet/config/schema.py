@@ -144,7 +144,7 @@ def read_file(path: Path) -> Any:
 
 
 def _of_backslashes(error: ValueError, text: str) -> str:
-    """What to do about a Windows path, where the line that cannot be read has a backslash."""
+    """A hint about Windows paths if the unreadable line has a backslash, else an empty text."""
     line = re.search(r"\(at line (\d+)", str(error))
     if "\\" not in text.split("\n")[int(line[1]) - 1 if line else -1]:
         return ""
@@ -188,7 +188,7 @@ def _decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
 
 
 def _decoded(kind: Any, value: Any) -> Any:
-    """For msgspec: types that it does not know."""
+    """Decodes the types that msgspec does not know."""
     if isinstance(value, kind):
         return value
     if kind is Path and isinstance(value, str):
@@ -199,7 +199,7 @@ def _decoded(kind: Any, value: Any) -> Any:
 
 
 def _unchecked(data: bytes | memoryview) -> Any:
-    """What msgpack holds, for an error's text; None where it cannot be read."""
+    """Decodes msgpack without a schema, for an error's text; None if it cannot be read."""
     try:
         return msgspec.msgpack.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -224,12 +224,12 @@ def _check_known(value: Any, plain: Any, where: str) -> None:
 
 
 def missing(name: str, where: str = "") -> str:
-    """What is said of a field that must be there."""
+    """The error text for a required field that is missing."""
     return f"{where}{': ' if where else ''}missing field `{name}`"
 
 
 def unknown(kind: type, plain: dict[Any, Any], where: str = "") -> Iterator[str]:
-    """What is said of each key that no field of a dataclass has, and which one may have been meant."""
+    """Yields an error text for each key that is no field of the dataclass, with the field that may have been meant."""
     names = [f.name for f in dataclasses.fields(kind)]
     for key in sorted(str(key) for key in plain if key not in names):
         close = difflib.get_close_matches(key, names, n=1) if len(key) <= _LONGEST_KEY else []
@@ -300,7 +300,7 @@ def bare(kind: Any) -> Any:
 
 
 def _inner(kind: Any, step: str) -> Any:
-    """The type of what `step` leads to; None where that is not known."""
+    """The type that `step` leads to; None if it is not known."""
     kind = bare(kind)
     if dataclasses.is_dataclass(kind):
         return hints(kind).get(step)  # type: ignore[arg-type]
@@ -315,7 +315,7 @@ def _inner(kind: Any, step: str) -> Any:
 
 
 def _accepted(kind: Any) -> str:
-    """What a type says that it accepts, in words; empty where msgspec's words have to do."""
+    """Describes in words what a type accepts; empty if only msgspec's own message is available."""
     said = [meta.description for meta in getattr(kind, "__metadata__", ()) if meta.description]
     for argument in get_args(kind) if type(None) in get_args(kind) else ():
         said.append(_accepted(argument))

@@ -1,4 +1,4 @@
-"""What a device is told about a task: the task package, a msgpack blob that travels content-addressed.
+"""The task package: everything that a device learns about a task, as a content-addressed msgpack blob.
 
 The aggregator's task file (`task`) is for people; this is its resolved form for devices: the
 method with its configuration, the privacy that each round is charged with, the wire format, and the

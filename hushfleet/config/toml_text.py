@@ -39,7 +39,7 @@ def _tables(values: Mapping[str, Any], *, prefix: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As a reader of TOML gives it back."""
+    """The value that a TOML reader returns for this one."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items() if each is not None}
     if isinstance(value, list | tuple):
@@ -56,7 +56,7 @@ def _text(value: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """On one line. Raises `TypeError` for None, which TOML has not."""
+    """One value on one line. Raises `TypeError` for None, which TOML does not have."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

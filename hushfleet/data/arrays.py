@@ -60,7 +60,7 @@ class Data:
     column_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Frames become arrays, and their columns' names are kept."""
+        """Converts frames to arrays and keeps the names of their columns."""
         frames = {key: x for key in ("train_x", "test_x") if is_frame(x := getattr(self, key))}
         names = {key: tuple(map(str, frame.columns)) for key, frame in frames.items()}
         if len(set(names.values())) > 1:
@@ -72,7 +72,7 @@ class Data:
             object.__setattr__(self, "column_names", self.column_names or names[key])
 
     def save(self, path: Path) -> None:
-        """As the file that `data.name = "arrays"` reads. Raises `BadInput` for what it cannot hold."""
+        """Writes the file that `data.name = "arrays"` reads. Raises `BadInput` for values that it cannot hold."""
         arrays: dict[str, Any] = {}
         for key in _KEYS:
             if (value := getattr(self, key)) is not None and len(value):

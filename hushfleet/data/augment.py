@@ -35,7 +35,7 @@ def flip_crop(x: np.ndarray, rng: np.random.Generator, *, fill: np.ndarray | flo
 def apply_flip_crop(
     x: np.ndarray, offsets: np.ndarray, flips: np.ndarray, *, fill: np.ndarray | float = 0.0
 ) -> np.ndarray:
-    """As `flip_crop`, of what `draw_flip_crop` drew.
+    """Applies the flips and crops that `draw_flip_crop` drew, as `flip_crop` does.
 
     torchvision mirrors the crop. Here the image is mirrored first and cropped at the mirrored column, which is the
     same and copies whole rows.
@@ -53,6 +53,6 @@ def apply_flip_crop(
 
 
 def _overlap(shift: int, size: int) -> tuple[slice, slice]:
-    """Where the shifted image meets its frame: places in the frame, and in the image."""
+    """The overlap of the shifted image and its frame: places in the frame, and in the image."""
     in_frame, in_image = (slice(max(by, 0), max(size - max(-by, 0), 0)) for by in (-shift, shift))
     return in_frame, in_image

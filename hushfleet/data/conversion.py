@@ -72,8 +72,8 @@ def _part(source: Any) -> Data:
 
 
 def from_torch(dataset: Any) -> Data:
-    """Of a data set whose items are pairs (sample, label), or (sample, targets): tensors, arrays or PIL images (whose
-    channels go first)."""
+    """Converts a data set of pairs (sample, label) or (sample, targets): tensors, arrays or PIL images, whose channels
+    go first."""
     pairs = [dataset[index] for index in range(len(dataset))]
     if not pairs or any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise BadInput("a PyTorch data set must have items, each of them a pair (sample, label)")
@@ -82,8 +82,8 @@ def from_torch(dataset: Any) -> Data:
 
 
 def from_hugging_face(dataset: Any) -> Data:
-    """Of a `datasets.Dataset` with a column of samples and one of labels; a column such as `device` or `user` says
-    whose a sample is. `rename_column` gives them names that are known here."""
+    """Converts a `datasets.Dataset` with a column of samples and one of labels; a column such as `device` or `user` names
+    the owners of the samples. `rename_column` gives columns the names that are known here."""
     names = dataset.column_names
     x, y = (
         next((name for name in known if name in names), None) for known in (_INPUTS, _LABELS)

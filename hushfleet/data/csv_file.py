@@ -90,7 +90,7 @@ def _encoding(raw: io.BufferedReader) -> str:
 
 
 def _separator(first: str, names: Sequence[str]) -> str:
-    """What stands between the columns, so that the first line has the names that it must have."""
+    """Finds the separator with which the first line has the required names."""
     for separator in _SEPARATORS:
         header = [one_form(name.strip()) for name in next(csv.reader([first], delimiter=separator), [])]
         if set(names) <= set(header):
@@ -101,7 +101,7 @@ def _separator(first: str, names: Sequence[str]) -> str:
 def _columns(
     path: Path, header: Sequence[str], input_shape: tuple[int, int, int] | None, outputs: Sequence[str]
 ) -> list[int]:
-    """Where the values stand. Raises `BadInput` for a header that does not fit."""
+    """The places of the value columns. Raises `BadInput` for a header that does not fit."""
     check_names(header, str(path))
     first: dict[str, int] = {}
     for number, name in enumerate(header, 1):

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class ImageForm(TypedDict):
-    """What a model takes.
+    """The images that a model takes.
 
     :param input_shape: (C, H, W); C is 1 (grey) or 3 (RGB).
     :param class_names: what labels 0, 1, ... mean; the names of the sub-folders.

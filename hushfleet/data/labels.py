@@ -1,4 +1,4 @@
-"""What stands for a class: names in one Unicode form, labels that are missing, and numbers that are codes."""
+"""Class labels: names in one Unicode form, missing labels, and numbers that are codes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: s
 
 
 def class_names_of(labels: Sequence[np.ndarray], where: str) -> tuple[str, ...]:
-    """Those that occur, in order; of whole numbers all from 0, of which most must occur. Raises `BadInput`."""
+    """The class names that occur, in order; for whole numbers all from 0, if most of them occur. Raises `BadInput`."""
     for each in labels:
         check_present(each, where)
     kinds = {each.dtype.kind in "UO" for each in labels}

@@ -1,4 +1,4 @@
-"""Values that look like measurements and are none: columns without a name, row numbers, one wild value."""
+"""Checks for values that look like measurements but are none: unnamed columns, row numbers, a single extreme value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 
 def warn_of_row_numbers(x: np.ndarray, where: str, names: Sequence[str] = ()) -> None:
-    """Of values that are whole numbers without a gap, or with few, and each once: they tell the order of the samples.
+    """Warns of columns with unique whole numbers and few gaps, which tell the order of the samples.
 
     :param x: `[n, ...]`, the samples.
     :param names: of the values of a sample.

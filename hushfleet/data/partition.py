@@ -39,7 +39,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class Division(NamedTuple):
-    """What each device holds, and what it would hold more of.
+    """The samples that each device holds, and the ones that it would hold more of.
 
     :param parts: one ascending int64 array of indices into the labels for each device; together a permutation of all.
     :param mixes: float64 `[devices, classes]`, the shares of the classes that a device's samples are drawn by. Few
@@ -265,7 +265,7 @@ def _dirichlet_device(
 def _expected_mixes(
     mixes: npt.NDArray[np.float64], sizes: npt.NDArray[np.integer[Any]], supplies: npt.NDArray[np.integer[Any]]
 ) -> npt.NDArray[np.float64]:
-    """What devices hold on average over all draws by these mixes, as shares: a class that is asked for too often is
+    """The expected shares that devices hold over all draws by these mixes: a class that is asked for too often is
     cut for all who ask, and what they lack they get of the others. The passes of `_dirichlet_device`, in fractions."""
     needs, left, held = sizes[:, None].astype(np.float64), supplies.astype(np.float64), np.zeros_like(mixes)
     for _ in range(len(left) + 1):

@@ -17,11 +17,11 @@ from hushfleet.model.targets import CLASSES, Targets
 
 
 class LabelledSamples(Protocol):
-    """What a network is trained and tested on: `Samples`, or `FeatureSamples` where its inputs are features."""
+    """Samples that a network is trained and tested on: `Samples`, or `FeatureSamples` if its inputs are features."""
 
     @property
     def kept(self) -> npt.NDArray[Any]:
-        """What is held, `[n, C, H, W]`; `x` is `kept * scale - shift`."""
+        """The stored values, `[n, C, H, W]`; `x` is `kept * scale - shift`."""
 
     @property
     def scale(self) -> npt.NDArray[np.float32]:
@@ -36,15 +36,15 @@ class LabelledSamples(Protocol):
 
     @property
     def y(self) -> npt.NDArray[Any]:
-        """What the loss is given: int64 `[n]`, the labels; or float32 `[n, outputs]`, the targets, scaled."""
+        """The input of the loss: labels int64 `[n]`, or scaled targets float32 `[n, outputs]`."""
 
     @property
     def labels(self) -> npt.NDArray[Any]:
-        """As they were given: int64 `[n]`, or float32 `[n, outputs]`."""
+        """The original labels: int64 `[n]`, or float32 `[n, outputs]`."""
 
     @property
     def targets(self) -> Targets:
-        """What the labels are."""
+        """The task's targets, which say how labels are learned."""
 
     @property
     def nbytes(self) -> int:
@@ -134,7 +134,7 @@ class Samples:
 
     @property
     def y(self) -> npt.NDArray[Any]:
-        """What the loss is given: the labels, of numbers scaled."""
+        """The input of the loss: the labels, or scaled numbers."""
         return self.targets.learned(self.labels)
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> Samples:
@@ -162,22 +162,22 @@ class FeatureSamples:
 
     @property
     def y(self) -> npt.NDArray[Any]:
-        """What the loss is given: the labels, of numbers scaled."""
+        """The input of the loss: the labels, or scaled numbers."""
         return self.targets.learned(self.labels)
 
     @property
     def x(self) -> npt.NDArray[np.float32]:
-        """What the network is given, float32 `[n, given, 1, 1]`; a copy where that is not all."""
+        """The network's input, float32 `[n, given, 1, 1]`; a copy if it is a part of the features."""
         return np.ascontiguousarray(self.features[:, : self.given])
 
     @property
     def own(self) -> npt.NDArray[np.float32]:
-        """What the device's own head is given, float32 `[n, F]`."""
+        """The input of the device's own head, float32 `[n, F]`."""
         return self.features[:, self.given or 0 :, 0, 0]
 
     @property
     def kept(self) -> npt.NDArray[np.float32]:
-        """As `x`."""
+        """The same array as `x`."""
         return self.x
 
     @property

@@ -45,7 +45,7 @@ def check_features(graph: bytes, spec: FeatureSpec, *, memory_bytes: int = MEMOR
 
 
 def features_folder(run: Path) -> Path:
-    """Where a simulation keeps features, in its run folder."""
+    """The folder in a simulation's run folder that holds features."""
     return run / "features"
 
 

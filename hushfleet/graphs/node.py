@@ -22,7 +22,7 @@ INT64, FLOAT32, BOOL = 7, 1, 9
 
 
 class Tensor(NamedTuple):
-    """What is known of a value: its ONNX element type, its shape, and its integers where they were followed."""
+    """The facts known about a value: its ONNX element type, its shape, and its integers if they were tracked."""
 
     kind: int
     shape: tuple[Size, ...]
@@ -34,7 +34,7 @@ class Tensor(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What an operator computes.
+    """The outputs of an operator, and their cost.
 
     :param work: multiply-adds, or steps of another kind.
     :param scratch: elements that a kernel keeps beside its inputs and outputs while it works.
@@ -57,7 +57,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Call:
-    """A node and what is known of its inputs; None is an input that is left out."""
+    """A node and the known facts about its inputs; None is an omitted input."""
 
     node: Node
     inputs: Sequence[Tensor | None]
@@ -111,7 +111,7 @@ def require(condition: bool, reason: str) -> None:
 
 
 def one_output(tensor: Tensor, *, work: Size = 0, scratch: Size = 0) -> Given:
-    """Of an operator with one output, which must be written at least."""
+    """The cost of an operator with one output, which must be written at least."""
     return Given((tensor,), work + tensor.size, scratch)
 
 
@@ -153,7 +153,7 @@ def listed(tensor: Tensor | None, what: str) -> list[Size]:
 
 
 def fixed_list(tensor: Tensor | None, what: str) -> list[int]:
-    """As `listed`, of integers that must not depend on the batch."""
+    """The integers of `listed`, which must not depend on the batch."""
     return [fixed(value) for value in listed(tensor, what)]
 
 

@@ -13,5 +13,5 @@ OPERATORS = frozenset(_RULES)
 
 
 def apply(node: Node, inputs: Sequence[Tensor | None]) -> Given:
-    """What `node` gives for these inputs; None is an input that is left out. Raises `GraphRefused`."""
+    """Computes the outputs of `node` for these inputs; None is an omitted input. Raises `GraphRefused`."""
     return _RULES[node.operator](Call(node, inputs))

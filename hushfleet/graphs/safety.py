@@ -85,7 +85,7 @@ class ValueFacts:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """What was found in an acceptable graph; `nodes` in an order in which they can run."""
+    """The contents of an acceptable graph; `nodes` are in an order in which they can run."""
 
     initializer_bytes: int
     inputs: Mapping[str, ValueFacts]
@@ -184,7 +184,7 @@ def _attribute(data: memoryview, operator: str, constants: _Constants) -> tuple[
 
 
 def _attribute_value(kind: int, attribute: Message, tensors: list[Tensor]) -> object:
-    """As `Node` has it: protobuf leaves out what is 0 or empty."""
+    """The attribute's value as `Node` holds it: protobuf leaves out values that are 0 or empty."""
     match _ATTRIBUTE_FIELDS[kind]:
         case "i":
             return _one(attribute, "i", 0)

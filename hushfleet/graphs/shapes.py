@@ -1,4 +1,4 @@
-"""What a graph will need: memory and work, told from its shapes before ONNX Runtime sees a byte.
+"""Bounds the memory and work of a graph by its shapes, before ONNX Runtime sees a byte.
 
 Every size is followed for all batch sizes at once (`hushfleet.graphs.sizes`), and looked at where it is largest, at the
 largest batch. Refused is a graph with a size that cannot be told, and one above a cap:
@@ -30,7 +30,7 @@ _MOST_ELEMENTS = 1 << 62  # of a tensor that is followed: a product of larger si
 
 @dataclass(frozen=True)
 class GraphCost:
-    """What one run at some batch size needs at most.
+    """The upper bounds of one run at some batch size.
 
     :param largest_bytes: of one tensor; `held_bytes`: at once, in the file's order; `all_bytes`: of all together.
     :param work: multiply-adds.
@@ -51,7 +51,7 @@ class _Step:
 
 
 def check_cost(facts: GraphFacts, *, batch: int, memory_bytes: int = MEMORY_BYTES) -> GraphCost:
-    """What the graph needs at most with up to `batch` samples. Raises `GraphRefused`."""
+    """Bounds the cost of the graph with up to `batch` samples. Raises `GraphRefused`."""
     cost = graph_cost(facts, batch)
     if max(cost.largest_bytes, cost.held_bytes) > memory_bytes or cost.all_bytes > MAX_REORDERED * memory_bytes:
         raise GraphRefused(
@@ -68,7 +68,7 @@ def check_cost(facts: GraphFacts, *, batch: int, memory_bytes: int = MEMORY_BYTE
 
 
 def graph_cost(facts: GraphFacts, batch: int) -> GraphCost:
-    """What one run with `batch` samples needs at most. Raises `GraphRefused` where that cannot be told."""
+    """Bounds the cost of one run with `batch` samples. Raises `GraphRefused` if it is unknown."""
     steps = _steps(facts)
     last_use = {name: place for place, step in enumerate(steps) for name in step.node.inputs}
     held = largest = total = work = most = 0

@@ -62,7 +62,7 @@ BATCH = Open(0, 1)
 
 
 def at(size: Size, batch: int) -> int:
-    """What a size is at a batch size."""
+    """Evaluates a size at a batch size."""
     return size.at(batch) if isinstance(size, Open) else size
 
 

@@ -22,7 +22,7 @@ class Evaluation(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """What became of each sample: `correct` bool `[n]`, `losses` float64 `[n]`."""
+    """The result of each sample: `correct` bool `[n]`, `losses` float64 `[n]`."""
 
     correct: np.ndarray
     losses: np.ndarray

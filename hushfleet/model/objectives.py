@@ -1,4 +1,4 @@
-"""What the network is trained on: the loss as data, which every runtime computes alike.
+"""The training objective as data: a loss, or a distillation, which every runtime computes alike.
 
 With a teacher, a sample's loss is (1 - w) * CE + w * D: the cross-entropy with its label, and how far the student's
 class probabilities are from the teacher's, with the sample's own weight w. With w = 0 it is the cross-entropy alone,

@@ -38,7 +38,7 @@ class LayerSpan(NamedTuple):
 
 
 class ParamLayout:
-    """Where each named tensor lies in the flat vector.
+    """The place of each named tensor in the flat vector.
 
     A layer is a module: the weight and the bias of `conv1` form one layer, since the papers clip,
     weigh and personalise them together. Tensors of one layer are adjacent.
@@ -106,7 +106,7 @@ class ParamLayout:
         }
 
     def layers_alike(self, vectors: Sequence[np.ndarray]) -> int:
-        """How many of the first layers all the vectors `[d]` have alike."""
+        """Counts the first layers that are equal in all vectors `[d]`."""
         first, *others = vectors
         for number, layer in enumerate(self.layers):
             part = slice(layer.start, layer.stop)

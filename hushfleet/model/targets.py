@@ -21,7 +21,7 @@ Tolerance = Annotated[float, Meta(gt=0, le=1e30, description="above 0")]
 
 @dataclass(frozen=True)
 class Targets(Checked):
-    """What a task's targets are. `mean` and `std` are public numbers that the task gives, never computed from private
+    """The targets of a task. `mean` and `std` are public numbers that the task gives, never computed from private
     data.
 
     :param loss: a name in `hushfleet.model.losses.LOSSES`.

@@ -72,7 +72,7 @@ class Batch:
         raise NotImplementedError
 
     def clipped(self, params: Array, bound_of: float | BoundOf, normed: Entries) -> tuple[Any, Array]:
-        """As `mean`, of gradients that are clipped one by one, and raw as those of `each`.
+        """The mean of gradients that are clipped one by one, and raw as those of `each`.
 
         :param bound_of: what they are clipped to; or a function that is called once, with the norms `[..., B]` of each
             sample's gradient (0 for padding), and returns that, a number or `[..., 1]`.

@@ -17,7 +17,7 @@ from hushfleet.privacy.record import RecordMechanism
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is done to each batch before a network sees it.
+    """The transformation of each batch before a network sees it.
 
     :param dropout: the network's masks.
     :param augment: what is done to each batch of images.

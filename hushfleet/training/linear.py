@@ -17,7 +17,7 @@ WHOLE = slice(None)
 
 @dataclass(frozen=True)
 class LinearClipping:
-    """What a gradient function offers as `clipped_sum`, for logits z = W x + b.
+    """Computes the `clipped_sum` of a gradient function in closed form, for logits z = W x + b.
 
     A record's gradient by (W, b) is the outer product of s, the loss's slope by z (of the cross-entropy
     softmax(z) - onehot(y)), with (x, 1), so that its norm is |s| |(x, 1)| (Goodfellow: "Efficient Per-Example Gradient

@@ -76,7 +76,7 @@ class Step(NamedTuple):
 
 
 class Executor(Protocol):
-    """Where one local training runs."""
+    """The machine that runs one local training."""
 
     def steps(self) -> Iterator[Step]: ...
 

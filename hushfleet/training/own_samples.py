@@ -17,7 +17,7 @@ _SQUARES_BATCH = 32
 
 
 class Teacher(NamedTuple):
-    """What a distillation objective learns from: logits float32 `[n, C]` of the own samples, and the weight in [0, 1]
+    """The teacher of a distillation: its logits float32 `[n, C]` of the own samples, and the weight in [0, 1]
     of the distillation against the cross-entropy."""
 
     logits: np.ndarray
@@ -25,7 +25,7 @@ class Teacher(NamedTuple):
 
 
 class OwnSamples(Protocol):
-    """What a method may ask of a device's own samples."""
+    """The device's own samples, as far as a method may use them."""
 
     def squared_gradient(self, params: Array) -> Array:
         """Mean over the samples of each one's squared gradient, float32 `[d]`: the diagonal of the empirical Fisher

@@ -50,7 +50,7 @@ class FeatureExtractor:
 
     @property
     def spec(self) -> FeatureSpec:
-        """As a task package has it."""
+        """The specification in a task package."""
         return FeatureSpec(self.image_shape, self.count, BlobRef.of(self.graph))
 
 
@@ -90,7 +90,7 @@ def get_features(
 
 
 def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None = None) -> FeatureExtractor:
-    """What the last layer of a network is given, of images that are normalised as the network's are.
+    """The input of a network's last layer as features, for images that are normalised as the network's are.
 
     :param params: float32 `[d]`, of the whole network.
 

@@ -18,7 +18,7 @@ _LARGE = 1024  # values of a constant, from which on its floats are worth to be 
 
 
 def from_file(path: Path, image_shape: Shape) -> tuple[bytes, int]:
-    """As `from_bytes`, of a file. Raises `BadInput`."""
+    """Reads a file for `from_bytes`. Raises `BadInput`."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -44,7 +44,7 @@ class Filters:
         return 2 * FILTERS * (height // 2 - 1) * (width // 2 - 1)
 
     def public_images(self) -> np.ndarray:
-        """What to whiten by, float64 `[n, C, H, W]`."""
+        """The public images for whitening, float64 `[n, C, H, W]`."""
         channels, side, _ = self.image_shape
         grey = synthetic.strokes(1200, side, np.random.default_rng(synthetic.SEED))
         return np.repeat(grey[:, None], channels, 1) if channels == 1 else synthetic.mixed(1200, self.image_shape)

@@ -82,7 +82,7 @@ class Scattering:
         return channels * MAPS * (height // 4) * (width // 4)
 
     def public_images(self) -> np.ndarray:
-        """What to whiten by, float64 `[n, C, H, W]`."""
+        """The public images for whitening, float64 `[n, C, H, W]`."""
         return synthetic.mixed(3000, self.image_shape)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ class NativeGradient:
         teacher: np.ndarray | None,
         distill: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Each sample's loss and its derivative by that sample's logits, which stay in `scratch` with all else."""
+        """Each sample's loss and its derivative by that sample's logits; activations stay in `scratch`."""
         if self.objective.of_classes and (wrong := (y < 0) | (y >= self.model.classes)).any():
             raise self._no_class(y, int(wrong.argmax()))
         logits = np.empty((len(y), self.model.classes), np.float32)
@@ -231,7 +231,7 @@ class NativeGradient:
     def _check_batch(
         self, params: np.ndarray, x: np.ndarray, y: np.ndarray, dropout: Sequence[np.ndarray]
     ) -> tuple[Any, ...]:
-        """What the program takes of a batch: params, images, batch, masks."""
+        """The batch as the program takes it: params, images, batch, masks."""
         specs = self.model.dropout
         if dropout and len(dropout) != len(specs):
             raise ValueError(f"{self.model.name} takes {len(specs)} dropout masks or none, not {len(dropout)}")

@@ -91,7 +91,7 @@ class SinglesWriter(Writer):
         yield "continue;"
 
     def _single_gradient(self) -> Iterator[str]:
-        """Of one sample by the convolutions' weights and biases."""
+        """The gradient of one sample by the convolutions' weights and biases."""
         convs = self.stages.convs
         for stage in convs:
             for field in (f"grad_weight{stage.number}", f"grad_bias{stage.number}"):

@@ -24,7 +24,7 @@ MIN_WINOGRAD_TILES = 4  # with fewer at a time, the products wait for one anothe
 
 @dataclass(frozen=True)
 class Target:
-    """What the compiler's target has: floats in a vector, and registers for vectors."""
+    """The compiler's target: floats in a vector, and registers for vectors."""
 
     lanes: int
     registers: int

@@ -1,4 +1,4 @@
-"""What of a program differs from network to network: its sizes, the order of the calls, the layout of memory.
+"""Writes the parts of a program that depend on the network: sizes, the order of calls, the layout of memory.
 
 The arithmetic is in `kernels/`. Each sample keeps what its backward pass will read; all samples share the packed
 weights and the sums of the gradients.
@@ -232,7 +232,7 @@ class Writer:
         return "image" if stage.first and not stage.conv.padding else f"sample->x{stage.number}"
 
     def _outputs(self, stage: ConvStage, inner: str, last: str) -> str:
-        """Where a stage's outputs, or their gradients, lie: inside the next one's padded inputs."""
+        """The place of a stage's outputs, or their gradients: inside the next one's padded inputs."""
         following = self._following(stage)
         if following is None:
             return last

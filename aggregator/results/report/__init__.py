@@ -106,7 +106,7 @@ def _epsilon_tile(name: str, epsilon: float | None) -> tuple[page.Cell, str]:
 
 
 def _under(result: Result) -> str:
-    """What was run, and when."""
+    """The line below the title: the run and its date."""
     date = [] if result.recorded_at is None else [f"{result.recorded_at[:16].replace('T', ' ')} UTC"]
     fleet = [] if result.federation is None else [f"federation {result.federation}"]
     seed = [] if result.seed is None else [f"seed {result.seed}"]

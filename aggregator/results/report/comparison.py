@@ -119,7 +119,7 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
 
 
 def _gain(seeds: Sequence[Comparison]) -> Gain | None:
-    """Of one run with the spread of its devices, of several with that of the seeds."""
+    """The gain of one run with the spread over its devices, or of several with the spread over seeds."""
     if len(seeds) == 1:
         return seeds[0].gain
     return Gain.of([each.gain.mean for each in seeds if each.gain])
@@ -139,7 +139,7 @@ def comparison_table(runs: Mapping[str, Result], *, title: str) -> TerminalTable
 
 
 def comparison_json(runs: Mapping[str, Result]) -> dict[str, Any]:
-    """For scripts; what was not measured is None, an infinite epsilon is infinite."""
+    """The comparison for scripts; values that were not measured are None, an infinite epsilon is infinite."""
     found = {}
     for name, result in runs.items():
         headline = judge(result)
@@ -165,7 +165,7 @@ def comparison_json(runs: Mapping[str, Result]) -> dict[str, Any]:
 
 
 def _seeds(group: Mapping[str, Result]) -> dict[str, Any]:
-    """Of runs that differ by their seed alone: means, standard deviations, and the mean gain's standard error."""
+    """Sums up runs that differ by their seed alone: means, deviations, and the mean gain's standard error."""
     headlines = [judge(result) for result in group.values()]
     found: dict[str, Any] = {"runs": list(group)}
     for where, tests in (("common_test", [h.common for h in headlines]), ("own_data", [h.local for h in headlines])):

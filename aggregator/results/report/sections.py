@@ -403,7 +403,7 @@ def run_facts(result: Result) -> Section:
 
 
 def meaning(result: Result) -> Section:
-    """What each number means, in plain sentences."""
+    """Explains each number in plain sentences."""
     words = {name: f"{value:g}" for name, value in LARGEST_EPSILON.items()}
     words["epsilon_server"] = SERVER_MEANINGS[trust_of(result)]
     rows = [line.format(**words).split(": ", 1) for line in template("meanings.txt").splitlines()]
@@ -416,7 +416,7 @@ def read_picture(path: Path | None) -> bytes | None:
 
 
 def seen(png: bytes) -> Section:
-    """What the server could see: the picture of `hushfleet invert`."""
+    """Shows what the server could see: the picture of `hushfleet invert`."""
     lead = (
         "Training images, and what an attacker finds in updates that they cause, in the worst case: one step on one "
         "image of a known class. Red: recognised. A failed attack is no proof that none succeeds."

@@ -81,7 +81,7 @@ def seed_table(result: Result) -> Table:
 
 
 def cost_db(wire: WireInfo) -> str:
-    """What a form takes from the ratio of signal to noise: signs have pi / 2 times the variance of the noise."""
+    """The loss of signal to noise by a form: signs have pi / 2 times the variance of the noise."""
     if wire.codec == "one-bit":
         return number(ONE_BIT_DB)
     if wire.step is None:

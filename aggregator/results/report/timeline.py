@@ -139,7 +139,7 @@ def rows_by_board(
 
 
 class Span(NamedTuple):
-    """What a device did from when to when.
+    """An activity of a device, with its begin and end.
 
     :param device: its place in the timeline's `devices`.
     """
@@ -340,7 +340,7 @@ def accepted_share(letters: str) -> float:
 
 
 def binned_letters(letters: str, binned: int) -> str:
-    """What happened most often in each `binned` rounds; of two that happened as often, the worse."""
+    """The most frequent event in each `binned` rounds; the worse one of two that are equally frequent."""
     parts = [letters[n : n + binned] for n in range(0, len(letters), binned)]
     return "".join(max(sorted(set(part), key=_WORST_FIRST.index), key=part.count) for part in parts)
 

@@ -1,4 +1,4 @@
-"""What a run's numbers say, in sentences: did federating pay, and does the epsilon mean anything?
+"""Words for a run's numbers: did federating pay, and does the epsilon mean anything?
 
 The rules are written down, so that no report can be kinder than its numbers. A gain counts if the model has learned
 anything, and if it is at least two standard errors over devices; else it is too close to call (`Comparison.verdict`).
@@ -181,7 +181,7 @@ def _spread(gain: Gain, seed: int | None) -> str:
 
 
 def own_head_answer(result: Result) -> str:
-    """What the devices' own heads are made of, and how many devices would be better off alone."""
+    """Describes the devices' own heads, and how many devices would be better off alone."""
     heads = [head for head in result.details.own_heads if head is not None]
     if not heads:
         return ""
@@ -234,7 +234,7 @@ def trust_of(result: Result) -> Trust:
 
 
 def privacy_answer(headline: Headline, *, devices: int) -> str:
-    """What the two epsilons are worth, in plain sentences."""
+    """Rates the two epsilons in plain sentences."""
     server, release, delta = headline.epsilon_server, headline.epsilon_release, headline.delta
     if server is None or delta is None:
         return "This run recorded no privacy ledger, so nothing can be said about what it protects."
@@ -301,7 +301,7 @@ def trade_answer(result: Result, headline: Headline) -> str:
 
 
 def further_answers(result: Result, headline: Headline) -> list[str]:
-    """What is said after `answer`: own heads, privacy, trust, and both at once."""
+    """The sentences after `answer`: own heads, privacy, trust, and both at once."""
     told = (
         own_head_answer(result),
         lifetime_answer(result, headline),
@@ -325,7 +325,7 @@ def verdict_of(result: Result, point: Repeated) -> Verdict | None:
 
 
 def received(result: Result) -> str:
-    """What devices fetched of the global models, and how much less it was than whole ones."""
+    """The bytes that devices fetched of the global models, and how much less it was than whole ones."""
     down = sum(row.downlink_bytes for row in result.rounds)
     # a whole model has as many bytes as an update of plain FedAvg
     whole = sum(value or 0 for value in result.details.float32_bytes)
