@@ -170,6 +170,6 @@ def worse_than_alone(result: Result) -> tuple[int, int] | None:
 
 
 def _standard_error(accuracy: float, images: int) -> float:
-    """The standard error of a share of `images`, with one right and one wrong answer added: three images tell little."""
+    """The standard error of a share of `images`, with one right and one wrong answer added to it."""
     share = (accuracy * images + 1) / (images + 2)
     return math.sqrt(share * (1 - share) / images)

@@ -82,8 +82,8 @@ def from_torch(dataset: Any) -> Data:
 
 
 def from_hugging_face(dataset: Any) -> Data:
-    """Converts a `datasets.Dataset` with a column of samples and one of labels; a column such as `device` or `user` names
-    the owners of the samples. `rename_column` gives columns the names that are known here."""
+    """Converts a `datasets.Dataset` with a column of samples and one of labels; a column such as `device` or `user` has
+    the owner of each sample. `rename_column` gives columns the names that are known here."""
     names = dataset.column_names
     x, y = (
         next((name for name in known if name in names), None) for known in (_INPUTS, _LABELS)

@@ -86,7 +86,7 @@ def find_method(name: str) -> Published:
 
 
 def all_names() -> set[str]:
-    """Of all methods that are installed here."""
+    """The names of all methods that are installed here."""
     return {*METHODS, *(entry.name for entry in entry_points(group=GROUP))}
 
 
@@ -103,7 +103,7 @@ def is_offered(name: str) -> bool:
 
 
 def title_of(name: str) -> str:
-    """The name for tables and reports: of a method in a file, or of a Python program, the one that it gives itself."""
+    """The name for tables and reports. A method in a file or of a Python program names itself."""
     return find_method(name).name if in_file(name) or is_offered(name) else name
 
 
@@ -124,7 +124,7 @@ def allow_file(name: str) -> str:
 
 
 def allowed_file() -> dict[str, str]:
-    """What the environment of a process on another machine needs to run the allowed file, which must be there too."""
+    """The environment variables with which a process on another machine may run the allowed file, if it is there."""
     return {key: value for key, value in os.environ.items() if key == ALLOWED_FILE}
 
 

@@ -74,7 +74,7 @@ class ClipAgent:
         return self._act(arrays)
 
     def clip_norm_of(self, arrays: Arrays) -> float:
-        """What the drawn action stands for."""
+        """The clip norm that the drawn action stands for."""
         return float(self.clip_norm * self.clip_range ** math.tanh(float(arrays["action"])))
 
     def observe(self, arrays: Arrays, accuracy: float, loss: float) -> Arrays:
@@ -165,7 +165,7 @@ def _network(weights: Tensor, states: Tensor) -> Tensor:
 
 
 def _log_density(u: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Of the normal distribution, without the constant."""
+    """The log density of the normal distribution, without the constant."""
     return -(((u - mean) / std) ** 2) / 2 - std.log()
 
 

@@ -45,7 +45,7 @@ class DPFedSAMConfig(TrainingConfig):
 
 @dataclass(frozen=True)
 class Sharpness(MeanGradient):
-    """The gradient at the point that is rho uphill."""
+    """The gradient at the SAM point, rho uphill of the parameters."""
 
     rho: float = 0.5
 
@@ -56,15 +56,15 @@ class Sharpness(MeanGradient):
     def __call__(
         self, context: RoundContext, params: Array, batch: Batch, memory: PrivateArrays
     ) -> tuple[Any, Array, PrivateArrays]:
-        """With the loss at `params`."""
+        """The loss at `params`, and the gradient uphill of it."""
         loss, uphill = batch.mean(params)
         if self.rho == 0:
             return loss, uphill, memory
-        _, gradient = batch.mean(climbed(params, uphill, self.rho))
+        _, gradient = batch.mean(sam_point(params, uphill, self.rho))
         return loss, gradient, memory
 
 
-def climbed(params: Array, gradient: Array, rho: float) -> Array:
+def sam_point(params: Array, gradient: Array, rho: float) -> Array:
     """params + rho gradient / |gradient|, `[..., d]`; params itself for a gradient of zero."""
     xp = array_api.array_namespace(params)
     step = xp.astype(divided(rho, squared_norm(gradient) ** 0.5), params.dtype)[..., None]

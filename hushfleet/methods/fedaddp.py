@@ -84,7 +84,7 @@ def fedaddp(config: FedADDPConfig, privacy: PrivacySpec, rounds: int) -> Method:
 
 @dataclass(frozen=True)
 class NoiseBySize(Transform):
-    """As published: each parameter's change within its room q, and noise in proportion to q."""
+    """The published mechanism: each parameter's change within its room q, and noise in proportion to q."""
 
     beta: float
     adds_noise = True
@@ -118,7 +118,7 @@ class NoiseBySize(Transform):
 
 @dataclass(frozen=True)
 class LastLength(LengthPenalties):
-    """As published: towards the length that the rooms of the last round add up to."""
+    """The published penalty: it pulls towards the sum of the rooms of the last round."""
 
     def length(self, context: RoundContext) -> Array | float:
         return context.state.private.get(_LENGTH, 0.0)
@@ -126,7 +126,7 @@ class LastLength(LengthPenalties):
 
 @dataclass(frozen=True)
 class GlobalShares(LayerBounds):
-    """Under `strict`: each layer's share of C is that of its norm in the global model."""
+    """The bounds under `strict`: each layer's share of C is that of its norm in the global model."""
 
     def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
         squares = layer_norms(global_params, layout) ** 2

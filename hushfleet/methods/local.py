@@ -29,12 +29,12 @@ class MeanGradient:
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        """Names of what it remembers from round to round, in the device's private arrays."""
+        """The names of the arrays that it keeps from round to round, in the device's private arrays."""
         return ()
 
     @property
     def gradients(self) -> int:
-        """How many gradients it takes of a batch, at most; with the unit `record` they are charged together."""
+        """The largest number of gradients of a batch; with the unit `record` they are charged together."""
         return 1
 
     def __call__(
@@ -47,19 +47,19 @@ class MeanGradient:
         return (*batch.mean(params), memory)
 
     def by_record(self) -> MeanGradient:
-        """What takes its place where each gradient is noised."""
+        """The rule that replaces it when each gradient is noised."""
         return self
 
 
 class Penalty:
-    """What the local objective has beyond the loss."""
+    """A term of the local objective beyond the loss."""
 
     def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
         """Adds its gradient at `params [..., d]` to `gradient`, in place."""
         raise NotImplementedError
 
     def by_record(self) -> Penalty | None:
-        """What takes its place where the clip norm bounds gradients, and not updates."""
+        """The penalty that replaces it when the clip norm bounds gradients instead of updates; None: none does."""
         return self
 
 
@@ -82,7 +82,7 @@ class AllTogether:
 
     @property
     def parts_at_once(self) -> int:
-        """How many parts a batch is used for."""
+        """The number of parts that use the same batch."""
         return 1
 
     def masks(self, context: RoundContext) -> Sequence[Array | None]:
@@ -91,7 +91,7 @@ class AllTogether:
         return (None,)
 
     def active(self, epoch: int, parts: int) -> Sequence[int]:
-        """Which of them the batches of an epoch (0, 1, ...) update."""
+        """The numbers of the parts that the batches of an epoch (0, 1, ...) update."""
         return range(parts)
 
     @property
@@ -105,7 +105,7 @@ class AllTogether:
 
 @dataclass(frozen=True)
 class SharedOnly(AllTogether):
-    """What is personal stays as it is."""
+    """Trains the shared part alone; personal entries stay as they are."""
 
     def masks(self, context: RoundContext) -> Sequence[Array | None]:
         return (~context.personal,)
@@ -180,7 +180,7 @@ class Sgd:
 
 
 def squared_norm(array: Array) -> Array:
-    """Over the last axis, in blocks."""
+    """The squared norm over the last axis, computed in blocks."""
     xp = array_api.array_namespace(array)
     total = 0.0
     for part in blocks(array):

@@ -141,7 +141,7 @@ class Method:
 
     @property
     def max_preference(self) -> float | None:
-        """Up to how many times the round's noise a device may choose to add; None: it has no choice."""
+        """The largest multiple of the round's noise that a device may choose to add; None: it has no choice."""
         return None if self.gaussian is None else self.gaussian.max_preference
 
     def by_record(self) -> Method:
@@ -241,7 +241,7 @@ class TaskMethod:
 
     @property
     def published_size(self) -> int:
-        """How many values every device is given: the global model, and the server half's vectors after it."""
+        """The number of published values: the global model, and the server half's vectors after it."""
         return self.layout.size * (1 + len(self.server.vectors))
 
     def split(self, published: Array) -> tuple[Array, dict[str, Array]]:
@@ -266,12 +266,11 @@ class TaskMethod:
         return self.setting(terms).sigma(self.max_preference) if noised else 0.0
 
     def cost(self, terms: RoundTerms) -> Cost:
-        """What the stages cost, folded; with the unit `record` there is no bound and no noise in them, but for a secure
-        sum."""
+        """The total cost of the stages; with the unit `record` they have no bound and no noise, except for a secure sum."""
         return costs(self.parts.stages, self.setting(terms))[-1]
 
     def charge(self, terms: RoundTerms) -> Charge:
-        """What a round costs the device; known before any training."""
+        """The charge of a round to the device, known before any training."""
         cost = self.cost(terms)
         return replace(self.record_mechanism(terms).charge(), raw=cost.raw) if self.by_record else cost.charge()
 
@@ -313,7 +312,7 @@ class TaskMethod:
         return adam_reach(self.config.learning_rate, self.privacy.batches)
 
     def init_state(self) -> DeviceState:
-        """Of a device that has not trained. Nothing of its data: the aggregator computes the same."""
+        """The state of a device that has not trained, independent of its data: the aggregator computes the same."""
         private: PrivateArrays = {}
         for stage in self.parts.stages:
             if isinstance(stage, ClipLayers):
@@ -327,7 +326,7 @@ class TaskMethod:
     # the device half
 
     @property
-    def _own_is_raw(self) -> bool:
+    def _own_model_has_no_noise(self) -> bool:
         """Whether the own model is trained without the noise that the shared one has: no part of that may see it."""
         return self.by_record and self.parts.own_training is not None
 
@@ -337,7 +336,7 @@ class TaskMethod:
         :param published: float32 `[published_size]`, as `split` takes it.
         """
         global_params, vectors = self.split(published)
-        if self._own_is_raw:
+        if self._own_model_has_no_noise:
             state = replace(state, own=None)
         personal = self.parts.personal
         visible: Any = HiddenSamples() if self.by_record else samples
@@ -350,7 +349,7 @@ class TaskMethod:
         return replace(context, measured=samples.evaluate(own)) if self.parts.evaluates else context
 
     def release(self, context: RoundContext, update: Array, noise: NoiseSource) -> Release:
-        """What leaves of `update = trained - start`, once."""
+        """The part of `update = trained - start` that leaves the device, once."""
         return released(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
 
     def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
@@ -361,7 +360,7 @@ class TaskMethod:
         """
         parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
         parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: nobody writes what bounds remember but they
-        private, seen = dict(context.remembered), context.start + update if self._own_is_raw else trained
+        private, seen = dict(context.remembered), context.start + update if self._own_model_has_no_noise else trained
         for part in (self.parts.personal, *parts):
             private |= part.remember(context, update=update, trained=seen, sent=sent)
         return DeviceState(self.advance_public(context.state.public, sent), trained, private)

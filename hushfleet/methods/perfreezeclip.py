@@ -72,7 +72,7 @@ class PerFreezeClipConfig(HeadFirstConfig):
 
     @property
     def head_epochs(self) -> int:
-        """In how many epochs the backbone is frozen."""
+        """The number of epochs in which the backbone is frozen."""
         return kept_count(self.freeze_ratio, self.local_epochs) - 1
 
 
@@ -121,7 +121,7 @@ class ClippedSamples(MeanGradient):
 
 
 def percentile(values: Array, percent: float) -> Array:
-    """Over the last axis, which is kept as one entry."""
+    """The percentile over the last axis, which is kept as one entry."""
     xp = array_api.array_namespace(values)
     ordered = xp.sort(values, axis=-1)
     place = (values.shape[-1] - 1) * percent / 100

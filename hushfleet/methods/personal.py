@@ -1,4 +1,4 @@
-"""What is a device's own: which entries are never sent, and where its training begins.
+"""The personal part of a model: the entries that are never sent, and the start of local training.
 
 The public mask is a function of what was sent, so that both sides compute it alike and no bytes are spent on it.
 """
@@ -64,7 +64,7 @@ class Everything:
         return {}
 
     def by_record(self) -> Everything:
-        """What takes its place where noise is in the training."""
+        """The choice that replaces it when the training is noised."""
         return self
 
 
@@ -85,7 +85,7 @@ class Head(Everything):
 
 @dataclass(frozen=True)
 class Backbone(Head):
-    """The other way round: all but the last layers are the device's own."""
+    """All but the last layers are the device's own, which is the reverse of `Head`."""
 
     def mask(self, layout: ParamLayout) -> np.ndarray:
         return ~super().mask(layout)

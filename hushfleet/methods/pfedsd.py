@@ -34,7 +34,7 @@ class PFedSDConfig(TrainingConfig):
 
 
 @dataclass(frozen=True)
-class TimesWhenTaught(Penalty):
+class DistillationScale(Penalty):
     """Multiplies the gradient where the device has a teacher: an objective's weights sum to 1, the paper's do not."""
 
     factor: float
@@ -53,6 +53,6 @@ class TimesWhenTaught(Penalty):
 def pfedsd(config: PFedSDConfig, privacy: PrivacySpec, rounds: int) -> Method:
     weight, objective = config.distillation_weight, Objective("distillation", temperature=config.temperature)
     training = Sgd(
-        penalties=(TimesWhenTaught(1 + weight),), distillation=SelfDistillation(objective, weight / (1 + weight))
+        penalties=(DistillationScale(1 + weight),), distillation=SelfDistillation(objective, weight / (1 + weight))
     )
     return Method(training=training, stages=CLIP_AND_NOISE)

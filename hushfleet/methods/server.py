@@ -51,7 +51,7 @@ class Mean:
         return {}
 
     def controls(self, state: ServerArrays, round: int) -> dict[str, float]:
-        """What the plan of `round` tells every device: `clip_norm`, `noise_multiplier`."""
+        """The numbers that the plan of `round` tells every device: `clip_norm`, `noise_multiplier`."""
         return {}
 
     @property
@@ -64,7 +64,7 @@ class Mean:
         return ()
 
     def weight(self, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
-        """What an update `sent [d]` weighs in the mean; positive."""
+        """The weight of an update `sent [d]` in the mean; positive."""
         return 1.0
 
     def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What is done to an update before it leaves the device, as a list of stages, and what the list costs.
+"""The stages that an update passes before it leaves the device, and their cost.
 
 Accounting is a fold over the list: each stage says what it does to a `Cost`, and `TaskMethod.charge` is what comes out.
 The ledger, the owner's limits, the aggregator's check of headers, the audit and the forecast all use this one number.
@@ -38,7 +38,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Cost:
-    """What a list of stages costs a device in a round, for the unit `device`.
+    """The cost of a list of stages for a device in a round, with the unit `device`.
 
     :param norm: bound of the values in units of the round's clip norm C; inf: they have none.
     :param clip_norm: C.
@@ -65,12 +65,12 @@ class Cost:
 
     @property
     def bound(self) -> float:
-        """The most that adding or removing the device, or one of its records, changes its values by."""
+        """The largest change of the values when the device, or one of its records, is added or removed."""
         return self.clip_norm * self.norm
 
     @property
     def largest(self) -> float:
-        """The most that the norm of a device's values is."""
+        """The largest norm of a device's values."""
         return self.bound * max(1, self.records)
 
     @property
@@ -83,7 +83,9 @@ class Cost:
         return 1 if self.summed else self.noise_split
 
     def charge(self) -> Charge:
-        multiplier = together(self.noise_multiplier, *(each for each, _ in self.reports)) / math.sqrt(self._divided)
+        multiplier = combined_multiplier(self.noise_multiplier, *(each for each, _ in self.reports)) / math.sqrt(
+            self._divided
+        )
         return Charge(
             unit="device",
             adjacency=DEVICE_ADJACENCY,
@@ -94,7 +96,7 @@ class Cost:
         )
 
     def multiplier_release(self, participants: int) -> float:
-        """Against whoever sees only the aggregate, where it is a plain sum: noises add up.
+        """The noise multiplier against whoever sees only the aggregate, a plain sum in which noises add up.
 
         A report that is more than added up protects by its own noise alone. Of summed values no more is promised than
         what the noise of the devices that are honest for certain gives.
@@ -104,18 +106,18 @@ class Cost:
         summed = math.sqrt(participants / self.noise_split)
         alone = 1 / math.sqrt(self.noise_split)
         reports = (each * (summed if adds_up else alone) for each, adds_up in self.reports)
-        return together(self.noise_multiplier * summed, *reports)
+        return combined_multiplier(self.noise_multiplier * summed, *reports)
 
 
-def together(*multipliers: float) -> float:
+def combined_multiplier(*multipliers: float) -> float:
     """The one Gaussian mechanism that releases of one input amount to: 1/z^2 adds. 0, no noise, where one has none."""
     if len(multipliers) == 1 or 0 in multipliers:
         return min(multipliers)
     return float(math.fsum(z**-2 for z in multipliers) ** -0.5)
 
 
-def remaining(whole: float, report: float) -> float:
-    """What is left of a noise multiplier when a report has cost its part."""
+def remaining_multiplier(whole: float, report: float) -> float:
+    """The noise multiplier that remains after a report has used its part."""
     return float((whole**-2 - report**-2) ** -0.5)
 
 
@@ -155,7 +157,7 @@ class Transform:
         raise NotImplementedError
 
     def by_record(self) -> Transform | None:
-        """What takes its place where noise is in the training: then it sees noised values only."""
+        """The transform that replaces it when the training is noised: then it sees noised values only."""
         return self
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
@@ -212,7 +214,7 @@ def _bounded(context: RoundContext, release: Release, bound: Callable[[Array, fl
 
 @dataclass(frozen=True)
 class OneStep:
-    """What one step on the sum of clipped gradients has moved, for a sum in which a record is protected.
+    """Bounds one step on the sum of clipped gradients, for a secure sum that protects records.
 
     The noise is that of the sum, and its multiplier is against what one record moves: `step` times the clip norm. The
     whole is clipped to what `records` of them come to, which moves no two updates apart.
@@ -242,17 +244,17 @@ class OneStep:
 
 
 class LayerBounds:
-    """To what each layer is clipped, in units of C. Sees what is public: the global model, and what it remembers.
+    """The bounds of the layers, in units of C. They depend on public values: the global model, and their own memory.
 
-    What it remembers it learned from values as they were sent, unless `ClipLayers` says that it follows raw updates.
+    The memory follows values as they were sent, unless `ClipLayers` says that it follows raw updates.
     """
 
     def norm(self, layout: ParamLayout) -> float:
-        """Of all bounds together, at most."""
+        """The largest norm of all bounds together."""
         return 1.0
 
     def initial(self, layout: ParamLayout) -> PrivateArrays:
-        """What a device that has not trained remembers."""
+        """The memory of a device that has not trained."""
         return {}
 
     def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
@@ -266,7 +268,7 @@ class LayerBounds:
 
 @dataclass(frozen=True)
 class EvenBounds(LayerBounds):
-    """Each layer to the same bound.
+    """The same bound for each layer.
 
     :param size: in units of C.
     """
@@ -308,7 +310,7 @@ class ClipLayers:
         return self.bounds.remember(self._memory(context), seen, context.layout)
 
     def _memory(self, context: RoundContext) -> PrivateArrays:
-        """What the bounds themselves remember, and nothing that another part has kept."""
+        """The arrays that the bounds themselves keep, without those of other parts."""
         return {name: context.state.private[name] for name in self.bounds.initial(context.layout)}
 
 
@@ -383,7 +385,7 @@ class Gaussian:
             sigma /= cost.norm
         report = None if self.beside is None else self.beside.mechanism(setting)
         if report is not None:
-            sigma = remaining(sigma, report.noise_multiplier)
+            sigma = remaining_multiplier(sigma, report.noise_multiplier)
         return replace(cost, noise_multiplier=sigma, max_preference=self.max_preference)
 
     def apply(self, context: RoundContext, release: Release, cost: Cost, noise: NoiseSource) -> Release:
@@ -426,7 +428,7 @@ def costs(stages: Sequence[Stage], setting: RoundSetting) -> list[Cost]:
 def released(
     stages: Sequence[Stage], context: RoundContext, update: Array, noise: NoiseSource, charge: Charge
 ) -> Release:
-    """What leaves of `update = trained - start`: the stages, one after the other."""
+    """Applies the stages to `update = trained - start`, one after the other."""
     raw, layers = context.shared(update), len(context.layout.layers)
     unbounded, silent = np.full(layers, math.inf), np.zeros(layers)
     leaving = Release(raw, unbounded, silent, charge)

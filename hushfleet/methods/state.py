@@ -1,4 +1,4 @@
-"""What a device carries from round to round, and the one immutable value that all parts of a method are given."""
+"""The state that a device carries from round to round, and the immutable context that all parts of a method get."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Bits:
 
 @dataclass(frozen=True)
 class PublicState:
-    """What a device and the aggregator hold alike about this device; a function of what was sent.
+    """The state of a device that both the device and the aggregator know; a function of the sent values.
 
     :param mask: bool `[..., d]`, True where a parameter is personal (kept, not sent).
     :param participations: how many updates of the device went into it.
@@ -117,7 +117,7 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class RoundTerms:
-    """What a round asks of one device.
+    """The terms of a round for one device.
 
     :param noise_split: among how many devices the round's noise is divided.
     :param controls: numbers that the server chose for this round and published with the plan, by name.
@@ -131,7 +131,7 @@ class RoundTerms:
 
 @dataclass(frozen=True)
 class RoundSetting:
-    """What is public about a round of one device: all that its cost depends on."""
+    """The public facts of a device's round: everything that its cost depends on."""
 
     layout: ParamLayout
     privacy: PrivacySpec
@@ -211,7 +211,7 @@ class RoundContext:
         return xp.where(self.mask, xp.zeros_like(update), update)
 
     def map(self, function: Callable[[Array], Array]) -> RoundContext:
-        """With `function` applied to each array that differs between clients."""
+        """A copy with `function` applied to each array that differs between clients."""
         public = PublicState(function(self.state.public.mask), self.state.public.participations)
         own = None if self.state.own is None else function(self.state.own)
         private = {name: function(array) for name, array in self.state.private.items()}

@@ -24,7 +24,7 @@ def check_sums(method: Method, privacy: PrivacySpec, config: TrainingConfig) -> 
 
 
 def _reason_of_records(method: Method, privacy: PrivacySpec, config: TrainingConfig) -> str:
-    """Of the unit `record`: what is sent must be one sum over the records, of vectors that hang on one record each.
+    """With the unit `record` a device must send one sum over its records, of vectors that depend on one record each.
 
     Nothing of the training has noise before the sum has. So nothing may be carried from batch to batch, nor from one
     round to the next, but what all devices were told. Only parts that are known to do so are taken, and no class

@@ -26,7 +26,7 @@ from hushfleet.training.batch import Batch, ClientBatch, GradientFunction, Noise
 from hushfleet.training.draws import Inputs, drawn_batches, drawn_inputs, epochs
 from hushfleet.training.entries import ALL, Entries
 from hushfleet.training.optim import Optimizer, make_optimizer
-from hushfleet.training.own_samples import LoadedSamples, Teacher, taught
+from hushfleet.training.own_samples import LoadedSamples, Teacher, distillation_inputs
 
 OnBatch = Callable[[int, int], None]
 MakeOptimizer = Callable[[str, float, float], Optimizer]
@@ -188,7 +188,7 @@ class OneClient:
     def _batch(self, indices: np.ndarray, out: np.ndarray) -> Batch:
         x, masks = drawn_inputs(self.samples, indices, self.inputs, self.rng)
         y = self.samples.targets.learned(self.samples.labels[indices])
-        learned = taught(self.teacher, indices) if self.distills else {}
+        learned = distillation_inputs(self.teacher, indices) if self.distills else {}
         batch = ClientBatch(self.gradient, x, y, masks, learned, out, self.scratch, self.failures)
         if self.record is None:
             return batch

@@ -98,7 +98,7 @@ class HiddenSamples:
         raise PrivacyError('with privacy unit "record" a method may not look at samples outside of noised gradients')
 
 
-def taught(teacher: Teacher | None, indices: np.ndarray) -> dict[str, Any]:
+def distillation_inputs(teacher: Teacher | None, indices: np.ndarray) -> dict[str, Any]:
     """The arguments of a distilling objective for some samples; without a teacher it is the cross-entropy."""
     if teacher is None:
         return {"teacher": None, "distill": None}

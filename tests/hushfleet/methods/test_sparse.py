@@ -189,5 +189,5 @@ def test_clients_at_once_climb_as_one_by_one() -> None:
     for row in range(3):
         alone = Both(gradient[row]).asked(method, params[row])
         np.testing.assert_allclose(together[row].numpy(), alone, rtol=1e-6, atol=1e-6)
-        climbed = np.linalg.norm(alone - params[row])
-        assert climbed == pytest.approx(0 if row == 1 else 0.5, rel=1e-4)
+        sam_point = np.linalg.norm(alone - params[row])
+        assert sam_point == pytest.approx(0 if row == 1 else 0.5, rel=1e-4)
