@@ -19,6 +19,7 @@ import numpy as np
 
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs import session
+from hushfleet.model import losses
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.model.params import ParamLayout
 from hushfleet.models.model import Model
@@ -81,7 +82,7 @@ def content_key(network: Model, objective: Objective = CROSS_ENTROPY) -> str:
     code: Any = inspect.getmodule(network.function)
     parts = [f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES]
     parts += [Path(__file__).with_name(f"{name}.py").read_text("utf-8") for name in _CODE]
-    parts += map(inspect.getsource, (session, code))
+    parts += map(inspect.getsource, (session, losses, code))
     parts += [network.layout.digest, repr(objective)]
     parts.append(repr((network.name, network.input_shape, network.classes, network.dropout)))
     parts.append(repr(getattr(network.function, "layers", None)))  # a function's text is in its module

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,8 +23,9 @@ from hushfleet.aggregator.config.sections import (
     WireSection,
     is_path,
 )
-from hushfleet.config.schema import Checked, Count, from_plain, read_file, to_plain, unknown
+from hushfleet.config.schema import Checked, Count, from_plain, hints, read_file, to_plain, unknown
 from hushfleet.config.spec import MAX_SECURE_ROUNDS, PrivacySpec, SecureSpec
+from hushfleet.config.toml_text import without_none
 from hushfleet.config.written import faults, with_lines
 from hushfleet.errors import BadInput, Malformed, PrivacyError
 from hushfleet.methods import find_method
@@ -74,7 +75,7 @@ class Task(Checked):
 
     def to_plain(self) -> dict[str, Any]:
         """The task as `parse_task` reads it, made of dicts, lists and scalars; keys without a value are left out."""
-        plain: dict[str, Any] = _without_none(to_plain(self))
+        plain: dict[str, Any] = without_none(to_plain(self))
         return plain
 
     def _complete_sums(self) -> None:
@@ -171,26 +172,18 @@ class Task(Checked):
             )
         if find_loss(loss).of_classes:
             return
-        if section.name not in ("arrays", "csv"):
-            raise ValueError(
-                f"model.loss = {loss!r} learns numbers, and data.name = {section.name!r} has classes; take 'arrays' or "
-                "'csv'"
-            )
-        if section.partition not in ("iid", "given"):
-            raise ValueError(
-                f"data.partition = {section.partition!r} deals samples out by their classes, and with model.loss = "
-                f"{loss!r} there are none; take 'iid', or 'given' with your own"
-            )
-        if section.test_fraction == 0:
-            raise ValueError(
-                f"data.test_fraction = 0 draws test parts by the shares of classes, and with model.loss = {loss!r} "
-                "there are none; set for example 0.2"
-            )
-        if self.parts().of_classes:
-            raise ValueError(
-                f"method.name = {self.method.name!r} is defined for classes alone, and not for model.loss = {loss!r}; "
-                "take for example 'dp-fedavg' or 'fedper'"
-            )
+        refused = {
+            f"data.name = {section.name!r} has classes; take 'arrays' or 'csv'": section.name not in ("arrays", "csv"),
+            f"data.partition = {section.partition!r} deals samples out by their classes; take 'iid', or 'given' with "
+            "your own": section.partition not in ("iid", "given"),
+            "data.test_fraction = 0 draws test parts by the shares of classes; set for example 0.2": (
+                section.test_fraction == 0
+            ),
+            f"method.name = {self.method.name!r} is defined for classes alone; take for example 'dp-fedavg' or "
+            "'fedper'": self.parts().of_classes,
+        }
+        for words in (words for words, is_so in refused.items() if is_so):
+            raise ValueError(f"model.loss = {loss!r} has no classes, and {words}")
 
     def _check_augment(self) -> None:
         if self.data.augment != "none" and self.model.has_features:
@@ -288,18 +281,14 @@ class Task(Checked):
         :param train_samples: records of all devices together; `reading = "pooled-sampling"` needs it.
         :param size: values in an update; secure sums need it.
         """
-        section = self.privacy
-        rate, batches = self._record_batches(train_samples) if section.unit == "record" else (1.0, 1)
+        rate, batches = self._record_batches(train_samples) if self.privacy.unit == "record" else (1.0, 1)
         noise_multiplier = self._noise_multiplier(train_samples, rate, batches)
-        return PrivacySpec(
-            unit=section.unit,
-            accounting=section.accounting,
-            clip_norm=section.clip_norm,
+        return replace(
+            self._some_privacy(),
             noise_multiplier=noise_multiplier,
-            delta=self.delta,
             sample_rate=rate,
             batches=batches,
-            accountant=section.accountant,
+            accountant=self.privacy.accountant,
             noise_split=self.noise_split,
             secure=self.secure_spec(noise_multiplier=noise_multiplier, size=size),
         )
@@ -429,21 +418,7 @@ def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
     return task
 
 
-_SECTIONS: dict[str, type] = {
-    "model": ModelSection,
-    "privacy": PrivacySection,
-    "data": DataSection,
-    "round": RoundSection,
-    "wire": WireSection,
-    "scenario": ScenarioSection,
-}
-
-
-def _without_none(plain: Any) -> Any:
-    """`plain` without keys that have no value, which TOML cannot write."""
-    if isinstance(plain, dict):
-        return {key: _without_none(value) for key, value in plain.items() if value is not None}
-    return [_without_none(item) for item in plain] if isinstance(plain, (list, tuple)) else plain
+_SECTIONS = {name: kind for name, kind in hints(Task).items() if is_dataclass(kind) and kind is not MethodSection}
 
 
 def _leave_out_others(plain: dict[str, Any], overrides: tuple[str, ...]) -> None:

@@ -20,7 +20,7 @@ def to_toml(values: Mapping[str, Any]) -> str:
     """
     text = _tables(values, prefix="").lstrip("\n")
     try:
-        same = parse_toml(text) == _plain(values)
+        same = parse_toml(text) == without_none(values)
     except ValueError:
         same = False
     if not same:
@@ -38,12 +38,12 @@ def _tables(values: Mapping[str, Any], *, prefix: str) -> str:
     return text
 
 
-def _plain(value: Any) -> Any:
-    """The value that a TOML reader returns for this one."""
+def without_none(value: Any) -> Any:
+    """The value that a TOML reader returns for this one: without keys that have no value, and paths as texts."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items() if each is not None}
+        return {key: without_none(each) for key, each in value.items() if each is not None}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [without_none(each) for each in value]
     return str(value) if isinstance(value, Path) else value
 
 

@@ -266,7 +266,8 @@ class TaskMethod:
         return self.setting(terms).sigma(self.max_preference) if noised else 0.0
 
     def cost(self, terms: RoundTerms) -> Cost:
-        """The total cost of the stages; with the unit `record` they have no bound and no noise, except for a secure sum."""
+        """The total cost of the stages; with the unit `record` they have no bound and no noise, except for a secure
+        sum."""
         return costs(self.parts.stages, self.setting(terms))[-1]
 
     def charge(self, terms: RoundTerms) -> Charge:

@@ -93,7 +93,7 @@ class Batch:
 class ClientBatch(Batch):
     """One batch of one client.
 
-    :param taught: what a distilling objective takes of a teacher.
+    :param distillation: the arguments of a distilling objective, see `distillation_inputs`.
     :param scratch: rows for single samples' gradients, kept from batch to batch since fresh pages take time.
     :param failures: why the first record had no gradient that has none, with the unit `record`.
     """
@@ -102,7 +102,7 @@ class ClientBatch(Batch):
     x: np.ndarray
     y: np.ndarray
     masks: tuple[np.ndarray, ...]
-    taught: dict[str, Any]
+    distillation: dict[str, Any]
     out: np.ndarray
     scratch: dict[str, np.ndarray] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -113,7 +113,7 @@ class ClientBatch(Batch):
 
     def mean(self, params: Array) -> tuple[float, Array]:
         asked: dict[str, Any] = {"part": self.entries.span} if getattr(self.gradient, "takes_part", False) else {}
-        return self.gradient(params, self.x, self.y, self.masks, out=self.out, **self.taught, **asked)
+        return self.gradient(params, self.x, self.y, self.masks, out=self.out, **self.distillation, **asked)
 
     def each(self, params: Array) -> tuple[Array, Array]:
         rows = self.scratch.get("each")
@@ -128,7 +128,7 @@ class ClientBatch(Batch):
             losses, each = self.each(params)
             return float(losses.mean()), mean_of_clipped(each, self.sizes, bound_of, normed, self.out)
         clip_norm = (lambda norms: np.asarray(bound_of(norms)).item()) if callable(bound_of) else bound_of
-        how = {"clip_norm": clip_norm, "part": normed.span, "summed": self.entries.span, **self.taught}
+        how = {"clip_norm": clip_norm, "part": normed.span, "summed": self.entries.span, **self.distillation}
         losses, _ = at_once(params, self.x, self.y, self.masks, out=self.out, **how)
         self.out[self.entries.span] /= len(self.y)
         return float(losses.mean()), self.out
@@ -136,7 +136,7 @@ class ClientBatch(Batch):
     def clipped_sum(self, params: Array, clip_norm: float, out: Array, entries: Entries = ALL) -> float:
         at_once = getattr(self.gradient, "clipped_sum", None)
         if at_once is not None and entries.layers:
-            how = {"clip_norm": clip_norm, "out": out, "part": entries.span, **self.taught}
+            how = {"clip_norm": clip_norm, "out": out, "part": entries.span, **self.distillation}
             each, norms = at_once(params, self.x, self.y, self.masks, **how)
             if can_clip(norms, clip_norm).all():
                 return float(each.mean()) if len(each) else 0.0
@@ -165,13 +165,13 @@ class ClientBatch(Batch):
             self.y[one],
             tuple(mask[one] for mask in self.masks),
             out=out,
-            **{name: None if rows is None else rows[one] for name, rows in self.taught.items()},
+            **{name: None if rows is None else rows[one] for name, rows in self.distillation.items()},
         )
 
 
 @dataclass
 class NoisedBatch(Batch):
-    """A batch whose mean gradient is DP-SGD's. Raw gradients are not to be had.
+    """A batch whose mean gradient is DP-SGD's. Raw gradients are not available.
 
     The bound is on what `moved` has of a gradient: the rest is noise that nothing reads. `entries` changes nothing.
 
