@@ -40,7 +40,7 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.methods.clip_agent import ClipAgent, trimmed_mean
+from hushfleet.methods.clip_agent import AgentState, ClipAgent, trimmed_mean
 from hushfleet.methods.local import SelfDistillation, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
@@ -185,10 +185,10 @@ class AgentClip(Mean):
     loss_bound: float
 
     def initial(self, seed: int) -> ServerArrays:
-        return self.agent.begin(seed)
+        return self.agent.begin(seed).to_arrays()
 
     def controls(self, state: ServerArrays, round: int) -> dict[str, float]:
-        return {"clip_norm": self.agent.clip_norm_of(state)}
+        return {"clip_norm": self.agent.clip_norm_of(AgentState.from_arrays(state))}
 
     def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
         reports = [report for report in closed.reports if len(report) == 2]
@@ -197,4 +197,4 @@ class AgentClip(Mean):
         # noise and liars may not take a mean out of [0, 1]
         shares = (trimmed_mean(column) + 0.5 for column in zip(*reports, strict=True))
         accuracy, loss = (min(max(share, 0.0), 1.0) for share in shares)
-        return self.agent.observe(state, accuracy, loss * self.loss_bound)
+        return self.agent.observe(AgentState.from_arrays(state), accuracy, loss * self.loss_bound).to_arrays()

@@ -5,7 +5,7 @@ one-step loss of ACDP-pFSD's Algorithm 2, line 32. An actor gives mean and devia
 the clip norm is C_0 k^tanh(u), between C_0 / k and C_0 k. The ratio of two policies is that of u's densities: what maps
 u to the clip norm cancels in it.
 
-All that the agent is lies in NumPy arrays by name, the networks as flat vectors: a killed server goes on with the same
+The agent's whole state is an `AgentState`, which is kept as NumPy arrays by name: a killed server goes on with the same
 bits. The arithmetic is PyTorch's in float64 on one thread; PyTorch is imported where it is used, since devices, which
 have the device half of the same file, need not have it.
 
@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,12 +33,62 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HIDDEN = 32
-ACTOR, CRITIC = "actor", "critic"
 _SHAPES = ((HIDDEN, 2), (HIDDEN,), (HIDDEN, HIDDEN), (HIDDEN,), (1, HIDDEN), (1,))
 _INITIAL_STD = 0.6  # of u: tanh(u) is then within 0.54 of the middle in two of three cases
 _SEED_STREAM = 0x434C4950
 
 Arrays = dict[str, np.ndarray]
+
+
+class Network(NamedTuple):
+    """The flat weights of a network, and Adam's moments of their gradients; float64 `[n]` each."""
+
+    weights: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+
+    @classmethod
+    def of(cls, weights: np.ndarray) -> Network:
+        return cls(weights, np.zeros_like(weights), np.zeros_like(weights))
+
+
+@dataclass(frozen=True)
+class AgentState:
+    """The state of the agent before a round.
+
+    :param state: mean accuracy and loss of the round before, `[2]`; NaN before the first.
+    :param actor: its last entry is the logarithm of the policy's standard deviation.
+    :param updates: gradient steps so far.
+    :param experiences: rows (s, u, log pi(u), r, s'), `[n, 7]`.
+    :param action: u of this round, and `log_density`: log pi(u).
+    """
+
+    seed: int
+    round: int
+    state: np.ndarray
+    actor: Network
+    critic: Network
+    updates: int
+    experiences: np.ndarray
+    action: float = 0.0
+    log_density: float = 0.0
+
+    def to_arrays(self) -> Arrays:
+        arrays = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Network):
+                arrays |= {name: value.weights, f"{name}.first": value.first, f"{name}.second": value.second}
+            else:
+                arrays[name] = np.asarray(value)
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> AgentState:
+        found: dict[str, Any] = {field.name: arrays[field.name] for field in fields(cls)}
+        found |= {name: found[name].item() for name in ("seed", "round", "updates", "action", "log_density")}
+        for name in ("actor", "critic"):
+            found[name] = Network(arrays[name], arrays[f"{name}.first"], arrays[f"{name}.second"])
+        return cls(**found)
 
 
 @dataclass(frozen=True)
@@ -60,66 +110,57 @@ class ClipAgent:
     ratio_bound: float = 0.2
     random_rounds: int = 2  # Algorithm 2, line 1
 
-    def begin(self, seed: int) -> Arrays:
+    def begin(self, seed: int) -> AgentState:
         """The agent before round 1, with that round's action drawn."""
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_SEED_STREAM,)))
-        arrays: Arrays = {"seed": np.array(seed), "round": np.array(1), "state": np.full(2, np.nan)}
-        for name in (ACTOR, CRITIC):
-            weights = _initial_weights(rng)
-            if name == ACTOR:  # the mean begins near the middle of the range, and the last entry is log std
-                weights[-HIDDEN - 1 :] *= 0.01
-                weights = np.append(weights, math.log(_INITIAL_STD))
-            arrays |= {name: weights, f"{name}.first": np.zeros_like(weights), f"{name}.second": np.zeros_like(weights)}
-        arrays |= {"updates": np.array(0), "experiences": np.empty((0, 7))}
-        return self._act(arrays)
+        actor, critic = _initial_weights(rng), _initial_weights(rng)
+        actor[-HIDDEN - 1 :] *= 0.01  # the mean begins near the middle of the range
+        actor = np.append(actor, math.log(_INITIAL_STD))
+        networks = Network.of(actor), Network.of(critic)
+        return self._act(AgentState(seed, 1, np.full(2, np.nan), *networks, updates=0, experiences=np.empty((0, 7))))
 
-    def clip_norm_of(self, arrays: Arrays) -> float:
+    def clip_norm_of(self, agent: AgentState) -> float:
         """The clip norm that the drawn action stands for."""
-        return float(self.clip_norm * self.clip_range ** math.tanh(float(arrays["action"])))
+        return float(self.clip_norm * self.clip_range ** math.tanh(agent.action))
 
-    def observe(self, arrays: Arrays, accuracy: float, loss: float) -> Arrays:
+    def observe(self, agent: AgentState, accuracy: float, loss: float) -> AgentState:
         """The agent after a round with these mean reports, with the next round's action drawn.
 
         The experience is (s, u, log pi(u), r, s'); the reward r is what the loss fell and the accuracy rose by,
         Eqs. (11) to (13).
         """
-        after, arrays = np.array([accuracy, loss]), dict(arrays)
-        before = arrays["state"]
-        if arrays["round"] > self.random_rounds:
+        before, after = agent.state, np.array([accuracy, loss])
+        experiences = agent.experiences
+        if agent.round > self.random_rounds:
             reward = (before[1] - after[1]) + (after[0] - before[0])
-            row = np.concatenate([before, [arrays["action"], arrays["log_density"], reward], after])
-            arrays["experiences"] = np.vstack([arrays["experiences"], row])
-        arrays["round"], arrays["state"] = arrays["round"] + 1, after
-        if len(arrays["experiences"]) >= self.buffer:
-            arrays = self._learn(arrays)
-        return self._act(arrays)
+            row = np.concatenate([before, [agent.action, agent.log_density, reward], after])
+            experiences = np.vstack([experiences, row])
+        agent = replace(agent, round=agent.round + 1, state=after, experiences=experiences)
+        return self._act(self._learn(agent) if len(experiences) >= self.buffer else agent)
 
-    def _act(self, arrays: Arrays) -> Arrays:
+    def _act(self, agent: AgentState) -> AgentState:
         """Draws u: at random in the first rounds, then by the policy."""
-        key = np.random.SeedSequence(int(arrays["seed"]), spawn_key=(_SEED_STREAM, int(arrays["round"])))
-        rng = np.random.default_rng(key)
-        if arrays["round"] <= self.random_rounds:
-            action, density = math.atanh(rng.uniform(-0.99, 0.99)), 0.0  # uniform in the logarithm of the clip norm
-        else:
-            import torch
+        rng = np.random.default_rng(np.random.SeedSequence(agent.seed, spawn_key=(_SEED_STREAM, agent.round)))
+        if agent.round <= self.random_rounds:  # uniform in the logarithm of the clip norm
+            return replace(agent, action=math.atanh(rng.uniform(-0.99, 0.99)), log_density=0.0)
+        import torch
 
-            with torch.no_grad(), one_torch_thread():
-                weights = torch.from_numpy(arrays[ACTOR])
-                mean = _network(weights, torch.from_numpy(arrays["state"][None]))[0]
-                std = torch.exp(weights[-1])
-                u = mean + std * rng.standard_normal()
-                action, density = float(u), float(_log_density(u, mean, std))
-        return arrays | {"action": np.array(action), "log_density": np.array(density)}
+        with torch.no_grad(), one_torch_thread():
+            weights = torch.from_numpy(agent.actor.weights)
+            mean = _network(weights, torch.from_numpy(agent.state[None]))[0]
+            std = torch.exp(weights[-1])
+            u = mean + std * rng.standard_normal()
+            return replace(agent, action=float(u), log_density=float(_log_density(u, mean, std)))
 
-    def _learn(self, arrays: Arrays) -> Arrays:
+    def _learn(self, agent: AgentState) -> AgentState:
         """Algorithm 2, lines 28 to 33, on the whole buffer."""
         import torch
 
         with one_torch_thread():
-            rows = torch.from_numpy(arrays["experiences"])
+            rows = torch.from_numpy(agent.experiences)
             before, action, density, reward, after = rows[:, :2], rows[:, 2], rows[:, 3], rows[:, 4], rows[:, 5:]
-            nets = {name: _Trainable(arrays, name, self.learning_rate) for name in (ACTOR, CRITIC)}
-            actor, critic = nets[ACTOR].weights, nets[CRITIC].weights
+            trained = [_Trainable(net, agent.updates, self.learning_rate) for net in (agent.actor, agent.critic)]
+            actor, critic = (each.weights for each in trained)
             with torch.no_grad():
                 ahead = reward + self.discount * _network(critic, after)
                 advantage = ahead - _network(critic, before)
@@ -128,14 +169,13 @@ class ClipAgent:
             for _ in range(self.passes):
                 ratio = torch.exp(_log_density(action, _network(actor, before), torch.exp(actor[-1])) - density)
                 bounded = ratio.clamp(1 - self.ratio_bound, 1 + self.ratio_bound)
-                nets[ACTOR].step(-torch.minimum(ratio * advantage, bounded * advantage).mean())
+                trained[0].step(-torch.minimum(ratio * advantage, bounded * advantage).mean())
                 with torch.no_grad():
                     target = reward + self.discount * _network(critic, after)
-                nets[CRITIC].step(((target - _network(critic, before)) ** 2).mean())
-        learned = arrays | {"updates": arrays["updates"] + self.passes, "experiences": np.empty((0, 7))}
-        for name, net in nets.items():
-            learned |= {name: net.array, f"{name}.first": net.adam.first, f"{name}.second": net.adam.second}
-        return learned
+                trained[1].step(((target - _network(critic, before)) ** 2).mean())
+        actor_after, critic_after = (Network(each.array, each.adam.first, each.adam.second) for each in trained)
+        updates = agent.updates + self.passes
+        return replace(agent, actor=actor_after, critic=critic_after, updates=updates, experiences=np.empty((0, 7)))
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
@@ -175,14 +215,13 @@ class _Trainable:
     The devices' Adam: importing PyTorch's optimizers takes seconds.
     """
 
-    def __init__(self, arrays: Arrays, name: str, learning_rate: float) -> None:
+    def __init__(self, network: Network, steps: int, learning_rate: float) -> None:
         import torch
 
-        self.array = arrays[name].copy()
+        self.array = network.weights.copy()
         self.weights = torch.from_numpy(self.array).requires_grad_()
         self.adam = Adam(learning_rate)
-        self.adam.steps = int(arrays["updates"])
-        self.adam.first, self.adam.second = arrays[f"{name}.first"].copy(), arrays[f"{name}.second"].copy()
+        self.adam.steps, self.adam.first, self.adam.second = steps, network.first.copy(), network.second.copy()
 
     def step(self, loss: Tensor) -> None:
         import torch

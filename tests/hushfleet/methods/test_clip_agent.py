@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from hushfleet.aggregator.rounds.server_half import server_state_from_bytes, server_state_to_bytes
-from hushfleet.methods.clip_agent import ACTOR, CRITIC, HIDDEN, Arrays, ClipAgent, _network, trimmed_mean
+from hushfleet.methods.clip_agent import HIDDEN, AgentState, ClipAgent, _network, trimmed_mean
 
 
 def play(agent: ClipAgent, best: float, rounds: int, *, seed: int = 0) -> list[float]:
     """The clip norms of a run whose loss falls the faster the nearer they are to `best`."""
-    arrays, loss, chosen = agent.begin(seed), 2.0, []
+    state, loss, chosen = agent.begin(seed), 2.0, []
     for _ in range(rounds):
-        chosen.append(agent.clip_norm_of(arrays))
+        chosen.append(agent.clip_norm_of(state))
         loss *= 1 - 0.03 * math.exp(-(math.log(chosen[-1] / best) ** 2))
-        arrays = agent.observe(arrays, 0.5, loss)
+        state = agent.observe(state, 0.5, loss)
     return chosen
 
 
@@ -39,46 +40,45 @@ def test_a_killed_agent_goes_on_with_the_same_bits() -> None:
     for number in range(9):
         report = (0.1 * number, 2.0 - 0.2 * number)
         calm, killed = agent.observe(calm, *report), agent.observe(killed, *report)
-        killed = server_state_from_bytes(server_state_to_bytes(killed))
-    assert calm["updates"] == 9  # rounds 3 to 8 of nine fill the buffer three times, and the ninth begins another
-    assert set(calm) == set(killed)
-    for name in calm:
-        np.testing.assert_array_equal(calm[name], killed[name])
+        killed = AgentState.from_arrays(server_state_from_bytes(server_state_to_bytes(killed.to_arrays())))
+    assert calm.updates == 9  # rounds 3 to 8 of nine fill the buffer three times, and the ninth begins another
+    for name, array in calm.to_arrays().items():
+        np.testing.assert_array_equal(array, killed.to_arrays()[name])
 
 
 def test_the_first_two_actions_are_random_and_experiences_begin_in_the_third_round() -> None:
     agent = ClipAgent(2.0, 4.0, buffer=100)
-    arrays = agent.begin(0)
+    state = agent.begin(0)
     reports = [(0.1, 2.0), (0.2, 1.5), (0.25, 1.4), (0.5, 1.6)]
     for accuracy, loss in reports[:2]:
-        assert arrays["log_density"] == 0
-        arrays = agent.observe(arrays, accuracy, loss)
-    assert len(arrays["experiences"]) == 0
+        assert state.log_density == 0
+        state = agent.observe(state, accuracy, loss)
+    assert len(state.experiences) == 0
     for accuracy, loss in reports[2:]:
-        action, density = float(arrays["action"]), float(arrays["log_density"])
-        assert agent.clip_norm_of(arrays) == pytest.approx(2.0 * 4.0 ** math.tanh(action))
-        arrays = agent.observe(arrays, accuracy, loss)
-        assert arrays["experiences"][-1, 2:4].tolist() == [action, density]
+        action, density = state.action, state.log_density
+        assert agent.clip_norm_of(state) == pytest.approx(2.0 * 4.0 ** math.tanh(action))
+        state = agent.observe(state, accuracy, loss)
+        assert state.experiences[-1, 2:4].tolist() == [action, density]
     # loss 1.5 -> 1.4 and accuracy 0.2 -> 0.25: 0.15; then -0.2 + 0.25
-    np.testing.assert_allclose(arrays["experiences"][:, 4], [0.15, 0.05], rtol=1e-12)
-    np.testing.assert_array_equal(arrays["experiences"][:, :2], reports[1:3])
-    np.testing.assert_array_equal(arrays["experiences"][:, 5:], reports[2:])
+    np.testing.assert_allclose(state.experiences[:, 4], [0.15, 0.05], rtol=1e-12)
+    np.testing.assert_array_equal(state.experiences[:, :2], reports[1:3])
+    np.testing.assert_array_equal(state.experiences[:, 5:], reports[2:])
 
 
-def learned(action: float, density: float | None = None) -> tuple[Arrays, Arrays]:
+def learned(action: float, density: float | None = None) -> tuple[AgentState, AgentState]:
     """An agent before and after one step on two like experiences, of which the one with `action` paid."""
     agent = ClipAgent(1.0, 4.0, buffer=2, passes=1)
-    arrays = agent.begin(0) | {"round": np.int64(5), "state": np.array([0.5, 1.0])}
-    mean, std = _policy(arrays)
+    state = replace(agent.begin(0), round=5, state=np.array([0.5, 1.0]))
+    mean, std = _policy(state)
     other = 2 * mean - action  # as likely as `action`
     likely = -(((action - mean) / std) ** 2) / 2 - math.log(std) if density is None else density
     rows = [[0.5, 1.0, action, likely, 1.0, 0.5, 1.0], [0.5, 1.0, other, likely, 0.0, 0.5, 1.0]]
-    before = arrays | {"experiences": np.array(rows)}
+    before = replace(state, experiences=np.array(rows))
     return before, agent._learn(before)
 
 
-def _policy(arrays: Arrays) -> tuple[float, float]:
-    weights = torch.from_numpy(arrays[ACTOR])
+def _policy(state: AgentState) -> tuple[float, float]:
+    weights = torch.from_numpy(state.actor.weights)
     return float(_network(weights, torch.tensor([[0.5, 1.0]], dtype=torch.float64))), float(weights[-1].exp())
 
 
@@ -87,29 +87,31 @@ def test_a_step_moves_towards_what_paid_by_the_size_of_an_adam_step() -> None:
         before, after = learned(action)
         assert (_policy(after)[0] - _policy(before)[0]) * action > 0
         # Adam's first step is the step size against each gradient's sign; its bias is last but one
-        assert after[ACTOR][-2] - before[ACTOR][-2] == pytest.approx(math.copysign(3e-3, action), rel=1e-3)
-    assert len(after["experiences"]) == 0
+        assert after.actor.weights[-2] - before.actor.weights[-2] == pytest.approx(
+            math.copysign(3e-3, action), rel=1e-3
+        )
+    assert len(after.experiences) == 0
 
 
 def test_adam_goes_on_where_the_last_update_stopped() -> None:
     before, after = learned(0.4)
-    again = ClipAgent(1.0, 4.0, buffer=2, passes=1)._learn(after | {"experiences": before["experiences"]})
-    assert again["updates"] == 2
+    again = ClipAgent(1.0, 4.0, buffer=2, passes=1)._learn(replace(after, experiences=before.experiences))
+    assert again.updates == 2
     # gradients of nearly one size make steps of one size; moments that met a fresh count would make it 1.34 times that
-    assert again[ACTOR][-2] - after[ACTOR][-2] == pytest.approx(3e-3, rel=0.05)
+    assert again.actor.weights[-2] - after.actor.weights[-2] == pytest.approx(3e-3, rel=0.05)
 
 
 def test_a_ratio_beyond_its_bound_pulls_no_further() -> None:
     """Of the better action the ratio is e^5, above 1.2; the other's e^5 is not bounded, since it should fall."""
     before, after = learned(0.4, density=-5.0 - math.log(0.6))
-    weights = torch.tensor(before[ACTOR], requires_grad=True)
-    rows = torch.from_numpy(before["experiences"])
+    weights = torch.tensor(before.actor.weights, requires_grad=True)
+    rows = torch.from_numpy(before.experiences)
     value = _network(weights, rows[:, :2])
     ratio = torch.exp(-(((rows[:, 2] - value) / weights[-1].exp()) ** 2) / 2 - weights[-1] - rows[:, 3])
     assert float(ratio.min().detach()) > 1.2
     (-(1.2 * 1.0 + ratio[1] * -1.0) / 2).backward()  # advantages of two, normalised: 1 and -1
     expected = -3e-3 * np.sign(weights.grad.numpy())
-    moved = after[ACTOR] - before[ACTOR]
+    moved = after.actor.weights - before.actor.weights
     certain = np.abs(weights.grad.numpy()) > 1e-4
     np.testing.assert_allclose(moved[certain], expected[certain], rtol=1e-3)
     assert certain.sum() > HIDDEN
@@ -118,7 +120,7 @@ def test_a_ratio_beyond_its_bound_pulls_no_further() -> None:
 def test_the_critic_moves_towards_reward_and_discounted_value() -> None:
     before, after = learned(0.4)
     state = torch.tensor([[0.5, 1.0]], dtype=torch.float64)
-    value = [float(_network(torch.from_numpy(each[CRITIC]), state)) for each in (before, after)]
+    value = [float(_network(torch.from_numpy(each.critic.weights), state)) for each in (before, after)]
     target = 0.5 + 0.9 * value[0]  # mean reward of 1 and 0
     assert abs(target - value[1]) < abs(target - value[0])
 
