@@ -92,7 +92,7 @@ def record(
         reasons[code] = reason
     seen = privacy.keys() | {row.device for row in store.devices()}
     names = sorted(seen | declines.keys() | set(fleet))
-    noise_multiplier = prepared.method.sigma(RoundTerms())
+    noise_multiplier = prepared.method.noise_multiplier(RoundTerms())
     return Result(
         task=spec.task,
         recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

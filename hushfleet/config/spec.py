@@ -209,6 +209,16 @@ class PrivacySpec(Checked):
         require(bounded, "clip_norm", self.clip_norm, "finite where noise is added, since the noise is scaled to it")
         require(not secure or math.isfinite(self.clip_norm), "clip_norm", self.clip_norm, "finite for sums of integers")
 
+    @property
+    def as_published(self) -> bool:
+        """Whether methods run their paper's mechanism; else the variant whose ledger holds."""
+        return self.accounting == "as-published"
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether nobody is trusted: noise is not divided, and each update protects itself."""
+        return self.accounting == "strict"
+
 
 @dataclass(frozen=True)
 class WireSpec(Checked):
@@ -266,7 +276,7 @@ class TaskSpec(Checked):
         adds all of the noise and the package does not say how many devices there are.
         """
         privacy, secure = self.privacy, self.privacy.secure
-        if privacy.unit == "record" or privacy.accounting == "strict":
+        if privacy.unit == "record" or privacy.is_strict:
             return None
         if privacy.noise_multiplier == 0:
             return math.inf

@@ -128,7 +128,7 @@ def bit_multiplier(setting: RoundSetting) -> float:
     Reading: sigma_b is a twentieth of the devices. Where these are so few that the bits alone would cost more than a
     quarter of the charge, sigma_b is the noise multiplier: then they cost just that.
     """
-    return max(2 * _LEAST_SHARE * setting.terms.noise_split, 2 * setting.sigma())
+    return max(2 * _LEAST_SHARE * setting.terms.noise_split, 2 * setting.noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,9 @@ def by_agent(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage,
         return [float(each) - 0.5 for each in np.clip(shares, 0, 1)]
 
     def multiplier(setting: RoundSetting) -> float:
-        return setting.sigma() / math.sqrt(config.report_share)
+        return setting.noise_multiplier / math.sqrt(config.report_share)
 
-    noised = privacy.accounting != "as-published"
-    report = Report(2, what, measure, multiplier=multiplier if noised else None, evaluates=True)
+    report = Report(2, what, measure, multiplier=None if privacy.as_published else multiplier, evaluates=True)
     agent = ClipAgent(privacy.clip_norm, config.clip_range, config.agent_buffer)
     return (ClipWhole(), Gaussian(beside=report), report), AgentClip(agent, config.loss_bound)
 

@@ -90,10 +90,13 @@ class DPFedSimConfig(TrainingConfig):
     summary="start kept by Fisher values, clip norms by each layer's spread, mean weighed by similarity",
 )
 def dp_fedsim(config: DPFedSimConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    strict = privacy.accounting != "as-published"
-    stretch = config.strict_stretch if strict else config.max_stretch
+    stretch = config.max_stretch if privacy.as_published else config.strict_stretch
     # What is declared is the cap, not T_s, which is a function of the data.
-    adaptive = (ClipBySpread(stretch), ClipLayers(EvenBounds(stretch)), Gaussian(scaled_to_clip_norm=not strict))
+    adaptive = (
+        ClipBySpread(stretch),
+        ClipLayers(EvenBounds(stretch)),
+        Gaussian(scaled_to_clip_norm=privacy.as_published),
+    )
     return Method(
         # Eqs. (5)-(8)
         ByFisher(config.fisher_threshold, "layer", config.normalisation, inclusive=True, newcomers=False),

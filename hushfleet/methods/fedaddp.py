@@ -73,7 +73,7 @@ class FedADDPConfig(FedDPAConfig):
     summary="FedDPA with a clip threshold and noise for each parameter, by its own size",
 )
 def fedaddp(config: FedADDPConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    as_published = privacy.unit == "device" and privacy.accounting == "as-published"
+    as_published = privacy.unit == "device" and privacy.as_published
     penalties = (LastLength if as_published else LengthPenalties)(config.lambda_1, config.lambda_2)
     return Method(
         ByFisher(config.fisher_threshold),
@@ -90,7 +90,7 @@ class NoiseBySize(Transform):
     adds_noise = True
 
     def raw(self, setting: RoundSetting) -> tuple[str, ...]:
-        return ("bounds and noise that follow the own model",) if setting.sigma() > 0 else ()
+        return ("bounds and noise that follow the own model",) if setting.noise_multiplier > 0 else ()
 
     def room(self, trained: Array) -> Array:
         """q of each parameter, `[d]`."""
@@ -104,7 +104,7 @@ class NoiseBySize(Transform):
             return change
         room = self.room(context.global_params + change)
         values = moved_before + np.clip(change - moved_before, -room, room)
-        added = GaussianMechanism(context.setting.sigma())
+        added = GaussianMechanism(context.setting.noise_multiplier)
         stds = 2 * math.sqrt(len(context.layout.sizes)) * added.noise_multiplier * room.astype(np.float64)
         return added.add_noise(values, stds, noise)
 

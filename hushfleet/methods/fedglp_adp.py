@@ -84,7 +84,7 @@ def fedglp_adp(config: FedGLPADPConfig, privacy: PrivacySpec, rounds: int) -> Me
     penalties = Penalties(config.lambda_1, config.lambda_2)
     order = InTurn() if config.sequential else AllTogether()
     # As published the trend is that of raw updates, and the clip norms in the header tell it.
-    raw = privacy.accounting == "as-published" and config.gamma > 0
+    raw = privacy.as_published and config.gamma > 0
     clip = ClipLayers(TrendBounds(config.gamma), raw="clip norms that follow the norms of raw updates" if raw else "")
     return Method(
         GrowingLargest(beta, rounds),

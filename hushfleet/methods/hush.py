@@ -108,6 +108,8 @@ class OwnPrior(Everything):
 class FirstPrior(OwnPrior):
     """The last tensor stays as it is in the first model: label counts may not be looked at."""
 
+    begins_alike = True
+
     def start(
         self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout
     ) -> Array:

@@ -257,13 +257,13 @@ class TaskMethod:
     def setting(self, terms: RoundTerms) -> RoundSetting:
         return RoundSetting(self.layout, self.privacy, terms)
 
-    def sigma(self, terms: RoundTerms) -> float:
-        """The round's noise multiplier, where the method adds noise at all; else 0."""
+    def noise_multiplier(self, terms: RoundTerms) -> float:
+        """The device's noise multiplier, 0 if the method adds none. Raises `PrivacyError` for a refused preference."""
         noised = self.by_record or any(
             isinstance(stage, Gaussian) or (isinstance(stage, Transform) and stage.adds_noise)
             for stage in self.parts.stages
         )
-        return self.setting(terms).sigma(self.max_preference) if noised else 0.0
+        return self.setting(terms).preferred_multiplier(self.max_preference) if noised else 0.0
 
     def cost(self, terms: RoundTerms) -> Cost:
         """The total cost of the stages; with the unit `record` they have no bound and no noise, except for a secure
@@ -280,7 +280,7 @@ class TaskMethod:
         setting, rule = self.setting(terms), self.training.gradient
         return RecordMechanism(
             clip_norm=min(setting.clip_norm, rule.record_bound),
-            noise_multiplier=setting.sigma(self.max_preference),
+            noise_multiplier=setting.preferred_multiplier(self.max_preference),
             sample_rate=self.privacy.sample_rate,
             batches=self.privacy.batches,
             gradients_per_batch=self.training.gradients_per_batch,
@@ -295,7 +295,7 @@ class TaskMethod:
         another device's noise is not known to hide its records; and under `strict` where a coordinate may have one
         sender only.
         """
-        alone = not self.parts.personal.same_for_all and self.privacy.accounting == "strict"
+        alone = not self.parts.personal.same_for_all and self.privacy.is_strict
         if self.by_record or self.server.weighs or alone:
             return self.charge(terms).noise_multiplier
         return self.cost(terms).multiplier_release(participants)

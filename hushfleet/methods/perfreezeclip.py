@@ -40,7 +40,7 @@ from hushfleet.methods.method import CLIP_AND_NOISE, Method, published, within
 from hushfleet.methods.personal import Head
 from hushfleet.methods.state import PrivateArrays, RoundContext, kept_count
 from hushfleet.training.batch import Batch
-from hushfleet.training.entries import ALL
+from hushfleet.training.entries import ALL, Entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,46 +78,60 @@ class PerFreezeClipConfig(HeadFirstConfig):
 
 @dataclass(frozen=True)
 class ClippedSamples(MeanGradient):
-    """The mean of the samples' clipped gradients, Eq. (8).
+    """The mean of the samples' gradients, each clipped to psi, Eq. (8).
 
     :param max_norm: psi.
-    :param percentile: T of Eq. (6); None clips to psi.
-    :param norms: and `history`: as in the configuration.
+    :param whole: whether norms are those of the whole gradient; else of the part that trains.
     """
 
     max_norm: float = math.inf
-    percentile: float | None = None
-    norms: str = "whole"
-    history: str = "round"
+    whole: bool = True
     samples = True
-
-    @property
-    def lasting(self) -> tuple[str, ...]:
-        return tuple(f"norm_history_{part}" for part in range(2)) if self.history == "life" else ()
 
     def __call__(
         self, context: RoundContext, params: Array, batch: Batch, memory: PrivateArrays
     ) -> tuple[Any, Array, PrivateArrays]:
-        """It remembers P_0, P_1, ..., `[..., t]`."""
-        percent, after = self.percentile, dict(memory)
-        normed = ALL if self.norms == "whole" else batch.entries
-        if percent is None:
-            return (*batch.clipped(params, self.max_norm, normed), memory)
-        name = f"norm_history_{batch.part if self.norms == 'part' else 0}"
+        return (*batch.clipped(params, self.max_norm, self.normed(batch)), memory)
 
-        def threshold(norms: Array) -> Array:
-            """C_t, `[..., 1]`: Eqs. (5)-(7)."""
-            xp = array_api.array_namespace(norms)
-            mean = (xp.sum(norms, axis=-1) / batch.sizes)[..., None]
-            after[name] = xp.concat((memory[name], mean), axis=-1) if name in memory else mean
-            return xp.clip(percentile(after[name], percent), max=self.max_norm)
-
-        loss, gradient = batch.clipped(params, threshold, normed)
-        return loss, gradient, after
+    def normed(self, batch: Batch) -> Entries:
+        return ALL if self.whole else batch.entries
 
     def by_record(self) -> MeanGradient:
         """A fixed threshold: norms of raw gradients may not steer what is sent."""
         return MeanGradient(record_bound=self.max_norm)
+
+
+@dataclass(frozen=True)
+class AdaptivelyClipped(ClippedSamples):
+    """The same with a threshold that follows the history of mean norms P_0, P_1, ..., Eqs. (5)-(7).
+
+    :param percentile: T of Eq. (6).
+    :param by_part: whether each part has a history of its own.
+    :param lasts: whether the history goes on from round to round.
+    """
+
+    percentile: float = 90.0
+    by_part: bool = False
+    lasts: bool = False
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        return tuple(f"norm_history_{part}" for part in range(2)) if self.lasts else ()
+
+    def __call__(
+        self, context: RoundContext, params: Array, batch: Batch, memory: PrivateArrays
+    ) -> tuple[Any, Array, PrivateArrays]:
+        """The loss, the gradient and the history, `[..., t]`."""
+        after, name = dict(memory), f"norm_history_{batch.part if self.by_part else 0}"
+
+        def threshold(norms: Array) -> Array:
+            """C_t, `[..., 1]`."""
+            xp = array_api.array_namespace(norms)
+            mean = (xp.sum(norms, axis=-1) / batch.sizes)[..., None]
+            after[name] = xp.concat((memory[name], mean), axis=-1) if name in memory else mean
+            return xp.clip(percentile(after[name], self.percentile), max=self.max_norm)
+
+        return (*batch.clipped(params, threshold, self.normed(batch)), after)
 
 
 def percentile(values: Array, percent: float) -> Array:
@@ -137,7 +151,12 @@ def percentile(values: Array, percent: float) -> Array:
     summary="head first, then the backbone, with adaptive clipping of each sample's gradient; the head stays",
 )
 def perfreezeclip(config: PerFreezeClipConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    percent = config.percentile if config.clipping == "adaptive" else None
-    clipped = ClippedSamples(max_norm=config.max_norm, percentile=percent, norms=config.norms, history=config.history)
-    gradient = MeanGradient() if config.clipping == "none" else clipped
+    psi, whole, gradient = config.max_norm, config.norms == "whole", MeanGradient()
+    if config.clipping == "value":
+        gradient = ClippedSamples(max_norm=psi, whole=whole)
+    elif config.clipping == "adaptive":
+        parts, lasts = config.norms == "part", config.history == "life"
+        gradient = AdaptivelyClipped(
+            max_norm=psi, whole=whole, percentile=config.percentile, by_part=parts, lasts=lasts
+        )
     return Method(Head(config.head_layers), Sgd(gradient, order=PersonalFirst(config.head_epochs)), CLIP_AND_NOISE)

@@ -23,6 +23,8 @@ class Everything:
 
     of_classes: ClassVar[bool] = False
     """Whether it is defined for classes alone."""
+    begins_alike: ClassVar[bool] = True
+    """Whether all devices begin with the global model's own entries. Derived classes do not inherit it."""
 
     @property
     def same_for_all(self) -> bool:

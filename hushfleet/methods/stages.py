@@ -233,7 +233,7 @@ class OneStep:
             raise PrivacyError("OneStep is for a secure sum over records alone: nothing else adds its noise")
         check_record_bound(setting.clip_norm * self.step)
         cost = replace(cost, norm=self.step, summed=True, records=self.records)
-        return replace(cost, noise_multiplier=setting.sigma(), noise_split=setting.noise_split)
+        return replace(cost, noise_multiplier=setting.noise_multiplier, noise_split=setting.noise_split)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
         cost = self.cost(context.setting, Cost(context.setting.clip_norm))
@@ -339,7 +339,7 @@ class Report:
 
     def mechanism(self, setting: RoundSetting) -> GaussianMechanism | None:
         """None where the numbers leave in the clear."""
-        if self.multiplier is None or setting.sigma() == 0:
+        if self.multiplier is None or setting.noise_multiplier == 0:
             return None
         return GaussianMechanism(self.multiplier(setting), setting.noise_split)
 
@@ -380,7 +380,7 @@ class Gaussian:
         cost = replace(cost, noise_multiplier=0.0, noise_split=setting.noise_split, summed=summed)
         if not math.isfinite(cost.bound):
             return cost
-        sigma = setting.sigma(self.max_preference)
+        sigma = setting.preferred_multiplier(self.max_preference)
         if self.scaled_to_clip_norm:
             sigma /= cost.norm
         report = None if self.beside is None else self.beside.mechanism(setting)

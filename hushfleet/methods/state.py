@@ -150,22 +150,26 @@ class RoundSetting:
         """
         if self.privacy.secure is not None:
             return self.privacy.secure.honest_devices
-        return self.terms.noise_split if self.privacy.accounting == "as-published" else 1
+        return self.terms.noise_split if self.privacy.as_published else 1
 
-    def sigma(self, max_preference: float | None = None) -> float:
-        """Noise multiplier of the round: the server's choice, or the task's.
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise multiplier of the round: the server's choice, or the task's."""
+        return self.terms.controls.get("noise_multiplier", self.privacy.noise_multiplier)
 
-        :param max_preference: a device may multiply it by its own preference, up to this; None: it may not.
+    def preferred_multiplier(self, max_preference: float | None) -> float:
+        """The noise multiplier of the round times the device's own preference. Raises `PrivacyError`.
+
+        :param max_preference: the largest preference that the method takes; None: it takes none.
         """
-        sigma = self.terms.controls.get("noise_multiplier", self.privacy.noise_multiplier)
         if max_preference is None:
-            return sigma
+            return self.noise_multiplier
         if self.terms.preference > max_preference:
             raise PrivacyError(
                 f"this device wants {self.terms.preference:g} times the standard noise, and the task allows "
                 f"{max_preference:g} times (method.max_preference)"
             )
-        return self.terms.preference * sigma
+        return self.terms.preference * self.noise_multiplier
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
 from hushfleet.methods.local import AllTogether, MeanGradient, Sgd, SharedOnly
 from hushfleet.methods.method import Method, TrainingConfig
-from hushfleet.methods.personal import Everything
 from hushfleet.methods.stages import ClipLayers, ClipWhole, Report, ScaleWhole, Transform
 
 
@@ -30,8 +29,6 @@ def _reason_of_records(method: Method, privacy: PrivacySpec, config: TrainingCon
     round to the next, but what all devices were told. Only parts that are known to do so are taken, and no class
     derived from them.
     """
-    from hushfleet.methods.hush import FirstPrior  # a board imports the method of its task alone
-
     training = method.training
     if privacy.batches != 1 or config.optimizer != "sgd" or config.momentum != 0:
         return (
@@ -43,7 +40,7 @@ def _reason_of_records(method: Method, privacy: PrivacySpec, config: TrainingCon
         return 'with privacy.unit = "record" a device sends the sum of plain gradients, and this method\'s are others'
     if training.penalties or method.stages:
         return 'with privacy.unit = "record" nothing but gradients goes into a sum, and with this method more does'
-    if type(method.personal) not in (Everything, FirstPrior):
+    if not vars(type(method.personal)).get("begins_alike", False):
         return 'with privacy.unit = "record" gradients may not see what a device has of its own, and here they do'
     if method.server.weighs or method.max_preference is not None:
         return "all devices count alike and add the same part of the sum's noise, and with this method they do not"

@@ -61,7 +61,7 @@ def test_devices_stop_at_their_own_budgets_and_the_run_ends_when_all_have(
     method = simulation.prepared.method
     took = Counter(update["device"] for update in audit.events(simulation, "update"))
     for device in simulation.fleet.devices:
-        sigma = method.sigma(RoundTerms(preference=device.preference))  # as none scored, it did not fall
+        sigma = method.noise_multiplier(RoundTerms(preference=device.preference))  # as none scored, it did not fall
         may = sum(spent_after(rounds, sigma) <= task.privacy.budget for rounds in range(1, ROUNDS + 1))
         assert took[device.name] == may
         assert len(audit.ledger(simulation, device.name)) == may

@@ -110,7 +110,7 @@ def cost_by_oracle(method: TaskMethod, terms: RoundTerms, rng: np.random.Generat
     return worst
 
 
-BIT = Report(2, "two numbers", loud, multiplier=lambda setting: 3 * setting.sigma(), adds_up=True)
+BIT = Report(2, "two numbers", loud, multiplier=lambda setting: 3 * setting.noise_multiplier, adds_up=True)
 LAYERS = [ClipLayers(EvenBounds(2.0)), ClipLayers(Shares((1, 2, 3)))]
 CHANGES = [KeepLargest(0.4), Louder(), ClipWhole(), ScaleWhole(), *LAYERS]
 NOISES = [(), (Gaussian(),), (Gaussian(scaled_to_clip_norm=True),), (Gaussian(beside=BIT), BIT), (Gaussian(), BIT)]
