@@ -21,7 +21,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo tools test test-fast test-board test-arm test-card coverage chaos fuzz lint format types links docs hashes clean
+.PHONY: help demo tools test test-fast test-board test-arm test-card coverage chaos fuzz lint format types links docs hashes dist clean
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
@@ -35,6 +35,7 @@ help:
 	@echo "make fuzz    a million inputs for the decoders, guided by coverage   (FUZZ='--targets message')"
 	@echo "make lint    check style and types (ruff, mypy);   make format  mend what ruff can mend"
 	@echo "make docs    the documents and the API reference as a site, in site/"
+	@echo "make dist    the wheel, the source distribution and the version's part of the changelog, checked"
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(STAMP)
@@ -113,5 +114,15 @@ hashes: $(STAMP)
 	$(BIN)/uv pip compile --quiet --no-deps --universal --python-version 3.12 --generate-hashes --no-annotate \
 	    --custom-compile-command "make hashes" build/pins.txt --output-file constraints.txt
 
+# What a release publishes. Nothing is uploaded here.
+dist: $(STAMP)
+	rm -rf dist build/changes.md
+	$(PIP) build twine
+	$(BIN)/python -m build --no-isolation .
+	$(BIN)/python -m twine check --strict dist/*
+	version=$$($(BIN)/python -c 'import hushfleet; print(hushfleet.__version__)') && \
+	awk -v version="$$version" '/^## /{wanted = $$2 == version; next} wanted' CHANGELOG.md > build/changes.md
+	test -s build/changes.md
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov site build *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov site build dist *.egg-info
