@@ -40,7 +40,7 @@ from hushfleet.training.batch import GradientFunction
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import MakeOptimizer, OnBatch, Trained, train_round
 from hushfleet.training.optim import make_optimizer
-from hushfleet.wire.format.forms import CARRIED, steps_for
+from hushfleet.wire.format.forms import codec_of, steps_for
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader, encode_masked
 
@@ -342,7 +342,7 @@ class Trainer:
         if self.spec.privacy.secure is not None:
             data, seen = self._masked(plan, header, values, noise, roster), np.zeros(len(values), np.float32)
         else:
-            if self.spec.wire.codec in CARRIED:
+            if codec_of(self.spec.wire.codec).carries_error:
                 residual = self.store.load_residual(plan.task, size=layout.size)
                 values = values + residual[shared]
             data, seen = self.update_format.encode(header, values, counts=counts, identity=self.store.identity)

@@ -194,8 +194,11 @@ class AggregatorStore(SqliteFile):
     def put(self, key: str, value: bytes) -> None:
         self.write("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
-    def belong_to(self, task: str, spec_digest: bytes) -> None:
-        """To one task package: mixing two would spend privacy on a model that is neither. Raises `BadInput`."""
+    def check_same_task(self, task: str, spec_digest: bytes) -> None:
+        """Ties the store to one task package: mixing two would spend privacy on a model that is neither.
+
+        Raises `BadInput` for another package.
+        """
         known = self.get("spec_digest")
         if known is None:
             with self.transaction():

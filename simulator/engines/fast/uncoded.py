@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.errors import Malformed, StoreError, StoreFull
-from hushfleet.wire.format import forms
+from hushfleet.wire.format.forms import codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import (
     EncodedUpdate,
@@ -40,7 +40,7 @@ class UncodedUpdates:
     ) -> EncodedUpdate:
         """The blob says where the values are."""
         key = header.dither_key
-        sent = forms.seen(header.codec, values, counts=counts, steps=header.steps, dither_key=key)
+        sent = codec_of(header.codec).seen(values, header.coding(counts))
         path = self._folder / str(self._place)
         try:
             with path.open("r+b" if path.exists() else "wb", buffering=0) as file:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.fleet.enrolment import carried_rounds
-from hushfleet.aggregator.rounds.engine import terms_of
+from hushfleet.aggregator.ingest.checks import terms_of
 from hushfleet.config.schema import pack, unpack
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LedgerError

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
-from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
 from hushfleet.methods import METHODS
 from hushfleet.methods.state import DeviceState
@@ -26,7 +25,8 @@ from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.training.local_round import Trained, train_round
-from hushfleet.wire.format import forms
+from hushfleet.wire.format.codec import Coding
+from hushfleet.wire.format.forms import codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import UpdateHeader
 from support.kill import CALL, KillPoints
@@ -204,7 +204,7 @@ def test_what_needs_bytes_is_refused(options: dict[str, Any], words: str) -> Non
         RunOptions(lean=True, **options)
 
 
-def header(codec: Form, counts: list[int], steps: list[float], *, round: int = 1, device: str = "dev") -> UpdateHeader:
+def header(codec: str, counts: list[int], steps: list[float], *, round: int = 1, device: str = "dev") -> UpdateHeader:
     zeros, ones = (0.0,) * len(counts), (1.0,) * len(counts)
     return UpdateHeader(
         task="t-1", round=round, device=device, codec=codec, value_count=sum(counts), steps=tuple(steps),
@@ -219,18 +219,17 @@ def header(codec: Form, counts: list[int], steps: list[float], *, round: int = 1
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=40, deadline=None)
-def test_values_are_seen_as_decoded(form: Form, counts: list[int], seed: int, tmp_path_factory: Any) -> None:
+def test_values_are_seen_as_decoded(form: str, counts: list[int], seed: int, tmp_path_factory: Any) -> None:
     rng, size = np.random.default_rng(seed), sum(counts)
     values = rng.normal(size=size).astype(np.float32)
-    steps = (10.0 ** rng.uniform(-4, 1, len(counts))).tolist() if form in forms.STEPPED else []
-    how: dict[str, Any] = {"counts": counts, "steps": steps, "dither_key": bytes(15) + b"k"}
-    sent = np.empty(size, np.float32)
-    coded = forms.encode(form, values, sent=sent, **how)
-    assert forms.seen(form, values, **how).tobytes() == forms.decode(form, coded, **how).tobytes() == sent.tobytes()
+    codec, sent = codec_of(form), np.empty(size, np.float32)
+    steps = [] if codec.step_of is None else (10.0 ** rng.uniform(-4, 1, len(counts))).tolist()
+    coding = Coding(counts, steps, bytes(15) + b"k")
+    coded = codec.encode(values, coding, sent)
+    assert codec.seen(values, coding).tobytes() == codec.decode(coded, coding, None).tobytes() == sent.tobytes()
     given_header, updates = header(form, counts, steps), UncodedUpdates(tmp_path_factory.mktemp("updates"), 3)
-    key = given_header.dither_key
     encoded = updates.encode(given_header, values, counts=counts, identity=KEY)
-    assert encoded.sent.tobytes() == forms.seen(form, values, counts=counts, steps=steps, dither_key=key).tobytes()
+    assert encoded.sent.tobytes() == codec.seen(values, given_header.coding(counts)).tobytes()
     found, _ = updates.authenticate(encoded.data, public_key=KEY.public_key)
     assert found == given_header
     assert updates.values(found, encoded.data, counts=counts).tobytes() == encoded.sent.tobytes()
