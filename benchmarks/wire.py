@@ -8,7 +8,7 @@ sizes  Real updates of each compact network, of the first round and of the sixth
        bytes of whole signed updates against Eq. (20) of the FedGLP-ADP paper, float32, float16, zlib, JSON and QSGD.
 speed  Whole updates coded and decoded on one core, in turns with a memory copy and the others; peak memory.
 
-What a form costs in accuracy is asked of any task with `hushfleet simulate --sweep-wire`.
+What a form costs in accuracy is asked of any task with `hushfleet simulate --set wire.codec=one-bit`.
 
 Without --data-dir all images are the digits of scikit-learn, upscaled, or random where they do not fit.
 """

@@ -6,20 +6,17 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
 from hushfleet.errors import PrivacyError
-from hushfleet.simulator.engines.fast.lean import LeanStore
+from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
@@ -27,7 +24,6 @@ from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.run_folder import MOST_SHOWN
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import SIGNED
 
 
 @dataclass(frozen=True)
@@ -37,8 +33,7 @@ class Job:
     :param evaluate: whether the device's own model is tested after training.
     :param epsilon_limit: what the device allows against the server, at the task's delta.
     :param preference: how many times the standard noise it adds, where the method allows it.
-    :param lean: see `hushfleet.simulator.engines.fast.lean`.
-    :param place: of the device in its cohort, from 0 on.
+    :param place: number of the device in its cohort, from 0 on.
     """
 
     path: Path
@@ -50,7 +45,6 @@ class Job:
     evaluate: bool
     epsilon_limit: float = math.inf
     preference: float = 1.0
-    lean: bool = False
     place: int = 0
 
 
@@ -74,6 +68,9 @@ class Answer(NamedTuple):
     update: bytes
     refusal: DeclineReason | None = None
 
+
+OWN_MODELS_BYTES = 1 << 26
+"""How much of the disk own models may take that no round reads again; `MOST_SHOWN` devices keep theirs in any case."""
 
 # What a device may say about a round. Anything else is a fault of this program, and ends the run.
 REFUSALS = (PrivacyError, Declined)
@@ -108,30 +105,29 @@ def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
     return Answer(job.device, trainer.store.identity.public_key, b"", refusal)
 
 
+def store_for(job: Job, run: LoadedRun) -> DeviceFile:
+    """Opens the device's file. It keeps the own model where a round reads it, and for the first devices."""
+    reads = run.method.parts.reads_own or run.runtime == VMAP  # which uploads whatever states have
+    first = max(MOST_SHOWN, OWN_MODELS_BYTES // (4 * run.spec.model.layout.size))
+    path, identity = run.folder.device(job.device).state, key_of(job.seed, job.index)
+    return DeviceFile(path, device=job.device, identity=identity, keeps_own=reads or job.index < first)
+
+
 @contextmanager
 def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
-    """The device with its store open."""
+    """Opens the device's store, and gives the device."""
     folder = run.folder.device(job.device)
     common, local = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
     metrics = MetricsFile(folder.metrics, common, local, run.features)
     delta, accountant = run.spec.privacy.delta, run.spec.privacy.accountant
     began = time.monotonic()
-    identity = key_of(job.seed, job.index)
-    opened: DeviceStore | LeanStore
-    if job.lean:
-        reads = run.method.parts.reads_own or run.runtime == VMAP  # which uploads whatever states have
-        opened = LeanStore(
-            folder.state, device=job.device, identity=identity, keeps_own=reads or job.index < MOST_SHOWN
-        )  # fmt: skip
-    else:
-        opened = DeviceStore(folder.store, device=job.device, durable=False, identity=identity)
-    with opened as store:
+    with store_for(job, run) as store:
 
         def observe(trained: TrainedRound) -> None:
-            if job.evaluate:
-                np.asarray(trained.own)  # raises for one that a lean run has not kept
+            # Where training has diverged, the own model is the former one, which may not be kept: it is not tested.
+            file = replace(metrics, common_test=None, local_test=None) if isinstance(trained.own, NotKept) else metrics
             spent = store.ledger.epsilon_server(delta=delta, extra=trained.release.charge, accountant=accountant)
-            metrics.write(trained, run.spec, run.inference, epsilon_server=spent, train_s=time.monotonic() - began)
+            file.write(trained, run.spec, run.inference, epsilon_server=spent, train_s=time.monotonic() - began)
 
         yield Trainer(
             device=job.device,
@@ -148,5 +144,5 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
             observer=observe,
             make_optimizer=make_optimizer,
             make_secure_round=run.secure_round,
-            update_format=UncodedUpdates(run.folder.updates, job.place) if job.lean else SIGNED,
+            update_format=UncodedUpdates(run.folder.updates, job.place),
         )

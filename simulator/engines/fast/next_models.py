@@ -15,7 +15,7 @@ import numpy as np
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import accuracies_on_parts, evaluate
 from hushfleet.simulator.engines.fast.after_round import AfterRound
-from hushfleet.simulator.engines.fast.lean import store_of
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.own_samples import LoadedSamples
