@@ -31,6 +31,7 @@ from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
 from hushfleet.methods.server import Mean
 from hushfleet.methods.sums import check_sums
+from hushfleet.model.losses import find_loss
 from hushfleet.model.targets import Targets
 from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
@@ -165,9 +166,11 @@ class Task(Checked):
     def _check_loss(self) -> None:
         """What is defined for classes alone is refused with another loss."""
         loss, section = self.model.loss, self.data
-        if section.target_mean and loss != "squared":
-            raise ValueError("data.target_mean and data.target_std belong to model.loss = 'squared'")
-        if loss == "cross-entropy":
+        if section.target_mean and not find_loss(loss).of_numbers:
+            raise ValueError(
+                "data.target_mean and data.target_std belong to a model.loss of numbers ('squared', 'huber')"
+            )
+        if find_loss(loss).of_classes:
             return
         if section.name not in ("arrays", "csv"):
             raise ValueError(

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import lzma
-import pickle
 import struct
 import tarfile
 import tempfile
@@ -28,10 +27,9 @@ from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.arrays import Data, load_arrays
-from hushfleet.data.cifar import _decode, _unpickle
 from hushfleet.data.csv_file import load_csv_set
-from hushfleet.data.idx import read_idx
 from hushfleet.data.images import read_image
+from hushfleet.data.sets import read_idx
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -303,11 +301,6 @@ def _array_files() -> list[bytes]:
     return made
 
 
-def _batches() -> list[bytes]:
-    batch = {"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2]}
-    return [pickle.dumps(batch, protocol) for protocol in (2, 4)]
-
-
 @cache
 def _stores() -> list[bytes]:
     path = _folder() / "made" / "store.sqlite"
@@ -404,8 +397,6 @@ TARGETS: dict[str, Target] = {
         Target("idx", _of_file("images.idx", read_idx), _idx, FILES),
         Target("csv", _of_file("mine.csv", lambda path: load_csv_set(path).dataset("mine")), lambda: [*CSV], FILES),
         Target("arrays", _of_file("mine.npz", lambda path: load_arrays(path).dataset("mine")), _array_files, FILES),
-        Target("cifar-pickle", lambda data: _unpickle(data, Path("batch")), _batches, FILES),
-        Target("cifar-image", lambda data: _decode(data, "image"), _images, FILES),
         Target("image", _of_file("image.png", lambda path: read_image(path, input_shape=(3, 8, 8))), _images, FILES),
         Target("events", _of_file("events.jsonl", lambda path: EventTail(path).read()), lambda: [EVENTS], ()),
         Target("kept-cell", _of_file("cell.json", KeptCell.load), _cells, FILES),

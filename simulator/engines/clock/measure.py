@@ -34,7 +34,6 @@ from hushfleet.errors import HushfleetError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import method_of
 from hushfleet.model.objectives import CROSS_ENTROPY
-from hushfleet.model.targets import random_targets
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.field import PRIMES
@@ -190,7 +189,7 @@ def _samples(prepared: PreparedTask, count: int) -> LabelledSamples:
         return inputs_of(train.take(np.arange(count) % len(train)), prepared.features)
     model, rng = prepared.spec.model, np.random.default_rng(0)
     images = rng.integers(0, 256, (count, *model.image_shape), dtype=np.uint8)
-    labels = random_targets(model.targets.objective(CROSS_ENTROPY), count, len(model.class_names), rng)
+    labels = model.targets.objective(CROSS_ENTROPY).loss.random(count, len(model.class_names), rng)
     samples = Samples(images, labels, model.mean, model.std, model.targets)
     return inputs_of(samples, prepared.features)
 
