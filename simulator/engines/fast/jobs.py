@@ -15,9 +15,10 @@ import numpy as np
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
+from hushfleet.edge_client.trainer import DeviceRound, TrainedRound, Trainer
 from hushfleet.errors import PrivacyError
 from hushfleet.simulator.engines.fast.lean import LeanStore
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
@@ -89,7 +90,7 @@ def train(job: Job) -> Answer:
 def commit(done: TrainedJob) -> Answer:
     """The rest of a round: clip, noise, encode, store."""
     plan = done.job.plan
-    return _answer(done.job, lambda trainer, run: trainer.commit(plan, done.trained, run.roster(plan)))
+    return _answer(done.job, lambda trainer, run: DeviceRound(trainer, plan, run.roster(plan)).commit(done.trained))
 
 
 def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> Answer:
