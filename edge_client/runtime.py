@@ -27,14 +27,16 @@ from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.edge_client.randomness import FieldRandomness, SeededRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, TrainedRound, Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import GraphRefused, Malformed
 from hushfleet.graphs.features import FeatureGraph, check_features, features_folder
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods import method_of
+from hushfleet.methods.stages import Release
 from hushfleet.model.evaluation import EVALUATION_BATCH
+from hushfleet.training.local_round import Trained
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -162,15 +164,12 @@ class TaskRuntime:
         self._note.keep(round.failed)
         return entry
 
-    def _write_metrics(self, trained: TrainedRound) -> None:
+    def _write_metrics(self, round: DeviceRound, trained: Trained, release: Release) -> None:
         if self._metrics is None:
             return
-        privacy, train_s = self.spec.privacy, self._clock() - self._began_training
-        spent = self._store.ledger.epsilon_server(
-            delta=privacy.delta, task=self.spec.task, extra=trained.release.charge, accountant=privacy.accountant
-        )
+        train_s = self._clock() - self._began_training
         try:
             with self._apart():
-                self._metrics.write(trained, self.spec, self.inference, epsilon_server=spent, train_s=train_s)
+                self._metrics.write(round, trained, release, train_s=train_s)
         except OSError as error:  # the round goes on without
-            _log.error("no metrics are kept of round %d: %s", trained.round, error)
+            _log.error("no metrics are kept of round %d: %s", round.plan.round, error)

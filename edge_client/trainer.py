@@ -48,21 +48,6 @@ from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader, enc
 _log = logging.getLogger("hushfleet.edge")
 
 
-@dataclass(frozen=True)
-class TrainedRound:
-    """A trained round as an observer on the device sees it; all of it is private, and none of it may be sent.
-
-    :param own: float32 `[d]`, the device's own model after local training, before aggregation.
-    :param loss: mean training loss per sample.
-    """
-
-    round: int
-    own: np.ndarray
-    loss: float
-    state: DeviceState
-    release: Release
-
-
 @dataclass(kw_only=True, eq=False)
 class Trainer:
     """One task on one device: all that stays from round to round.
@@ -73,7 +58,7 @@ class Trainer:
     :param samples: reads the device's data; asked when they are needed. Raises `BadInput` where there are none and the
         task needs some, or where they do not fit it.
     :param limits: what the device's owner allows, and how many times the standard noise is wanted.
-    :param observer: is shown each trained round before it is committed, for metrics that stay on the device.
+    :param observer: sees each trained round and its release before the commit, for metrics that stay on the device.
     :param make_optimizer: makes the optimizer of the local training.
     :param stand_in: whether a round is answered as by a device without data where training fails on this one's.
     :param make_secure_round: makes a round with a secure sum; a simulation of sums alone may leave the masks out.
@@ -89,7 +74,7 @@ class Trainer:
     samples: Callable[[], LabelledSamples]
     randomness: Randomness
     limits: LimitsSection
-    observer: Callable[[TrainedRound], None] | None = None
+    observer: Callable[[DeviceRound, Trained, Release], None] | None = None
     make_optimizer: MakeOptimizer = make_optimizer
     stand_in: bool = False
     make_secure_round: Callable[..., SecureRound] = SecureRound
@@ -300,7 +285,7 @@ class DeviceRound:
             package=self.trainer.package,
         )
         if self.trainer.observer is not None:  # before the commit: who dies in between measures again
-            self.trainer.observer(TrainedRound(plan.round, trained.own, trained.loss, state, release))
+            self.trainer.observer(self, trained, release)
         return self.store.commit_round(commit)
 
     def _masked(self, header: UpdateHeader, values: np.ndarray, noise: NoiseSource) -> bytes:

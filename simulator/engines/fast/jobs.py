@@ -18,8 +18,9 @@ from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reas
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import DeviceRound, TrainedRound, Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
+from hushfleet.methods.stages import Release
 from hushfleet.simulator.engines.fast.lean import LeanStore
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
@@ -115,7 +116,6 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     folder = run.folder.device(job.device)
     common, local = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
     metrics = MetricsFile(folder.metrics, common, local, run.features)
-    delta, accountant = run.spec.privacy.delta, run.spec.privacy.accountant
     began = time.monotonic()
     identity = key_of(job.seed, job.index)
     opened: DeviceStore | LeanStore
@@ -128,11 +128,10 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
         opened = DeviceStore(folder.store, device=job.device, durable=False, identity=identity)
     with opened as store:
 
-        def observe(trained: TrainedRound) -> None:
+        def observe(round: DeviceRound, trained: Trained, release: Release) -> None:
             if job.evaluate:
                 np.asarray(trained.own)  # raises for one that a lean run has not kept
-            spent = store.ledger.epsilon_server(delta=delta, extra=trained.release.charge, accountant=accountant)
-            metrics.write(trained, run.spec, run.inference, epsilon_server=spent, train_s=time.monotonic() - began)
+            metrics.write(round, trained, release, train_s=time.monotonic() - began)
 
         yield Trainer(
             device=job.device,
@@ -143,7 +142,7 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
             samples=lambda: run.train(job.device),
             randomness=SeededRandomness(job.seed, job.index, make_noise),
             limits=LimitsSection.of_simulation(
-                run.spec.privacy, epsilon_server=job.epsilon_limit, delta=delta, noise_preference=job.preference
+                run.spec.privacy, epsilon_server=job.epsilon_limit, noise_preference=job.preference
             ),
             method=run.method,
             observer=observe,

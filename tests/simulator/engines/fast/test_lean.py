@@ -16,7 +16,6 @@ from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
 from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
 from hushfleet.methods import METHODS
-from hushfleet.methods.state import DeviceState
 from hushfleet.simulator.engines.fast import jobs
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.lean import LeanStore, NotKept, store_of
@@ -25,7 +24,7 @@ from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.training.local_round import Trained, train_round
+from hushfleet.training.local_round import LocalRound, Trained
 from hushfleet.wire.format import forms
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import UpdateHeader
@@ -140,11 +139,13 @@ def test_where_training_diverges_it_is_told_or_the_same(
 ) -> None:
     """Noise alone is sent then, and the device has the own model that it had before."""
 
-    def diverges(method: Any, state: DeviceState, *arguments: Any, **others: Any) -> Trained:
-        trained = train_round(method, state, *arguments, **others)
-        return trained._replace(end=trained.end * np.nan) if state.public.participations == 1 else trained
+    plainly = LocalRound.train
 
-    monkeypatch.setattr("hushfleet.edge_client.trainer.train_round", diverges)
+    def diverges(self: LocalRound, **how: Any) -> Trained:
+        trained = plainly(self, **how)
+        return trained._replace(end=trained.end * np.nan) if self.state.public.participations == 1 else trained
+
+    monkeypatch.setattr(LocalRound, "train", diverges)
     plain: dict[str, Any] = {"method": {"name": "dp-fedavg"}}
     full, lean = (played(tiny(str(lean), **plain), lean=lean) for lean in (False, True))
     assert left(lean, audit) == left(full, audit)
