@@ -85,8 +85,6 @@ def coded_bytes(header: UpdateHeader, values: np.ndarray, counts: Sequence[int])
     stride = -(-values.size // BLOCK) or 1
     parts = [part[::stride] for part in np.split(values, np.cumsum(counts)[:-1])]
     sample = np.concatenate(parts)
-    coded = forms.encode(
-        header.codec, sample, counts=[len(part) for part in parts], steps=header.steps, dither_key=header.dither_key,
-        sent=np.empty_like(sample),
-    )  # fmt: skip
+    coding = header.coding([len(part) for part in parts])
+    coded = codec_of(header.codec).encode(sample, coding, np.empty_like(sample))
     return round(len(coded) * values.size / max(1, sample.size))

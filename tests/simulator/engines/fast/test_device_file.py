@@ -16,7 +16,6 @@ from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
 from hushfleet.methods import METHODS
-from hushfleet.methods.state import DeviceState
 from hushfleet.simulator.engines.fast import engine, jobs
 from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept, store_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
@@ -25,7 +24,7 @@ from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.training.local_round import Trained, train_round
+from hushfleet.training.local_round import LocalRound, Trained
 from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.forms import codec_of
 from hushfleet.wire.format.identity import Identity
@@ -160,11 +159,13 @@ def test_where_training_diverges_it_is_the_same_and_what_is_not_kept_is_not_test
 ) -> None:
     """Noise alone is sent then, and the device has the own model that it had before."""
 
-    def diverges(method: Any, state: DeviceState, *arguments: Any, **others: Any) -> Trained:
-        trained = train_round(method, state, *arguments, **others)
-        return trained._replace(end=trained.end * np.nan) if state.public.participations == 1 else trained
+    plainly = LocalRound.train
 
-    monkeypatch.setattr("hushfleet.edge_client.trainer.train_round", diverges)
+    def diverges(self: LocalRound, **how: Any) -> Trained:
+        trained = plainly(self, **how)
+        return trained._replace(end=trained.end * np.nan) if self.state.public.participations == 1 else trained
+
+    monkeypatch.setattr(LocalRound, "train", diverges)
     plain: dict[str, Any] = {"method": {"name": "dp-fedavg"}}
     field, fast = as_in_the_field(tiny("field", **plain)), played(tiny("fast", **plain))
     assert left(fast, audit) == left(field, audit)
