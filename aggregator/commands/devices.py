@@ -39,7 +39,6 @@ def register(app: typer.Typer) -> None:
     devices.command("forget")(_forget)
     devices.command("block")(_block)
     devices.command("roster")(_roster)
-    devices.command("roster-key")(_roster_key)
     app.add_typer(devices, name="devices")
 
 
@@ -52,7 +51,7 @@ def _list(run: _Run) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hushfleet.aggregator.fleet.words import ago
+    from hushfleet.aggregator.fleet.descriptions import ago
 
     now = time.time()
     with _opened(run) as register:
@@ -134,7 +133,7 @@ def _roster(
 ) -> None:  # fmt: skip
     """Write the list of devices for secure sums, to be signed: all that are accepted by a key that is known.
 
-    Signed by a key that the aggregator does not have, it is what boards can check (`device.roster_key` in DEVICE.toml):
+    Signed by a key that the aggregator does not have (`hushfleet fleet key`), it is what boards can check (`device.roster_key` in DEVICE.toml):
     nobody who runs the aggregator, or makes certificates, can then fill a sum with devices of their own, or count on
     more honest ones than the operator does. Sign it where that key is, and give the result to the aggregator:
 
@@ -163,13 +162,6 @@ def _roster(
     print(
         f"{len(keys)} devices are in {out}; next: hushfleet fleet roster sign {out} --key operator.key --out roster.signed"
     )
-
-
-def _roster_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the key is kept.")]) -> None:
-    """Make the operator's key that signs lists of devices, or show the one in FILE. Keep it off the aggregator."""
-    from hushfleet.aggregator.storage.identity_file import load_or_create
-
-    print(f'roster_key = "{load_or_create(file).public_key.hex()}"')
 
 
 def _opened(run: Path, *, may_create: bool = False) -> DeviceRegister:

@@ -111,7 +111,7 @@ def lists_written(folder: FleetFolder) -> list[int]:
 def reload_brokers(folder: FleetFolder) -> int:
     """Asks those that run here to read access lists, certificates and revoked ones again; how many these are.
 
-    Mosquitto forgets a signal that comes while it reads, so the fleet service asks a second time (`ReadAgain`).
+    Mosquitto forgets a signal that comes while it reads, so the fleet service asks a second time (`ReloadLists`).
     """
     asked = 0
     for file in (PID_FILE, ENROLMENT_PID_FILE):

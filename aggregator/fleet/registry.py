@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from hushfleet.aggregator.fleet.authority import tls_key_of
 from hushfleet.errors import BadInput, StoreError
@@ -22,6 +23,7 @@ FILE_NAME = "fleet.sqlite"
 MAX_KNOCKS = 8
 LISTED_AFTER_END_S = 86400.0
 KEPT_AFTER_END_S = 366 * 86400.0  # a clock that is ahead for less than that, and then set, harms nothing
+BoardState = Literal["new", "pending", "enrolled", "blocked"]
 _WHILE_BLOCKED, _FOR_GOOD = 1, 2  # how a certificate is revoked
 
 _SCHEMA = """
@@ -92,7 +94,7 @@ class RegisteredBoard:
     wifi: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     public_key: bytes | None = None
-    state: str = "new"
+    state: BoardState = "new"
     reason: str | None = None
     certificate_end: float | None = None
     enrolled: float | None = None

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import hushfleet
-from hushfleet.aggregator.fleet.commands.desk import Dir, opened
+from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 from hushfleet.errors import BadSignature
 
 

@@ -1,4 +1,4 @@
-"""`hushfleet fleet release-key new|show|rotate|sign|import` and `fleet sign`: who signs releases, here or elsewhere."""
+"""`hushfleet fleet release-key show|rotate|sign|import`, `fleet sign` and `fleet key`: who signs releases, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.desk import Dir, opened
+from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
@@ -35,26 +35,26 @@ def register(fleet: typer.Typer) -> None:
         Boards hear of it within a minute when they are connected, and check it against the root key on their card.
         """,
     )
-    keys.command("new")(_new)
     keys.command("show")(_show)
     keys.command("rotate")(_rotate)
     keys.command("sign")(_sign)
     keys.command("import")(_import)
     fleet.add_typer(keys, name="release-key")
     fleet.command("sign")(_sign_release)
+    fleet.command("key")(_key)
 
 
-def _new(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the private key is to be; not there yet.")],
+def _key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key; made if it is not there.")],
 ) -> None:
-    """Make a key, for root, releases or the operator, and print its public half.
+    """Make a private key, for root, releases or the operator, and print its public half. Needs no fleet's folder.
 
-    Example: `hushfleet fleet release-key new release.key`
+    For a key that is there already only the public half is printed.
+
+    Example: `hushfleet fleet key operator.key`
     """
     from hushfleet.aggregator.storage.identity_file import load_or_create
 
-    if file.exists():
-        raise BadInput(f"{file} is there already; name a file that is not")
     print(load_or_create(file).public_key.hex())
 
 
@@ -63,7 +63,7 @@ def _show(path: Dir) -> None:
     from hushfleet.aggregator.fleet.release_keys import keys_in_force
 
     with opened(path) as (folder, _):
-        _say(keys_in_force(folder))
+        _print_keys(keys_in_force(folder))
 
 
 def _rotate(
@@ -98,7 +98,7 @@ def _rotate(
         holders = [file for file in (root, None if next_root is None else Path(next_root)) if file and file.is_file()]
         for file in holders:
             signed = signed.with_signature(load(file))
-        _say(signed.statement)
+        _print_keys(signed.statement)
         if len(holders) == len(signed.statement.signers):
             take(folder, signed.to_line())
             print("boards hear of it when they are connected; releases are to be signed by these keys from now on")
@@ -131,7 +131,7 @@ def _sign(
     identity = load(key)
     if identity.public_key.hex() not in signed.statement.signers:
         raise BadInput(f"{key} is not the root key of this statement, {' or '.join(signed.statement.signers)}")
-    _say(signed.statement)
+    _print_keys(signed.statement)
     if not yes:
         typer.confirm("sign it?", abort=True)
     signed = signed.with_signature(identity)
@@ -147,7 +147,7 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
     from hushfleet.aggregator.fleet.release_keys import take
 
     with opened(path) as (folder, _):
-        _say(take(folder, file.read_text("utf-8")))
+        _print_keys(take(folder, file.read_text("utf-8")))
 
 
 def _sign_release(
@@ -183,7 +183,7 @@ def _sign_release(
     print(f"{len(signed.signatures)} signed; next, on the fleet's machine: hushfleet fleet release DIR {file.name}")
 
 
-def _say(keys: ReleaseKeys) -> None:
+def _print_keys(keys: ReleaseKeys) -> None:
     print(f"statement {keys.number} of root {keys.root}")
     for key in keys.keys:
         print(f"  release key  {key}")

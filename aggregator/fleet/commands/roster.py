@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.desk import Dir, opened
+from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.devices.roster_signing import RosterChanges
@@ -116,9 +116,8 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
     Example: `hushfleet fleet roster import greenhouse roster.signed`
     """
     from hushfleet.aggregator.devices.register import DeviceRegister
-    from hushfleet.aggregator.fleet import words
     from hushfleet.aggregator.fleet.access import apply, locked
-    from hushfleet.aggregator.fleet.roster import take, waiting
+    from hushfleet.aggregator.fleet.roster import describe_waiting, export_command, take, waiting
 
     with opened(path) as (folder, registry):
         apply(folder, registry)
@@ -127,7 +126,7 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
             left = waiting(folder, register)
     print(f"{signed.name} of {len(signed.devices)} boards holds from the next round on")
     if left:
-        print(f"{words.roster_waits(left)}: {words.roster_export(str(path))}")
+        print(f"{describe_waiting(left)}: {export_command(str(path))}")
 
 
 def _say(changes: RosterChanges, wanted: Roster | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.desk import Dir
+from hushfleet.aggregator.fleet.commands.setup import Dir
 from hushfleet.errors import BadInput
 
 
@@ -41,7 +41,7 @@ def _task(
 
     `fleet up` takes it at once. To go on with an earlier run, give its file: DIR/runs/NAME/task.toml.
     """
-    from hushfleet.aggregator.fleet import words
+    from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.next_task import set_task
     from hushfleet.aggregator.fleet.watch import FleetWatch
@@ -51,7 +51,7 @@ def _task(
     run = watch.view().run
     watch.close()
     if run is not None and not run.finished and not now:
-        raise BadInput(f"{words.progress(run)}; wait for the others, or say --now to leave it for later")
+        raise BadInput(f"{descriptions.progress(run)}; wait for the others, or say --now to leave it for later")
     goes_on = set_task(folder, task)
     print(
         f"the fleet's task is {folder.run.name}; its run {'goes on' if goes_on else 'begins'} in {folder.run} when the "

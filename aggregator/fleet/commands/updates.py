@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.desk import Dir, opened
+from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
@@ -79,14 +79,14 @@ def _pause(path: Dir) -> None:
 
 
 def _tell(registry: FleetRegistry) -> None:
-    from hushfleet.aggregator.fleet import words
+    from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.rollout import current, rollout_view, seats
 
     view, rollout = rollout_view(registry, now=time.time()), current(registry)
     if view is None or rollout is None:
         print("no release is being rolled out")
         return
-    print(words.rollout(view))
+    print(descriptions.rollout(view))
     for seat in seats(registry, rollout, now=time.time()):
         if seat.why:
             print(f"  {seat.device}: {seat.why}")

@@ -38,11 +38,11 @@ def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
 
 def applied(folder: FleetFolder, registry: FleetRegistry) -> str:
     """Writes what follows from a change of the registry; a line on what waits for the operator's signature, or none."""
-    from hushfleet.aggregator.fleet import words
+    from hushfleet.aggregator.fleet import roster
     from hushfleet.aggregator.fleet.access import apply
 
     changes = apply(folder, registry)
-    return f"\n{words.roster_waits(changes)}: {words.roster_export(str(folder.path))}" if changes else ""
+    return f"\n{roster.describe_waiting(changes)}: {roster.export_command(str(folder.path))}" if changes else ""
 
 
 def register(fleet: typer.Typer) -> None:
@@ -71,7 +71,7 @@ def _init(
     Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` says who may be in a secure sum.
 
     Secure sums protect boards against whoever runs the server only if he does not hold the operator's key. So make it on
-    another machine (`hushfleet devices roster-key operator.key`), and give its public half here. Each change of the
+    another machine (`hushfleet fleet key operator.key`), and give its public half here. Each change of the
     boards is then signed there: `hushfleet fleet roster`.
 
     Examples:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.desk import Dir, Id, applied, opened
+from hushfleet.aggregator.fleet.commands.setup import Dir, Id, applied, opened
 from hushfleet.errors import BadInput
 
 
