@@ -52,17 +52,25 @@ def _list(run: _Run) -> None:
     from rich.table import Table
 
     from hushfleet.aggregator.fleet.descriptions import ago
+    from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
+    from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
+    from hushfleet.aggregator.observe.events import iterate_events
 
     now = time.time()
     with _opened(run) as register:
         known, refused = register.devices(), register.refused_births()
+    activity: dict[str, DeviceActivity] = {}
+    add_activity(
+        activity, iterate_events((FleetFolder(run).run if (run / FILE_NAME).exists() else run) / "events.jsonl")
+    )
     console = Console(markup=False)  # a board's kind is its own word
     console.width = max(console.width, WIDTH)
     table = Table("device", "state", "board", "rounds", "last seen", "key", box=None, header_style="bold")
     for row in known:
         key = "" if row.public_key is None else row.public_key.hex()
         state = row.state if row.blocked is None else f"blocked: {row.blocked}"
-        table.add_row(row.device, state, row.board, str(row.rounds), ago(row.last_seen, now), key)
+        active = activity.get(row.device, DeviceActivity())
+        table.add_row(row.device, state, active.board, str(active.rounds), ago(active.last_seen, now), key)
     console.print(table if known else "no device is known")
     if refused:
         console.print("\nnot accepted; a key to add should be compared with what `status` prints on the board:")

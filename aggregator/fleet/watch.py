@@ -40,6 +40,7 @@ from hushfleet.aggregator.fleet.view import (
     Standing,
     SumsView,
 )
+from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.fleet_state import Event, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
@@ -61,7 +62,7 @@ class Course(RunState):
         self.opened: float | None = None
         self.asked = 0
         self.epsilons: dict[str, float] = {}
-        self.accepted: Counter[str] = Counter()
+        self.activity: dict[str, DeviceActivity] = {}
         self.sent_bytes: Counter[str] = Counter()
         self.declined: dict[str, Rejection] = {}
         self.refused: dict[str, Rejection] = {}
@@ -106,7 +107,6 @@ class Course(RunState):
         super()._on_update(event)
         device, code, epsilon = str(event.get("device")), event.get("code"), event.get("epsilon_server")
         if code == "accepted":
-            self.accepted[device] += 1
             self.sent_bytes[device] += event.get("bytes") or 0
             self.refused.pop(device, None)
             self.declined.pop(device, None)
@@ -239,6 +239,7 @@ class FleetWatch:
                 self._course = Course()
             for event in events:
                 self._course.apply(event)
+            add_activity(self._course.activity, events)
 
     def _processes(self, now: float) -> tuple[Process, Process]:
         """Gives the states of fleet service and aggregator; the latter is unknown while nobody listens."""
@@ -260,14 +261,15 @@ class FleetWatch:
         parts: Mapping[str, Activity],
     ) -> BoardView:
         course, health = self._course, None if seen is None else seen.health
+        active = course.activity.get(device, DeviceActivity())
         standing: Standing = "unlisted" if registered is None else registered.state
         if known is not None and known.blocked is not None:
             standing = "blocked"
-        heard = [at for at in (seen and seen.seen, known and known.last_seen) if at]
+        heard = [at for at in (seen and seen.seen, active.last_seen) if at]
         told_end = None if health is None or not health.certificate_end else float(health.certificate_end)
         return BoardView(
             device=device,
-            board=registered.board if registered else known.board if known else "",
+            board=registered.board if registered else active.board,
             place=registered.place if registered else "",
             standing=standing,
             reason=(known and known.blocked) or (registered and registered.reason) or None,
@@ -277,7 +279,7 @@ class FleetWatch:
             health=health,
             health_at=seen.health_at if seen else None,
             certificate_end=(registered.certificate_end if registered else None) or told_end,
-            rounds=course.accepted[device],
+            rounds=active.rounds,
             epsilon=course.epsilons.get(device),
             sent_bytes=course.sent_bytes[device],
             decline=course.declined.get(device),

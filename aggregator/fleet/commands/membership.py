@@ -36,11 +36,13 @@ def _approve(
             raise BadInput(
                 f"{device} is known by another key. If its card was written anew: hushfleet fleet renew {path} {device} --new-card"
             )
-        fitting = [knock for knock in registry.knocks(device) if knock.public_key.hex().startswith((key or "").lower())]
+        fitting = [
+            each for each in registry.refused_requests(device) if each.public_key.hex().startswith((key or "").lower())
+        ]
         if not fitting:
             raise BadInput(f"no board with such a key asks as {device}; who has asked: hushfleet fleet list {path}")
         if len(fitting) > 1:
-            keys = ", ".join(knock.public_key.hex()[:16] for knock in fitting)
+            keys = ", ".join(each.public_key.hex()[:16] for each in fitting)
             raise BadInput(f"several boards ask as {device}; choose one by --key: {keys}")
         registry.approve(device, fitting[0].public_key)
     print(

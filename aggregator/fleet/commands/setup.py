@@ -209,25 +209,25 @@ def _list(path: Dir) -> None:
     from rich.table import Table
 
     with opened(path) as (_, registry):
-        boards, knocks = registry.boards(), registry.knocks()
+        boards, refused = registry.boards(), registry.refused_requests()
     console = Console(markup=False)
     table = Table("board", "kind", "place", "state", "certificate ends", box=None, header_style="bold")
     for row in boards:
         table.add_row(row.device, row.board, row.place, _state(row), _day(row.certificate_end))
     console.print(table if boards else f"no boards yet; see: hushfleet fleet add {path} --help")
-    if knocks:
+    if refused:
         console.print("\nnot let in:", highlight=False)
         table = Table("board", "token", "last asked", "key", "why", box=None, header_style="bold")
-        for knock in knocks:
-            token = "valid" if knock.has_token else "none"
-            table.add_row(knock.device, token, _day(knock.at), knock.public_key.hex()[:16], knock.reason)
+        for each in refused:
+            token = "valid" if each.has_token else "none"
+            table.add_row(each.device, token, _day(each.at), each.public_key.hex()[:16], each.reason)
         console.print(table)
 
 
 def _show(path: Dir, device: Id) -> None:
     """Show all that is known of one board."""
     with opened(path) as (_, registry):
-        row, knocks = registry.needed(device), registry.knocks(device)
+        row, refused = registry.needed(device), registry.refused_requests(device)
     fields = {
         "board": row.board,
         "place": row.place,
@@ -242,8 +242,8 @@ def _show(path: Dir, device: Id) -> None:
     for name, value in fields.items():
         if value:
             print(f"  {name:12} {value}")
-    for knock in knocks:
-        print(f"  {'not let in':12} {_day(knock.at)}, key {knock.public_key.hex()}: {knock.reason}")
+    for each in refused:
+        print(f"  {'not let in':12} {_day(each.at)}, key {each.public_key.hex()}: {each.reason}")
 
 
 def _state(row: RegisteredBoard) -> str:

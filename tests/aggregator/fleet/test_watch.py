@@ -275,8 +275,8 @@ def test_who_is_locked_out_waits_or_is_a_stranger(desk: Desk) -> None:
     with DeviceRegister(desk.folder.aggregator) as register:
         register.add([KnownDevice("board-1", b"1" * 32), KnownDevice("by-hand", b"2" * 32)])
         register.block("board-1", "stolen")
-        knocks = [RefusedBirth("board-2", b"3" * 32, 1, NOW), RefusedBirth("who", b"4" * 32, 5, NOW)]
-        register.note(seen={}, rounds={}, refused=knocks)
+        refused = [RefusedBirth("board-2", b"3" * 32, 1, NOW), RefusedBirth("who", b"4" * 32, 5, NOW)]
+        register.put_refused_births(refused)
     desk.registry.write("UPDATE boards SET state = 'pending', reason = 'waits for its operator' WHERE id = 'board-2'")
     view = desk.view()
     standing = {board.device: (board.standing, board.reason) for board in view.boards}
