@@ -24,5 +24,5 @@ def register(app: typer.Typer) -> None:
         """,
     )
     for part in (setup, membership, roster, run, status, bundle, updates, release_keys):
-        part.register(fleet)
+        fleet.add_typer(part.app)
     app.add_typer(fleet, name="fleet")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hushfleet.aggregator.fleet.view import BoardView, Problem
+from hushfleet.aggregator.fleet.view import BoardView
 from hushfleet.aggregator.results.report.words import number
-from hushfleet.wire.format.health import alarms
+from hushfleet.wire.format.health import Problem, alarms
 
 DECLINES = {
     "budget": "Nothing: the board's privacy budget is spent. More noise in the task, or its owner raises the limit.",
@@ -98,7 +98,7 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
         )
         found.append(Problem(what, advice))
     if board.health is not None:
-        found += [Problem(alarm.what, alarm.advice, alarm.urgent) for alarm in alarms(board.health)]
+        found += alarms(board.health)
     if board.decline is not None and board.decline.round >= newest_round:
         code = board.decline.code
         found.append(Problem(f"declined: {code}", DECLINES.get(code, DECLINES["error"]), urgent=code != "budget"))

@@ -13,7 +13,7 @@ from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.plain_json import to_json
-from hushfleet.wire.format.health import Health
+from hushfleet.wire.format.health import Health, Problem
 
 Standing = Literal["new", "pending", "enrolled", "blocked", "unlisted"]
 """A board in the registry; `unlisted`: the aggregator knows it, the fleet does not."""
@@ -33,19 +33,6 @@ class Rejection:
     round: int
     code: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem that a person may have to solve.
-
-    :param advice: what to do about it.
-    :param urgent: the problem stays until somebody acts.
-    """
-
-    what: str
-    advice: str
-    urgent: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from hushfleet.aggregator.fleet.task_check import waits
 from hushfleet.aggregator.fleet.view import (
     BoardView,
     FleetView,
-    Problem,
     Process,
     Rejection,
     RoundPoint,
@@ -45,6 +44,7 @@ from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.fleet_state import Event, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.errors import BadInput
+from hushfleet.wire.format.health import Problem
 
 LOST_HEARTBEATS = 3
 KEPT_ROUNDS = 500

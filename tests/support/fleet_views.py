@@ -9,13 +9,12 @@ from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.view import (
     BoardView,
     FleetView,
-    Problem,
     Rejection,
     RolloutView,
     RoundPoint,
     RunView,
 )
-from hushfleet.wire.format.health import SHOWN, Health
+from hushfleet.wire.format.health import SHOWN, Health, Problem
 
 NOW = 1_790_000_000.0
 HOSTILE = '<script>document.title="run"</script><img src=x onerror="document.title=1">'

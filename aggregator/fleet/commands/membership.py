@@ -11,15 +11,10 @@ import typer
 from hushfleet.aggregator.fleet.commands.setup import Dir, Id, applied, opened
 from hushfleet.errors import BadInput
 
-
-def register(fleet: typer.Typer) -> None:
-    fleet.command("approve")(_approve)
-    fleet.command("renew")(_renew)
-    fleet.command("block")(_block)
-    fleet.command("unblock")(_unblock)
-    fleet.command("forget")(_forget)
+app = typer.Typer()
 
 
+@app.command("approve")
 def _approve(
     path: Dir,
     device: Id,
@@ -50,6 +45,7 @@ def _approve(
     )
 
 
+@app.command("renew")
 def _renew(
     path: Dir,
     device: Annotated[str | None, typer.Argument(metavar="[ID]", help="The board's id.")] = None,
@@ -118,6 +114,7 @@ def _renew_own(path: Path, *, drop_names: bool) -> None:
     )
 
 
+@app.command("block")
 def _block(
     path: Dir, device: Id, reason: Annotated[str, typer.Option(help="For the list, and for the board's log.")] = "by its operator"
 ) -> None:  # fmt: skip
@@ -129,6 +126,7 @@ def _block(
     print(f"{device} is locked out; to take it back: hushfleet fleet unblock {path} {device}{waits}")
 
 
+@app.command("unblock")
 def _unblock(path: Dir, device: Id) -> None:
     """Take a board back that was locked out, by an operator or by the aggregator itself."""
     from hushfleet.aggregator.devices.register import DeviceRegister
@@ -144,6 +142,7 @@ def _unblock(path: Dir, device: Id) -> None:
     print(f"{device} is no longer locked out{waits}")
 
 
+@app.command("forget")
 def _forget(path: Dir, device: Id) -> None:
     """Remove a board from the fleet. What was spent under its id is kept, should the id come back."""
     with opened(path) as (folder, registry):

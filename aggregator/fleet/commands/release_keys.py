@@ -18,32 +18,27 @@ Key = Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key.", *
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
-def register(fleet: typer.Typer) -> None:
-    keys = typer.Typer(
-        no_args_is_help=True,
-        help="""Say who signs the releases that boards run. The root key says so, and signs nothing else.
+app = typer.Typer()
+keys = typer.Typer(
+    no_args_is_help=True,
+    help="""Say who signs the releases that boards run. The root key says so, and signs nothing else.
 
-        Keep `root.key` offline: only who has it can change the release keys, so a thief of a release key is shut out by
-        `rotate`. Where root's key is on another machine:
+    Keep `root.key` offline: only who has it can change the release keys, so a thief of a release key is shut out by
+    `rotate`. Where root's key is on another machine:
 
-        1. here: `hushfleet fleet release-key rotate greenhouse`
+    1. here: `hushfleet fleet release-key rotate greenhouse`
 
-        2. where root's key is: `hushfleet fleet release-key sign release_keys.unsigned --key root.key`
+    2. where root's key is: `hushfleet fleet release-key sign release_keys.unsigned --key root.key`
 
-        3. here: `hushfleet fleet release-key import greenhouse release_keys.unsigned`
+    3. here: `hushfleet fleet release-key import greenhouse release_keys.unsigned`
 
-        Boards hear of it within a minute when they are connected, and check it against the root key on their card.
-        """,
-    )
-    keys.command("show")(_show)
-    keys.command("rotate")(_rotate)
-    keys.command("sign")(_sign)
-    keys.command("import")(_import)
-    fleet.add_typer(keys, name="release-key")
-    fleet.command("sign")(_sign_release)
-    fleet.command("key")(_key)
+    Boards hear of it within a minute when they are connected, and check it against the root key on their card.
+    """,
+)
+app.add_typer(keys, name="release-key")
 
 
+@app.command("key")
 def _key(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key; made if it is not there.")],
 ) -> None:
@@ -58,6 +53,7 @@ def _key(
     print(load_or_create(file).public_key.hex())
 
 
+@keys.command("show")
 def _show(path: Dir) -> None:
     """Show the statement of root that holds: who signs releases, and how many of them must."""
     from hushfleet.aggregator.fleet.release_keys import keys_in_force
@@ -66,6 +62,7 @@ def _show(path: Dir) -> None:
         _print_keys(keys_in_force(folder))
 
 
+@keys.command("rotate")
 def _rotate(
     path: Dir,
     key: Annotated[list[str] | None, typer.Option(metavar="FILE|PUBLIC", help="A key that signs releases from now on; all of them are to be named. Default: a new one in DIR.")] = None,
@@ -112,6 +109,7 @@ def _rotate(
         )
 
 
+@keys.command("sign")
 def _sign(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `release-key rotate` or `fleet init` has left to be signed.", **_FILE)],
     key: Key,
@@ -139,6 +137,7 @@ def _sign(
     print(f"signed; next, on the fleet's machine: hushfleet fleet release-key import DIR {file.name}")
 
 
+@keys.command("import")
 def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="What `release-key sign` has signed.", **_FILE)]) -> None:  # fmt: skip
     """Take a statement that root has signed: boards hear of it, and releases are to be signed by its keys.
 
@@ -150,6 +149,7 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
         _print_keys(take(folder, file.read_text("utf-8")))
 
 
+@app.command("sign")
 def _sign_release(
     file: Annotated[Path, typer.Argument(metavar="FILE.hfr", help="A release; the signature is added to it.", **_FILE)],
     key: Key,

@@ -13,13 +13,10 @@ import typer
 from hushfleet.aggregator.fleet.commands.setup import Dir
 from hushfleet.errors import BadInput
 
-
-def register(fleet: typer.Typer) -> None:
-    fleet.command("serve")(_serve)
-    fleet.command("up")(_up)
-    fleet.command("task")(_task)
+app = typer.Typer()
 
 
+@app.command("up")
 def _up(path: Dir) -> None:
     """Run broker, fleet service and aggregator in this terminal, until Ctrl-C. Start it again to go on.
 
@@ -32,6 +29,7 @@ def _up(path: Dir) -> None:
     run_fleet(FleetFolder(path), _stop_on_signals())
 
 
+@app.command("task")
 def _task(
     path: Dir,
     task: Annotated[Path, typer.Argument(metavar="TASK.toml", help="The next task, with a name of its own.", exists=True, dir_okay=False)],
@@ -59,6 +57,7 @@ def _task(
     )
 
 
+@app.command("serve")
 def _serve(path: Dir) -> None:
     """Run the fleet service until it is stopped: it enrols boards and watches over them. Safe to kill at any time."""
     from hushfleet.aggregator.fleet.serve import serve

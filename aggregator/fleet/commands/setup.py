@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 
+app = typer.Typer()
+
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The board's id.")]
 _FILE = {"exists": True, "dir_okay": False}
@@ -45,13 +47,7 @@ def applied(folder: FleetFolder, registry: FleetRegistry) -> str:
     return f"\n{roster.describe_waiting(changes)}: {roster.export_command(str(folder.path))}" if changes else ""
 
 
-def register(fleet: typer.Typer) -> None:
-    fleet.command("init")(_init)
-    fleet.command("add")(_add)
-    fleet.command("list")(_list)
-    fleet.command("show")(_show)
-
-
+@app.command("init")
 def _init(
     path: Dir,
     broker_name: Annotated[list[str], typer.Option(help="Where boards reach the broker: a host name or address. Give it again for more names in its certificate; boards are told the first.")],
@@ -146,6 +142,7 @@ def _init(
     )
 
 
+@app.command("add")
 def _add(
     path: Dir,
     count: Annotated[int | None, typer.Option(help="So many boards, named PREFIX-01, PREFIX-02, ...")] = None,
@@ -203,6 +200,7 @@ def _add(
     print(f"added {len(boards)}: {names}\nnext: hushfleet flash --fleet {path} --help")
 
 
+@app.command("list")
 def _list(path: Dir) -> None:
     """Show the boards, and who asked for a certificate without getting one."""
     from rich.console import Console
@@ -224,6 +222,7 @@ def _list(path: Dir) -> None:
         console.print(table)
 
 
+@app.command("show")
 def _show(path: Dir, device: Id) -> None:
     """Show all that is known of one board."""
     with opened(path) as (_, registry):

@@ -14,13 +14,10 @@ from hushfleet.errors import BadInput
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.registry import FleetRegistry
 
-
-def register(fleet: typer.Typer) -> None:
-    fleet.command("release")(_release)
-    fleet.command("rollout")(_rollout)
-    fleet.command("pause")(_pause)
+app = typer.Typer()
 
 
+@app.command("release")
 def _release(
     path: Dir,
     files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE.hfr]...", help="None: lists those that are known.", exists=True, dir_okay=False)] = None,
@@ -35,6 +32,7 @@ def _release(
             print(f"{each.version}  {each.platform}  {each.size / 1e6:.1f} MB  {folder.releases / each.file}")
 
 
+@app.command("rollout")
 def _rollout(
     path: Dir,
     to: Annotated[str | None, typer.Option(metavar="VERSION", help="Begin a roll-out of this release.")] = None,
@@ -69,6 +67,7 @@ def _rollout(
         _tell(registry)
 
 
+@app.command("pause")
 def _pause(path: Dir) -> None:
     """Offer the release to no further board, and send no more of it; go on with `fleet rollout DIR --resume`."""
     from hushfleet.aggregator.fleet.rollout import change

@@ -22,10 +22,10 @@ Freeze = Literal["", "unheard", "older"]
 
 
 @dataclass(frozen=True)
-class Alarm:
-    """A value of a health field that needs a person.
+class Problem:
+    """A problem that a person may have to solve.
 
-    :param what: the problem, with `{}` for the value; `advice`: what to do about it.
+    :param what: the problem, in metadata with `{}` for the value; `advice`: what to do about it.
     :param urgent: the problem stays until somebody acts.
     """
 
@@ -55,8 +55,8 @@ class Shown:
     per: int = 1
     flag: bool = False
     limit: float | None = None
-    alarm: Alarm | None = None
-    alarms: Mapping[str, Alarm] = field(default_factory=dict)
+    alarm: Problem | None = None
+    alarms: Mapping[str, Problem] = field(default_factory=dict)
     shows_work: bool = False
 
 
@@ -100,7 +100,7 @@ class Health(Checked):
         help="in steps of a tenth",
         per=100,
         limit=90,
-        alarm=Alarm("its disk is {} % full", "Free space on the board's card.", urgent=True),
+        alarm=Problem("its disk is {} % full", "Free space on the board's card.", urgent=True),
         shows_work=True,
     )
     memory_percent: Annotated[int, Meta(ge=0, le=100)] | None = _shown(
@@ -111,7 +111,7 @@ class Health(Checked):
         metric="temperature_celsius",
         help="of its processor, in steps of five",
         limit=80,
-        alarm=Alarm("is at {} °C", "Cooling."),
+        alarm=Problem("is at {} °C", "Cooling."),
         shows_work=True,
     )
     throttled: bool | None = _shown(
@@ -120,20 +120,22 @@ class Health(Checked):
         flag=True,
         help="1 where it is slowed down, for heat or weak power",
         limit=1,
-        alarm=Alarm("is slowed down, for heat or weak power", "A better power supply, or cooling."),
+        alarm=Problem("is slowed down, for heat or weak power", "A better power supply, or cooling."),
         shows_work=True,
     )
     last_decline: DeclineCode | None
     last_error: ErrorCode | None = _shown(
-        alarms=dict.fromkeys(get_args(ErrorCode), Alarm(_FAILED, _LOG))
-        | {"disk": Alarm(_FAILED, "Free space on the board's card, or change the card.")}
+        alarms=dict.fromkeys(get_args(ErrorCode), Problem(_FAILED, _LOG))
+        | {"disk": Problem(_FAILED, "Free space on the board's card, or change the card.")}
     )
     certificate_end: Count
     slot: SlotState = _shown(
         text={"trial": "on trial", "returned": "went back"},
         column="release",
         alarms={
-            "returned": Alarm("has gone back to its former release", "Its log says why the new one failed", urgent=True)
+            "returned": Problem(
+                "has gone back to its former release", "Its log says why the new one failed", urgent=True
+            )
         },
     )
     platform: Text = later("")
@@ -150,12 +152,12 @@ class Health(Checked):
         flag=True,
         help="1 where it hears of no newer release, or gets none, for a week",
         alarms={
-            "unheard": Alarm(
+            "unheard": Problem(
                 "has not been told the newest release for a week",
                 "Is its broker the fleet's? Look at the board's log.",
                 urgent=True,
             ),
-            "older": Alarm(
+            "older": Problem(
                 "has run an older release than the newest for a week",
                 "hushfleet fleet rollout DIR says why; if it was offered, somebody holds the offer back.",
                 urgent=True,
@@ -178,7 +180,7 @@ def described(health: Health, column: str) -> Iterator[str]:
                 yield text
 
 
-def alarms(health: Health) -> Iterator[Alarm]:
+def alarms(health: Health) -> Iterator[Problem]:
     """Yields what a person has to see to."""
     for name, shown in SHOWN.items():
         value = getattr(health, name)
@@ -186,7 +188,7 @@ def alarms(health: Health) -> Iterator[Alarm]:
         if shown.limit is not None and value is not None and value >= shown.limit:
             raised = shown.alarm
         if raised is not None:
-            yield Alarm(raised.what.format(value), raised.advice, raised.urgent)
+            yield Problem(raised.what.format(value), raised.advice, raised.urgent)
 
 
 def metric_value(health: Health, name: str) -> float | None:
