@@ -36,7 +36,7 @@ from hushfleet.edge_client.rounds import RoundHandler, Stopped, Superseded, same
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
-from hushfleet.wire.format.fleet_messages import ErrorCode
+from hushfleet.wire.format.health import ErrorCode
 from hushfleet.wire.format.messages import (
     MAX_MESSAGE_BYTES,
     Birth,
@@ -377,8 +377,8 @@ class Agent:
         if self.health is not None and now >= self.health.due_at:
             task = self.tasks.runtime
             self.health.chosen = self.store.accelerator()
-            hushed = task is None or task.constant_time or bool(self.config.limits.constant_time)
-            health = self.health.message(now, session=self._session, hushed=hushed)
+            omit_work = task is None or task.constant_time or bool(self.config.limits.constant_time)
+            health = self.health.message(now, session=self._session, omit_work=omit_work)
             self.link.publish(self.topics.health(self.device), self._encoded(health), retain=True)
 
     def _publish(self, topic: str, message: Message) -> None:

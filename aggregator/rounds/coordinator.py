@@ -236,9 +236,7 @@ class Coordinator:
         return self._calls.take(self._clock())
 
     def _verified(self, device: str, payload: bytes) -> Message:
-        message = decode_message(payload, federation=self.topics.federation, public_key=self._key(device))
-        self.enrolment.saw(device)
-        return message
+        return decode_message(payload, federation=self.topics.federation, public_key=self._key(device))
 
     def _key(self, device: str) -> bytes:
         key = self.enrolment.key(device)

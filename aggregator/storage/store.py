@@ -335,10 +335,6 @@ class AggregatorStore(SqliteFile):
         query = "SELECT 1 FROM updates JOIN rounds USING (round) WHERE phase != 'closed' AND device = ?"
         return self.row(query, (device,)) is not None
 
-    def accepted_rounds(self) -> dict[str, int]:
-        """Device -> in how many rounds it was accepted."""
-        return dict(self.rows("SELECT device, COUNT(*) FROM updates GROUP BY device"))
-
     def held_models(self, *, until: int) -> dict[str, bytes]:
         """Device -> SHA-256 of the global model of the last round, up to `until`, in which it was accepted."""
         latest = "SELECT device, MAX(round) AS round FROM updates WHERE round <= ? GROUP BY device"
