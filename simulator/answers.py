@@ -16,8 +16,8 @@ from hushfleet.aggregator.results.result import Example, Result
 from hushfleet.model.own_head import inputs_of_own, own_logits
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
-from hushfleet.simulator.engines.fast.lean import store_of
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import MOST_SHOWN, Simulation

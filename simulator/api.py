@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +23,16 @@ from hushfleet import methods
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.notebook import run_console
-from hushfleet.aggregator.observe.progress import shown
 from hushfleet.config.toml_text import toml_value
 from hushfleet.data.arrays import Data
 from hushfleet.data.conversion import as_data
 from hushfleet.errors import BadInput
 from hushfleet.methods.method import Published
 from hushfleet.output import take_all_characters
-from hushfleet.simulator.boards import read_boards
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
-from hushfleet.simulator.options import Engine, RunOptions, Runtime
-from hushfleet.simulator.run import run
-from hushfleet.simulator.run_folder import RunFolder, open_simulation, run_path, save_data
+from hushfleet.simulator.options import RunOptions
+from hushfleet.simulator.run import opened, run
+from hushfleet.simulator.run_folder import RunFolder, run_path, save_data
 from hushfleet.simulator.runs import Comparison, Run, compare, open_run
 from hushfleet.user_files import in_file
 
@@ -72,17 +71,8 @@ def simulate(
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
     data: Any = None,
     method: str | Published | None = None,
-    out: Path | str | None = None,
-    data_dir: Path | str | None = None,
-    engine: Engine = "fast",
-    runtime: Runtime = "auto",
-    workers: int = 0,
-    boards: str = "",
-    lean: bool = False,
-    alone: bool = True,
-    seeds: int = 1,
-    resume: bool = False,
     quiet: bool = False,
+    **options: Any,
 ) -> Run:
     """Runs a fleet on this machine, as `hushfleet simulate` does, and gives what came of it.
 
@@ -96,49 +86,46 @@ def simulate(
         Where it says which device has a sample, that is the partition.
     :param method: in place of `method.name`: a name, `FILE.py:NAME`, or a `Published`, which this process alone knows:
         all is then computed in it.
-    :param out: the run folder; None: `runs/NAME-TIME`.
-    :param data_dir: where the data set's files are; None: download.
-    :param workers: processes; 0: one a core.
-    :param boards: profiles, dealt to the devices in turn: rounds then run on a virtual clock.
-    :param lean: leave out what only a field needs: the same models sooner, without the bytes that devices send.
-    :param alone: also train each device alone, for comparison.
-    :param seeds: so many runs in all, with the task's seed and the next ones: `run.seeds` has a row for each.
-    :param resume: go on with the run in `out`, given the same task, and model and method if they were given.
     :param quiet: print nothing.
+    :param options: fields of `hushfleet.simulator.options.RunOptions`, which are the options of `hushfleet simulate`,
+        such as `out`, `engine`, `seeds` and `resume`.
     :raises BadInput: which value, and what to do.
     """
     take_all_characters()
+    asked_for = _run_options(options)
     with _preparing:
         changed = {**(changes or {}), **_named("model", model), **_named("method", method)}
         if isinstance(method, Published):
-            if engine != "fast" or workers > 1:
+            if asked_for.engine != "fast" or asked_for.workers > 1:
                 raise BadInput(
                     "a method of a Python program runs in its process alone; give method='FILE.py:NAME' instead"
                 )
-            workers = 1
+            asked_for = replace(asked_for, workers=1)
         if data is not None:
             # With a stand-in for the file, which lies in the folder that has the task's name.
             own = as_data(data)
             changed |= {"data.name": "arrays", "data.path": "data.npz"}
             changed |= {} if own.train_device is None else {"data.partition": "given"}
         asked = task(source, changed)
-        files = RunFolder(run_path(None if out is None else Path(out), asked.name).absolute())
+        files = RunFolder(run_path(asked_for.out, asked.name).absolute())
         if data is not None:
-            if not resume:
+            if not asked_for.resume:
                 save_data(own, files)
             asked = task(asked, {"data.path": str(files.data)})
-        clocked = bool(boards) and engine != "live"
-        options = RunOptions(
-            engine=engine, runtime=runtime, workers=workers, lean=lean, local_only=alone, seeds=seeds, clocked=clocked
-        )  # fmt: skip
-        mix = read_boards(boards, devices=asked.data.devices, seed=asked.seed) if boards else None
         console = run_console(quiet=quiet)
-        with shown(console):
-            data_path = None if data_dir is None else Path(data_dir)
-            simulation = open_simulation(asked, files.path, data_dir=data_path, mix=mix, resume=resume)
+        simulation = opened(asked, files, asked_for, console)
     loaded_run.cache_clear()  # this folder may have held another run, and this name another method
-    run(simulation, options, console=console)
+    run(simulation, asked_for, console=console)
     return Run(files.path)
+
+
+def _run_options(options: Mapping[str, Any]) -> RunOptions:
+    """Makes options of keyword arguments; paths may be texts. Raises `BadInput` for one that does not exist."""
+    known = [field.name for field in fields(RunOptions)]
+    if unknown := options.keys() - set(known):
+        raise BadInput(f"simulate has no option {', '.join(sorted(unknown))}; it has {', '.join(known)}")
+    paths = {name: Path(options[name]) for name in ("out", "data_dir") if options.get(name) is not None}
+    return RunOptions(**{**options, **paths})
 
 
 def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[dict[str, Any]]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hushfleet.aggregator.broker import BrokerKind
-from hushfleet.simulator.cli import BrokerOption, Out, Resume
-from hushfleet.simulator.options import RunOptions
+from hushfleet.aggregator.commands.options import with_options
+from hushfleet.simulator.options import BrokerOption, Out, Resume, RunOptions
 from hushfleet.user_files import checked_folder, refuse_others
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task
     from hushfleet.aggregator.results.result import Result
 
-BOARDS = ("raspberry-pi-zero-2-w", "raspberry-pi-5-8gb", "jetson-orin-nano")
+BOARDS = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb,jetson-orin-nano"
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ HALVES = {
 
 def register(app: typer.Typer) -> None:
     @app.command()
+    @with_options
     def demo(
         half: Annotated[Literal["both", "paper", "secure"], typer.Argument(help="paper: 8 boards, FedGLP-ADP on compact CNNs. secure: 100 boards, sums only, epsilon_server 2.")] = "both",
         out: Out = None,
@@ -105,20 +106,25 @@ def _check_folder(folder: Path, halves: Iterable[str], *, resume: bool) -> None:
 
 def _run(half: Half, out: Path, name: str, broker: BrokerKind, short: bool, resume: bool, console: Console) -> Result:
     """A half that has ended is not run again by `--resume`."""
+    from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.results.result import Result
-    from hushfleet.simulator.boards import FleetMix
-    from hushfleet.simulator.command import again_command, interrupted, overridden, run_and_show
+    from hushfleet.simulator.command import again_command, interrupted, run_and_show
 
     folder = out / name
-    task = overridden(Path(__file__).with_name(half.task), half.short if short else ())
+    task = load_task(Path(__file__).with_name(half.task), half.short if short else ())
     if resume and (folder / "result.json").exists():
         result = Result.load(folder / "result.json")
     else:
         console.rule(half.title)
-        options = RunOptions(engine="live", broker=broker, own_processes=half.own_processes)
-        mix = FleetMix.in_turn(BOARDS, task.data.devices)
-        again = resume and (folder / "task.json").exists()
-        result = run_and_show(task, folder, options, console, mix=mix, resume=again, out=out)
+        options = RunOptions(
+            engine="live",
+            out=folder,
+            resume=resume and (folder / "task.json").exists(),
+            broker=broker,
+            boards=BOARDS,
+            own_processes=half.own_processes,
+        )
+        result = run_and_show(task, options, console, out=out)
     if half.inverts:
         try:
             _invert(task, result, folder, 2 if short else 6, console)

@@ -23,7 +23,7 @@ from hushfleet.models import get_model
 from hushfleet.models.export import bake
 from hushfleet.models.model import Model
 from hushfleet.progress import counted
-from hushfleet.simulator.engines.fast.lean import NotKept, store_of
+from hushfleet.simulator.engines.fast.device_file import NotKept, store_of
 from hushfleet.simulator.run_folder import MOST_SHOWN, RunFolder, Simulation
 
 TOLERANCE = 1e-4
@@ -86,8 +86,8 @@ def trained_tensors(folder: RunFolder, which: str) -> dict[str, np.ndarray]:
         raise BadInput(f"{which!r} was in no round of {folder.path}, so it has no model of its own")
     if isinstance(own, NotKept):
         raise BadInput(
-            f"the model of {which!r} is not kept in {folder.path}: a lean run keeps those of the first {MOST_SHOWN} "
-            "devices alone; run it without --lean"
+            f"the model of {which!r} is not kept in {folder.path}: a simulation keeps those of the first devices; run "
+            "it with --engine live"
         )
     layout, made = spec.model.layout, spec.model.features
     if made is not None and len(own) != layout.size:  # an own head, which takes all features

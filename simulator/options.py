@@ -1,81 +1,122 @@
-"""How to run a simulation, as opposed to what."""
+"""The options of a simulation: the command line and `hf.simulate` are made of them, and they travel whole."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from hushfleet.aggregator.broker import BrokerKind
+from hushfleet.aggregator.commands.options import Option
 from hushfleet.errors import BadInput
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.config.task import Task
 
 Engine = Literal["fast", "live", "ray"]
 Runtime = Literal["auto", "onnx", "native", "torch", "vmap"]
 
+# Options of several commands.
+Out = Annotated[Path | None, Option(help="Run folder; default: runs/NAME-TIME.")]
+Resume = Annotated[bool, Option("--resume", help="Go on with the run in --out.")]
+BrokerOption = Annotated[BrokerKind, Option("--broker", help="auto: Mosquitto if it is installed, else amqtt.")]
+DataDir = Annotated[Path | None, Option(help="Folder of the data set's files; default: download.")]
+Json = Annotated[bool, Option("--json", help="Print JSON for other programs.")]
+Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.epsilon=8.")]  # fmt: skip
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """Settings that replace those of a task file."""
+
+    settings: Settings = None
+    method: Annotated[str, Option(metavar="FILE.py:NAME", help="A method from a file, instead of method.name.")] = ""
+
+    def load(self, path: Path, **keys: str | int | None) -> Task:
+        """Reads the task file and applies the settings. Raises `BadInput`.
+
+        :param keys: values by key, with `__` for a dot; None leaves the file's value.
+        """
+        from hushfleet.aggregator.config.task import load_task
+        from hushfleet.methods import allow_file
+
+        if self.method:
+            keys["method__name"] = allow_file(self.method)
+        given = [f"{key.replace('__', '.')}={value}" for key, value in keys.items() if value is not None]
+        return load_task(path, (*(self.settings or ()), *given))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(TaskSettings):
+    """The settings that have an option of their own, too."""
+
+    devices: Annotated[int | None, Option(min=1, help="Instead of data.devices.")] = None
+    rounds: Annotated[int | None, Option(min=1, help="Instead of round.rounds.")] = None
+    seed: Annotated[int | None, Option(min=0, help="Instead of the task's seed.")] = None
+    model: Annotated[str, Option(metavar="FILE.py:NAME", help="Your own torch.nn.Module, instead of model.name.")] = ""
+
+    def load(self, path: Path, **keys: str | int | None) -> Task:
+        named = {"data__devices": self.devices, "round__rounds": self.rounds, "seed": self.seed}
+        return super().load(path, **{**named, "model__name": self.model or None, **keys})
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Raises `BadInput` for an option that the engine would ignore.
+    """How a simulation runs. Raises `BadInput` for an option that the engine would ignore."""
 
-    :param own_processes: of the live engine: so many devices have a process of their own, and the others share one for
-        each core; 0: all have their own.
-    :param emulate: of the live engine: each device is as slow as its board, with its memory and its network.
-    :param clocked: of the fast engine: rounds take the time that they would take on the fleet's boards.
-    :param workers: processes of the fast engine, or jobs at a time on Ray; 0 is one for each core.
-    :param ray_address: of a Ray cluster; empty for one on this machine.
-    :param runtime: what computes gradients in the fast engine, or `auto`, see `choose_runtime`.
-    :param evaluate_every: the fast engine tests the devices' own models every so many rounds, and at the end.
-    :param lean: of the fast engine: updates are neither coded nor signed, so their bytes are not counted.
-    :param local_only: also train each device alone, for comparison.
-    :param seeds: how many runs: that of the task's seed, and others with the next ones.
-    :param sweep: noise multipliers at which the run is repeated by the fast engine.
-    :param sweep_wire: codecs and steps with which it is repeated, see `hushfleet.simulator.studies.sweep.with_wire`.
-    """
-
-    engine: Engine = "fast"
-    broker: BrokerKind = "auto"
-    own_processes: int = 0
-    emulate: bool = False
-    clocked: bool = False
-    workers: int = 0
-    ray_address: str = ""
-    runtime: Runtime = "onnx"
-    evaluate_every: int = 1
-    lean: bool = False
-    local_only: bool = True
-    seeds: int = 1
-    sweep: Sequence[float] = ()
-    sweep_wire: Sequence[str] = ()
+    # fmt: off
+    engine: Annotated[Engine, Option(help="fast: no network. live: real broker and processes. ray: fast, on a Ray cluster.")] = "fast"
+    out: Out = None
+    data_dir: DataDir = None
+    resume: Resume = False
+    broker: BrokerOption = "auto"
+    boards: Annotated[str, Option(metavar="A,B,...|MIX.toml", help="Board profiles, dealt to the devices in turn, or a file of shares. With fast, rounds run on a virtual clock: the time, stragglers and energy of that fleet.")] = ""
+    emulate: Annotated[bool, Option("--emulate", help="Live engine: each device has its board's speed, memory and network.")] = False
+    own_processes: Annotated[int, Option(min=0, help="Live engine: so many devices have a process of their own, the others share one for each core; 0: all have their own.")] = 0
+    workers: Annotated[int, Option(min=0, help="Processes of the fast engine, or jobs at a time on Ray; 0: one a core.")] = 0
+    ray_address: Annotated[str, Option(metavar="HOST:PORT", help="Head of a Ray cluster, or 'auto'; default: a Ray on this machine.")] = ""
+    runtime: Annotated[Runtime, Option(help="Gradients of the fast engine. onnx is what devices run, and ends in the live engine's model; auto: onnx for short runs; for long ones vmap on CUDA, else compiled kernels where the network has them.")] = "auto"
+    evaluate_every: Annotated[int, Option(min=1, help="Fast engine: test own models every so many rounds.")] = 1
+    local_only: Annotated[bool, Option(help="Also train each device alone, for comparison.")] = True
+    seeds: Annotated[int, Option(min=1, help="Number of runs, with the task's seed and the next ones; shows the mean and the spread.")] = 1
+    sweep: Annotated[str, Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = ""
+    # fmt: on
 
     def __post_init__(self) -> None:
-        plain = RunOptions.__dataclass_fields__
-        for name, engines in _ENGINES.items():
-            if self.engine not in engines and getattr(self, name) != plain[name].default:
+        for field in fields(self):
+            engines = _ENGINES.get(field.name, (self.engine,))
+            if self.engine not in engines and getattr(self, field.name) != field.default:
                 raise BadInput(
-                    f"--{name.replace('_', '-')} does nothing with --engine {self.engine}: it is for --engine "
+                    f"--{field.name.replace('_', '-')} does nothing with --engine {self.engine}: it is for --engine "
                     f"{' or '.join(engines)}"
                 )
         if self.seeds < 1:
             raise BadInput(f"--seeds {self.seeds}: the number of runs must be at least 1")
         if self.engine == "live" and self.runtime not in ("auto", "onnx"):
             raise BadInput(f"--runtime {self.runtime} does nothing with --engine live, whose devices run onnx")
-        if self.lean and self.clocked:
-            raise BadInput(
-                "--lean cannot be combined with --boards: how long updates take there depends on their bytes"
-            )
-        if self.lean and self.sweep_wire:
-            raise BadInput("--lean cannot be combined with --sweep-wire, which compares bytes")
         if self.emulate and self.own_processes:
             raise BadInput("--own-processes cannot be combined with --emulate: it needs a process a device")
+        self.noise_multipliers  # noqa: B018 - refused before anything is begun
+
+    @property
+    def clocked(self) -> bool:
+        """Whether rounds take the time that they would take on the fleet's boards."""
+        return bool(self.boards) and self.engine != "live"
+
+    @property
+    def noise_multipliers(self) -> tuple[float, ...]:
+        """The points of `sweep`. Raises `BadInput`."""
+        try:
+            return tuple(float(part) for part in self.sweep.split(",") if part.strip())
+        except ValueError as error:
+            raise BadInput(f"--sweep {self.sweep!r}: give numbers such as 0,0.3,1,3") from error
 
 
 _ENGINES: dict[str, tuple[Engine, ...]] = {
     "broker": ("live",),
     "emulate": ("live",),
     "own_processes": ("live",),
-    "clocked": ("fast", "ray"),
     "evaluate_every": ("fast", "ray"),
-    "lean": ("fast",),
     "ray_address": ("ray",),
 }
-"""Of options that some engines have no use for."""
+"""The engines of those options that some engines ignore."""

@@ -14,7 +14,7 @@ from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
-from hushfleet.simulator.engines.fast.lean import store_of
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.difference import params_digest

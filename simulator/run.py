@@ -10,6 +10,7 @@ from typing import cast
 from rich.console import Console
 from rich.markup import escape
 
+from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.observe.progress import shown
@@ -18,6 +19,7 @@ from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import AS_PUBLISHED
 from hushfleet.simulator.answers import with_answers
+from hushfleet.simulator.boards import read_boards
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
@@ -32,7 +34,7 @@ from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
-from hushfleet.simulator.studies.sweep import sweep_noise, sweep_wire, with_seeds, with_sweeps
+from hushfleet.simulator.studies.sweep import sweep_noise, with_seeds, with_sweep
 from hushfleet.simulator.units import shown_time
 from hushfleet.simulator.watch import Watch
 
@@ -40,8 +42,15 @@ AUTO = "auto"
 LIVE_RESTARTS = 3
 
 
+def opened(task: Task, folder: RunFolder, options: RunOptions, console: Console) -> Simulation:
+    """Begins the run in the folder, or goes on with it. Raises `BadInput`."""
+    mix = read_boards(options.boards, devices=task.data.devices, seed=task.seed) if options.boards else None
+    with shown(console):
+        return open_simulation(task, folder.path, data_dir=options.data_dir, mix=mix, resume=options.resume)
+
+
 def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Result:
-    """Runs the rounds, the baseline, the sweeps and the other seeds; writes models, `result.json` and `report.html`."""
+    """Runs the rounds, the baseline, the sweep and the other seeds; writes models, `result.json` and `report.html`."""
     result = _run_one(simulation, options, console)
     if options.seeds > 1:
         result = with_seeds(result, list(_other_seeds(simulation, _alike(options, result), console)))
@@ -50,13 +59,13 @@ def run(simulation: Simulation, options: RunOptions, *, console: Console) -> Res
 
 
 def _alike(options: RunOptions, first: Result) -> RunOptions:
-    """For the other seeds: the runtime that the first one took, and no sweeps."""
+    """Gives the options of the other seeds: the runtime that the first one took, and no sweep."""
     taken = options.runtime if options.engine == "live" or first.rerun is None else first.rerun.runtime
-    return replace(options, runtime=cast(Runtime, taken), sweep=(), sweep_wire=())
+    return replace(options, runtime=cast(Runtime, taken), sweep="")
 
 
 def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) -> Iterator[Result]:
-    """Each is a whole run in `seeds/SEED`, which is begun, gone on with, or there already."""
+    """Gives the result of each further seed: a whole run in `seeds/SEED`, begun, gone on with, or finished already."""
     for seed in range(simulation.seed + 1, simulation.seed + options.seeds):
         folder = simulation.folder.of_seed(seed)
         if folder.result.exists():
@@ -93,12 +102,11 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> R
             choose_own_heads(simulation, workers, runtime=runtime)
             fleet = simulation.fleet.devices if options.local_only else ()
             alone = list(train_alone(simulation, workers, runtime=runtime)) if fleet else []
-            points = list(sweep_noise(simulation, workers, options.sweep, alone, runtime=runtime, lean=options.lean))
-            wire_points = list(sweep_wire(simulation, workers, options.sweep_wire, alone, runtime=runtime))
+            points = list(sweep_noise(simulation, workers, options.noise_multipliers, alone, runtime=runtime))
             result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
             result = with_answers(result, simulation, workers, alone, runtime=runtime)
             write_models(simulation)
-    result = with_sweeps(result, points, wire_points)
+    result = with_sweep(result, points)
     _write(result, simulation.folder)
     return result
 
@@ -148,7 +156,7 @@ def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> 
 
 
 def _hosts(simulation: Simulation, own_processes: int) -> dict[str, list[str]]:
-    """The devices beyond the first `own_processes`, dealt to a process for each core."""
+    """Deals the devices beyond the first `own_processes` to a process for each core."""
     hosted = [device.name for device in simulation.fleet.devices][own_processes:] if own_processes else []
     count = min(len(hosted), os.cpu_count() or 1)
     return {f"host-{number}": hosted[number::count] for number in range(count)}
@@ -160,7 +168,7 @@ def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, 
     every = options.evaluate_every
     if not options.clocked:
         with EventLog(simulation.folder.events) as events, _watch(simulation, options, console):
-            run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every, lean=options.lean)
+            run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=every)
         return
     clock, mix = VirtualTime(), simulation.mix
     with EventLog(simulation.folder.events, clock=clock) as events, _watch(simulation, options, console):

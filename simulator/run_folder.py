@@ -6,10 +6,10 @@ clock.json               what the task's work costs, where the run has a virtual
 scenario.jsonl           what the scenario did to the fleet
 package.bin, graphs/     what a device receives
 roster.bin               of secure sums in the fast engine: the devices and their keys
-updates/                 of a lean run: the values of the open round's updates
+updates/                 values of the open round's updates, in the fast engine
 runtime.txt              what computes gradients, where that was left to the simulator
 aggregator/              the aggregator's store, and events.jsonl: what happened, as it happens
-devices/NAME/            train.npz, local_test.npz, store.sqlite (or state.bin), metrics.jsonl, log.txt
+devices/NAME/            train.npz, local_test.npz, state.bin (live: store.sqlite), metrics.jsonl, log.txt
 common_test.npz          the test set that all devices share
 features/                of images, by what they were made of, where the task trains on those
 data.npz                 own data of a Python program; .data.sha256: their digest

@@ -30,6 +30,7 @@ from hushfleet.model.targets import Tolerance
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.secure.committee import committee_rule
 from hushfleet.user_files import expanded, in_file
+from hushfleet.wire.format.forms import codec_of
 
 OwnData = Literal["folder", "arrays", "csv"]
 DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
@@ -393,7 +394,7 @@ class WireSection(WireSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.downlink is None:
-            floats = self.codec in ("float32", "float16")
+            floats = codec_of(self.codec).float_error is not None
             object.__setattr__(self, "downlink", "full" if floats else "difference")
 
     def spec(self) -> WireSpec:

@@ -39,6 +39,7 @@ from hushfleet.privacy.record import gradients_factor
 from hushfleet.privacy.ring import least_bits
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.field import PRIMES
+from hushfleet.wire.format.forms import codec_of
 from hushfleet.wire.format.topics import Name
 
 RECORD_DELTA = 1e-5
@@ -68,7 +69,7 @@ class Task(Checked):
         self._check_loss()
         self._check_augment()
         self._check_preferences()
-        self._check_signs()
+        self._check_codec()
         self._check_aggregation()
         self._check_patience()
         self._check_delta()
@@ -199,10 +200,11 @@ class Task(Checked):
                 "all devices add the same noise"
             )
 
-    def _check_signs(self) -> None:
-        if self.wire.codec == "one-bit" and not self.noises_updates:
+    def _check_codec(self) -> None:
+        needs_noise = codec_of(self.wire.codec).needs_noise
+        if needs_noise and not self.noises_updates:
             raise ValueError(
-                'wire.codec = "one-bit" sends signs of noised values, and here no noise is added to the update; use '
+                f'wire.codec = "{self.wire.codec}" {needs_noise}, and here no noise is added to the update; use '
                 '"quantized", or privacy.unit = "device" with noise'
             )
 

@@ -27,7 +27,7 @@ from hushfleet.aggregator.observe.progress import Heartbeat, time_in_words
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.gains import Comparison
 from hushfleet.aggregator.results.report import page
-from hushfleet.aggregator.results.report.sweeps import noise_table, seed_table, wire_table
+from hushfleet.aggregator.results.report.sweeps import noise_table, seed_table
 from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
@@ -231,7 +231,6 @@ def summary_table(result: Result) -> RenderableType:
         for table, title in (
             (seed_table(result), "the same run with other seeds (*: this run)"),
             (noise_table(result), "the same run at other noise (*: this run)"),
-            (wire_table(result), "the same run in other forms on the wire (*: this run)"),
         )
         if table.rows
     ]

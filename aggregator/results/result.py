@@ -178,17 +178,6 @@ class SeedPoint(Repeated):
     local_only_local: Fraction = None
 
 
-class WirePoint(Repeated):
-    """The run repeated with another codec or step, at the same noise.
-
-    :param uplink_bytes: of all rounds; `bits_per_value` are these bytes for each parameter that was sent.
-    """
-
-    wire: WireInfo
-    uplink_bytes: Count
-    bits_per_value: Measured = None
-
-
 class TimelineRow(JsonRecord):
     """When a round ran, in seconds since the run began."""
 
@@ -276,7 +265,6 @@ class Details(JsonRecord):
     examples: list[Example] = []
     seeds: list[SeedPoint] = []
     privacy_sweep: list[SweepPoint] = []
-    wire_sweep: list[WirePoint] = []
 
 
 class SumsInfo(JsonRecord):

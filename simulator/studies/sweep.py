@@ -1,21 +1,18 @@
-"""The same run with one thing changed, by the fast engine: what privacy costs, and what bytes buy.
+"""The same run at other noise, by the fast engine: what privacy costs.
 
-One run answers whether federating paid at its own noise; the privacy officer also wants to know how much noise the
-gain would survive, and the field engineer how few bytes. Each point is a run of its own in `sweep/`, so an
-interrupted sweep goes on where it stopped.
+A run answers whether federating paid at its own noise; a sweep tells how much noise the gain would survive. Each point
+is a run of its own in `sweep/`, so an interrupted sweep goes on where it stopped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
-from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint, WirePoint
-from hushfleet.errors import BadInput
+from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
@@ -32,66 +29,24 @@ def sweep_noise(
     alone: Sequence[Alone],
     *,
     runtime: str = "onnx",
-    lean: bool = False,
 ) -> Iterator[SweepPoint]:
     """One point for each multiplier, in rising order."""
     chosen = sorted(set(multipliers))
     for multiplier in counted(chosen, "the same run at other noise", total=len(chosen)):
         privacy = replace(simulation.task.privacy, noise_multiplier=multiplier, epsilon=None)
         task = replace(simulation.task, privacy=privacy)
-        result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime, lean=lean)
+        result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime)
         yield noise_point(with_baseline(result, alone))
 
 
-def sweep_wire(
-    simulation: Simulation,
-    workers: WorkerPool,
-    choices: Sequence[str],
-    alone: Sequence[Alone],
-    *,
-    runtime: str = "onnx",
-) -> Iterator[WirePoint]:
-    """One point for each choice of `with_wire`, in the order given. Noise, order and partition are the run's own, so
-    points differ by the codec alone."""
-    chosen = dict.fromkeys(choices)
-    for choice in counted(chosen, "the same run with other codecs", total=len(chosen)):
-        result = _run_with(simulation, workers, with_wire(simulation.task, choice), f"wire-{choice}", runtime)
-        yield wire_point(with_baseline(result, alone))
-
-
-def with_sweeps(result: Result, noise: Sequence[SweepPoint], wire: Sequence[WirePoint]) -> Result:
-    """The result with the points of its sweeps, among which the run itself is one."""
-    if not noise and not wire:
+def with_sweep(result: Result, points: Sequence[SweepPoint]) -> Result:
+    """Adds the points of a sweep to the result; the run itself is one of them."""
+    if not points:
         return result
-    own, own_form = noise_point(result), wire_point(result)
-    others = [point for point in noise if point.noise_multiplier != own.noise_multiplier]
-    forms = [own_form if point.wire == own_form.wire else point for point in wire]
-    details = {
-        "privacy_sweep": sorted([own, *others], key=lambda point: point.noise_multiplier) if noise else [],
-        "wire_sweep": forms if own_form in forms or not wire else [own_form, *forms],
-    }
-    return result.model_copy(update={"details": result.details.model_copy(update=details)})
-
-
-def with_wire(task: Task, choice: str) -> Task:
-    """The task with another codec, or quantised with another step.
-
-    :param choice: a codec's name, or a step: in units of the noise, or of a layer's root mean square in a task whose
-        updates carry none.
-
-    Raises `BadInput`.
-    """
-    unit = "step" if task.noises_updates else "relative_step"
-    try:
-        changes: dict[str, Any] = {"codec": "quantized", unit: float(choice)}
-    except ValueError:
-        changes = {"codec": choice}
-    plain = task.to_plain()
-    plain["wire"] |= changes
-    try:
-        return parse_task(plain, where="the task")
-    except BadInput as error:
-        raise BadInput(f"{choice!r} is neither a quantisation step nor a codec here: {error}") from error
+    own = noise_point(result)
+    others = [point for point in points if point.noise_multiplier != own.noise_multiplier]
+    sweep = sorted([own, *others], key=lambda point: point.noise_multiplier)
+    return result.model_copy(update={"details": result.details.model_copy(update={"privacy_sweep": sweep})})
 
 
 def with_seeds(result: Result, others: Sequence[Result]) -> Result:
@@ -122,17 +77,6 @@ def noise_point(result: Result) -> SweepPoint:
     )
 
 
-def wire_point(result: Result) -> WirePoint:
-    """Where a run ends, as a point of a sweep over forms on the wire."""
-    assert result.wire is not None  # the simulator writes it
-    return WirePoint(
-        wire=result.wire,
-        uplink_bytes=result.uplink_bytes,
-        bits_per_value=result.bits_per_value,
-        **_reached(result),
-    )
-
-
 def _reached(result: Result) -> dict[str, float | None]:
     """The accuracies, and the gain over training alone where that was measured."""
     last, gain = result.rounds[-1], common_test(result).gain
@@ -141,9 +85,7 @@ def _reached(result: Result) -> dict[str, float | None]:
     return {name: getattr(last, name) for name in names} | spread
 
 
-def _run_with(
-    simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str, *, lean: bool = False
-) -> Result:
+def _run_with(simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str) -> Result:
     """The result of the run in `sweep/NAME`, which is begun, gone on with, or there already."""
     folder = RunFolder(simulation.folder.path / "sweep" / name)
     if folder.result.exists():
@@ -154,7 +96,7 @@ def _run_with(
         point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
     every = 1 if task.round.patience else task.round.rounds  # with patience any round may be the last one
     with EventLog(point.folder.events) as events:
-        run_rounds(point, workers, events, runtime=runtime, evaluate_every=every, lean=lean)
+        run_rounds(point, workers, events, runtime=runtime, evaluate_every=every)
     choose_own_heads(point, workers, runtime=runtime)
     result = assemble(point, engine="fast")
     result.save(folder.result)

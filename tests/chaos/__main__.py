@@ -11,14 +11,16 @@ import typer
 from rich.console import Console
 
 from chaos.campaign import Campaign, parse_seeds, run_campaign
+from hushfleet.aggregator.commands.options import with_options
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.errors import BadInput
-from hushfleet.simulator.cli import DataDir, Out, Resume, Settings
-from hushfleet.simulator.command import overridden
+from hushfleet.simulator.options import DataDir, Out, Resume, Settings
 from hushfleet.simulator.run_folder import run_path
 
 ME = "PYTHONPATH=tests python -m chaos"
 
 
+@with_options
 def chaos(
     task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What the fleet trains.")],
     seeds: Annotated[str, typer.Option(help="How many (200: 0 to 199), a range (40-59), or several (3,17,40-59).")],
@@ -30,7 +32,7 @@ def chaos(
 ) -> None:
     """Runs the live fleet through kills, power cuts, full disks and liars, and audits what is left."""
     try:
-        task = overridden(task_file, settings)
+        task = load_task(task_file, tuple(settings or ()))
         campaign = Campaign(run_path(out, task.name), parse_seeds(seeds), jobs=jobs)
         replay = [str(task_file), *(word for each in settings or () for word in ("--set", each))]
         again = [*replay, "--seeds", seeds, "--out", str(campaign.folder), "--resume"]

@@ -16,6 +16,7 @@ from chaos.tap import Tap, Transfer
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
+from hushfleet.simulator.engines.fast.device_file import DeviceFile, store_of
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, verify
 
@@ -176,15 +177,15 @@ def check_metrics(simulation: Simulation, starts: Mapping[str, int]) -> list[str
     return wrong
 
 
-def _store_of(simulation: Simulation, device: str) -> DeviceStore:
-    return DeviceStore(simulation.folder.device(device).store, device=device, inspect=True)
+def _store_of(simulation: Simulation, device: str) -> DeviceStore | DeviceFile:
+    return store_of(simulation.folder.device(device), device)
 
 
 def _rounds(simulation: Simulation) -> list[int]:
     return list(range(1, simulation.task.round.rounds + 1))
 
 
-def _charged(store: DeviceStore, simulation: Simulation) -> defaultdict[int, set[bytes]]:
+def _charged(store: DeviceStore | DeviceFile, simulation: Simulation) -> defaultdict[int, set[bytes]]:
     """Round -> SHA-256 of the update that is charged, in both forms in which it may leave, and of a member's answer."""
     task = simulation.prepared.spec.task
     charged: defaultdict[int, set[bytes]] = defaultdict(set)
@@ -194,7 +195,7 @@ def _charged(store: DeviceStore, simulation: Simulation) -> defaultdict[int, set
         if held is not None and held.digest == entry.payload_digest and held.attached_digest:
             charged[entry.round].add(held.attached_digest)
     for r in _rounds(simulation):
-        if answer := store.answers.of(task, r):
+        if isinstance(store, DeviceStore) and (answer := store.answers.of(task, r)):
             charged[r].add(answer.digest)
     return charged
 

@@ -19,10 +19,9 @@ from chaos.storm import Storm
 from chaos.tap import Tap
 from chaos.trespass import HostileMember, Stranger, Trespasser
 from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
-from hushfleet.simulator.engines.fast.engine import deliver, train_cohort
+from hushfleet.simulator.engines.fast.engine import deliver, open_engine, train_cohort
 from hushfleet.simulator.engines.fast.sums import write_roster
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import RunFolder, Simulation
@@ -153,7 +152,7 @@ class TrialRunner:
                 EventLog(simulation.folder.events) as events,
                 Workers(1) as workers,
             ):
-                engine = RoundEngine(store, simulation.prepared, masked=False)
+                engine = open_engine(simulation, store)
                 roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
                 while not engine.finished:
                     plan = engine.open_round(names, roster=roster)

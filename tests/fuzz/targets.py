@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
@@ -46,10 +45,11 @@ from hushfleet.secure.roster import Roster
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
 from hushfleet.wire.format import messages as m
 from hushfleet.wire.format.chunks import Assembler, parse_frame, split
-from hushfleet.wire.format.codec import decode_values, encode_values
+from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.difference import apply_difference, encode_difference
-from hushfleet.wire.format.forms import Form, decode, encode
+from hushfleet.wire.format.forms import CODECS
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
+from hushfleet.wire.format.quantized import decode_values, encode_values
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.format.update import (
     UpdateHeader,
@@ -65,7 +65,7 @@ KEY = Identity.from_bytes(bytes(range(32)))
 DIGEST = bytes(range(32))
 FEDERATION = "demo"
 COUNTS = [150, 50]
-FORMS = tuple(form for form in get_args(Form) if form != "masked")
+CODING = Coding(COUNTS, (0.5, 0.5), bytes(16))
 VALUES = np.random.default_rng(1).standard_normal(200).astype(np.float32)
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((15, 10), (50,)))
 
@@ -141,7 +141,7 @@ def _framed(data: bytes) -> bytes:
 
 def _updates() -> list[bytes]:
     made = []
-    for codec in FORMS:
+    for codec in (codec.name for codec in CODECS):
         steps = () if "float" in codec else (0.5, 0.25)
         header = UpdateHeader(
             "demo-1f", 2, "pi-1", codec, 200, steps, (1.0, 0.5), (1.0, 1.0), bytes(16), 3, 1.5, 1.25, 2
@@ -197,13 +197,13 @@ def _coded() -> list[bytes]:
 
 
 def _forms() -> list[bytes]:
-    how = {"counts": COUNTS, "steps": (0.5, 0.5), "dither_key": bytes(16), "sent": np.empty_like(VALUES)}
-    return [bytes([place]) + encode(form, VALUES, **how) for place, form in enumerate(FORMS)]
+    sent = np.empty_like(VALUES)
+    return [bytes([place]) + codec.encode(VALUES, CODING, sent) for place, codec in enumerate(CODECS)]
 
 
 def _decoded_form(data: bytes) -> None:
-    form = FORMS[data[0] % len(FORMS) if data else 0]
-    decode(form, data[1:], counts=COUNTS, steps=(0.5, 0.5), dither_key=bytes(16))
+    codec = CODECS[data[0] % len(CODECS) if data else 0]
+    codec.decode(data[1:], CODING, None)
 
 
 def _difference() -> list[bytes]:

@@ -17,8 +17,8 @@ from chaos.audit import check_stores, check_tap, models_of
 from chaos.tap import Tap
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog, iterate_events
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.privacy.ledger import LedgerEntry
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
@@ -118,7 +118,7 @@ def tap() -> Iterator[Tap]:
 
 
 def ledger_of(simulation: Simulation, device: str) -> list[LedgerEntry]:
-    with DeviceStore(simulation.folder.device(device).store, device=device, inspect=True) as store:
+    with store_of(simulation.folder.device(device), device) as store:
         return store.ledger.entries()
 
 

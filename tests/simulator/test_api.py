@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import hushfleet as hf
+import hushfleet.simulator.run as run_module
 from hushfleet.errors import BadInput
 from hushfleet.simulator import api
 from hushfleet.simulator.api import _interrupt, task
@@ -62,10 +63,10 @@ run = hf.simulate(
 )
 assert list(run.rounds.index) == [1, 2, 3]
 assert list(run.devices.rounds_accepted) == [3, 3, 3]
-again = hf.simulate(TASK, model=Net, data=hf.Data(samples, labels), method=mine, out="again", lean=True, quiet=True)
+again = hf.simulate(TASK, model=Net, data=hf.Data(samples, labels), method=mine, out="again", quiet=True)
 assert again.result.method == "mine"
 same = ["participants", "accuracy_global", "loss"]
-# an interruption, another way to name the method, and a lean run change nothing
+# an interruption, and another way to name the method change nothing
 assert run.rounds[same].equals(again.rounds[same]), (run.rounds, again.rounds)
 assert "report" in run._repr_html_()
 net, test, (mean, std) = Net(3, (6,)), np.load("run/common_test.npz"), run.normalisation
@@ -181,7 +182,7 @@ def test_two_threads_of_one_program_prepare_their_runs_in_turn(monkeypatch, tmp_
         gate.wait()
         folders.append(hf.simulate(plain, quiet=True))
 
-    monkeypatch.setattr(api, "open_simulation", open_simulation)
+    monkeypatch.setattr(run_module, "open_simulation", open_simulation)
     monkeypatch.setattr(api, "run", lambda *_, **__: None)
     monkeypatch.setattr(api, "Run", lambda folder: folder)
     plain = {"name": "t", "model": {"name": "linear"}, "method": {"name": "fedavg"}, "data": {"name": "digits"}}

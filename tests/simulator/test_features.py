@@ -15,6 +15,7 @@ from hushfleet.edge_client.predict import predict
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
 from hushfleet.model.own_head import inputs_of_own, own_logits
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.model_files import write_models
@@ -74,7 +75,7 @@ def test_an_own_head_takes_all_directions(fast: Simulation) -> None:
         choose_own_heads(fast, workers)
     device, features = fast.fleet.devices[0].name, fast.prepared.features
     images = fast.fleet.common_test.take(slice(0, 20))
-    with DeviceStore(fast.folder.device(device).store, device=device, inspect=True) as store:
+    with store_of(fast.folder.device(device), device) as store:
         params = store.own_params(fast.prepared.spec.task)
     assert features is not None
     assert params is not None

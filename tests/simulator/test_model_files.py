@@ -11,9 +11,9 @@ import onnxruntime
 import pytest
 from safetensors.numpy import load_file
 
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.graphs.session import InferenceGraph
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.model_files import trained_tensors, write_models
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 
@@ -38,7 +38,7 @@ def test_a_file_is_the_model_and_needs_nothing_else(files: list[Path], calm: Sim
     tensors = load_file(calm.folder.aggregator / "global-3.safetensors")
     vectors = {"global": np.concatenate([tensors[name].ravel() for name in spec.model.layout.names])}
     for device in calm.fleet.devices:
-        with DeviceStore(calm.folder.device(device.name).store, device=device.name, inspect=True) as store:
+        with store_of(calm.folder.device(device.name), device.name) as store:
             vectors[device.name] = store.load_state(spec.task).own
     assert len({vector.tobytes() for vector in vectors.values()}) == 1 + len(calm.fleet.devices)
     for file in files:
@@ -53,7 +53,7 @@ def test_models_by_name_as_tensors(files: list[Path], calm: Simulation) -> None:
     assert list(found) == list(spec.model.layout.names)
     for key, value in found.items():
         np.testing.assert_array_equal(value, expected[key])
-    with DeviceStore(calm.folder.device(name).store, device=name, inspect=True) as store:
+    with store_of(calm.folder.device(name), name) as store:
         own = store.load_state(spec.task).own
     flat = np.concatenate([value.ravel() for value in trained_tensors(calm.folder, name).values()])
     np.testing.assert_array_equal(flat, own)
@@ -76,19 +76,8 @@ def test_a_file_that_computes_something_else_is_refused(calm: Simulation) -> Non
         write_models(replace(calm, prepared=other))
 
 
-def test_before_its_first_round_a_device_has_no_model(calm: Simulation, tmp_path: Path) -> None:
-    shutil.copytree(calm.folder.path, tmp_path / "run")
-    copy = replace(calm, folder=RunFolder(tmp_path / "run"))
-    for path in copy.folder.device("device-3").path.glob("store.sqlite*"):
-        path.unlink()
-    DeviceStore(copy.folder.device("device-3").store, device="device-3").close()
-    names = {file.stem for file in write_models(copy)}
-    assert names == {"global", *(device.name for device in calm.fleet.devices)} - {"device-3"}
-
-
 def test_a_device_that_was_in_no_cohort_has_no_store_and_no_model(calm: Simulation, tmp_path: Path) -> None:
     shutil.copytree(calm.folder.path, tmp_path / "run")
     copy = replace(calm, folder=RunFolder(tmp_path / "run"))
-    for path in copy.folder.device("device-3").path.glob("store.sqlite*"):
-        path.unlink()
+    copy.folder.device("device-3").state.unlink()
     assert len(write_models(copy)) == len(calm.fleet.devices)

@@ -13,9 +13,9 @@ from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.samples import FeatureSamples
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.model.own_head import own_head_of
 from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, accuracies, best_way, said_alone
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -48,11 +48,10 @@ def test_a_device_keeps_the_head_that_its_images_choose_with_the_final_model(run
     final = Checkpoints(run.folder.aggregator, spec.model.layout, durable=False).read(ROUNDS)
     for device in run.fleet.devices:
         expected = own_head_of(final, spec.model.layout, device.train.samples, spec.signal)
-        with DeviceStore(run.folder.device(device.name).store, device=device.name, inspect=True) as store:
-            kept = store.own_head(spec.task)
+        with store_of(run.folder.device(device.name), device.name) as store:
+            kept = store.own_params(spec.task)
         assert kept is not None
-        assert kept.choice == expected.choice
-        np.testing.assert_array_equal(kept.params, expected.params)
+        np.testing.assert_array_equal(kept, expected.params)
 
 
 def test_the_result_has_what_the_heads_reach(run: Simulation) -> None:
@@ -77,8 +76,8 @@ def test_the_result_has_what_the_heads_reach(run: Simulation) -> None:
 def test_the_onnx_file_of_a_device_is_its_chosen_head(run: Simulation) -> None:
     device, x = run.fleet.devices[0], run.fleet.common_test.take(slice(0, 40)).x
     files = {file.stem: file for file in write_models(run)}
-    with DeviceStore(run.folder.device(device.name).store, device=device.name, inspect=True) as store:
-        params = store.own_head().params
+    with store_of(run.folder.device(device.name), device.name) as store:
+        params = store.own_params(run.prepared.spec.task)
     (found,) = onnxruntime.InferenceSession(files[device.name]).run(["logits"], {"x": x})
     np.testing.assert_allclose(found, run.prepared.inference(params, x), rtol=1e-4, atol=1e-4)
 

@@ -26,7 +26,7 @@ from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import RunFolder, Simulation
-from hushfleet.simulator.studies.sweep import with_sweeps
+from hushfleet.simulator.studies.sweep import with_sweep
 
 NAMES = [f"device-{number}" for number in range(5)]
 
@@ -125,7 +125,7 @@ def test_baseline_and_sweep_are_put_in(calm: Simulation) -> None:
     # In another order than the devices have: names count.
     alone = [Alone(name, 0.1 * number, 0.05 * number) for number, name in reversed(list(enumerate(NAMES)))]
     point = SweepPoint(noise_multiplier=1.0, epsilon_server=2.0, epsilon_release=1.0)
-    result = with_sweeps(assemble(calm, engine="live", alone=alone), [point], [])
+    result = with_sweep(assemble(calm, engine="live", alone=alone), [point])
     assert result.details.local_only_common == pytest.approx([0.1 * number for number in range(5)])
     assert result.local_only.accuracy_own_common == pytest.approx(0.2)
     assert result.local_only.accuracy_own_local == pytest.approx(0.1)
@@ -133,7 +133,6 @@ def test_baseline_and_sweep_are_put_in(calm: Simulation) -> None:
     assert result.details.privacy_sweep[1] == point
     own = result.details.privacy_sweep[0]
     assert own.gain_over_local_only == pytest.approx(result.rounds[-1].accuracy_own_common - 0.2)
-    assert result.details.wire_sweep == []
 
 
 def test_what_was_not_measured_is_none(copy: Simulation) -> None:

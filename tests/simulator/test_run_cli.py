@@ -80,7 +80,6 @@ BAD = {
     ),
     "a board that is none": (["--boards", "abacus"], ["abacus", "raspberry-pi-zero-2-w"]),
     "a sweep of words": (["--sweep", "0,some"], ["--sweep", "0,some", "numbers"]),
-    "a codec that is none": (["--sweep-wire", "1,some"], ["--sweep-wire", "some", "wire.codec"]),
     "an option of another engine": (["--emulate"], ["--emulate", "does nothing", "--engine live"]),
     "a runtime where devices have theirs": (["--engine", "live", "--runtime", "torch"], ["--runtime torch", "live"]),
     "a folder in a file": (["--out", "task.toml/run"], ["--out", "task.toml", "is a file"]),
@@ -129,7 +128,6 @@ def test_a_run_as_typed_and_the_same_folder_again(
 ) -> None:
     words = ["simulate", str(task_file), "--workers", "1", "--out", "run", "--rounds", "1", "--devices", "2"]
     words += ["--seed", "5", "--set", "privacy.noise_multiplier=0.25", "--set", "wire.codec=float32", "--sweep", "2,0"]
-    words += ["--sweep-wire", "1,float32"]
     words += ["--boards", "raspberry-pi-5-8gb,jetson-orin-nano"]
     code, out, err = typed(capsys, monkeypatch, *words)
     assert code == 0, err
@@ -140,7 +138,6 @@ def test_a_run_as_typed_and_the_same_folder_again(
     assert [point.noise_multiplier for point in result.details.privacy_sweep] == [0.0, 0.25, 2.0], (
         "the run itself among them"
     )
-    assert [point.wire.step for point in result.details.wire_sweep] == [1.0, None]
     assert None not in (result.local_only.accuracy_own_common, result.local_only.accuracy_own_local)
     assert result.details.eq20_bytes[0] > 0
     assert Path("run/report.html").stat().st_size > 10_000
@@ -163,27 +160,11 @@ def test_a_run_as_typed_and_the_same_folder_again(
     assert Result.load(Path("run/result.json")).rounds == result.rounds
 
 
-def test_a_lean_run_says_that_bytes_were_not_counted(
-    task_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["simulate", str(task_file), "--workers", "1", "--no-local-only", "--lean"]
-    code, out, err = typed(capsys, monkeypatch, *words, "--out", "lean")
-    assert code == 0, err
-    assert "sent up bytes not counted" in " ".join(out.split())
-    assert AS_PUBLISHED not in " ".join(out.split())
-    assert "<h2>Bytes per round" not in Path("lean/report.html").read_text()
-    models = sorted(path.name for path in Path("lean/models").iterdir())
-    assert models == ["device-0.onnx", "device-1.onnx", "device-2.onnx", "global.onnx"]
-    code, _, err = typed(capsys, monkeypatch, *words[:-1], "--out", "lean", "--resume")
-    assert code == 2
-    assert "was begun with --lean; go on with it with --lean" in " ".join(err.split())
-
-
 def test_a_run_that_repeats_a_paper_says_so_at_its_start(
     task_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the terminal, in the log and in the report."""
-    words = ["simulate", str(task_file), "--workers", "1", "--no-local-only", "--lean", "--out", "paper"]
+    words = ["simulate", str(task_file), "--workers", "1", "--no-local-only", "--out", "paper"]
     code, out, err = typed(capsys, monkeypatch, *words, "--set", "privacy.accounting=as-published")
     assert code == 0, err
     said = " ".join(out.split())

@@ -22,7 +22,7 @@ from hushfleet.methods.method import published as published_as
 from hushfleet.methods.personal import Everything
 from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
 from hushfleet.methods.state import PrivateArrays, RoundContext
-from hushfleet.simulator.engines.fast.lean import store_of
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import RunFolder, begin

@@ -25,7 +25,7 @@ TASK: dict[str, Any] = {
 
 
 def test_each_seed_is_a_run_and_a_row(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"out": tmp_path / "a", "quiet": True, "workers": 1, "lean": True, "alone": False}
+    options: dict[str, Any] = {"out": tmp_path / "a", "quiet": True, "workers": 1, "local_only": False}
     run = hf.simulate(TASK, seeds=2, **options)
     assert list(run.seeds.index) == [4, 5]
     other = hf.open_run(tmp_path / "a" / "seeds" / "5")

@@ -14,7 +14,6 @@ from hushfleet.aggregator.results.result import (
     RoundRow,
     SweepPoint,
     WireInfo,
-    WirePoint,
 )
 
 ADJACENCY = "add or remove one device's whole contribution to the round"
@@ -35,10 +34,8 @@ def sample(
     sweep: tuple[tuple[float, float], ...] = (),
     layers: int = 2,
     wire: WireInfo = QUANTIZED,
-    wire_sweep: tuple[tuple[WireInfo, int], ...] = (),
 ) -> Result:
-    """A run in which every device has the same accuracies; `sweep` is (epsilon_server, gain) pairs, `wire_sweep`
-    (form, bytes) pairs of an accuracy that is a point better for each."""
+    """A run in which every device has the same accuracies; `sweep` is (epsilon_server, gain) pairs."""
     ids = [f"board-{n:03d}" for n in range(devices)]
     grown = [(n + 1) / rounds for n in range(rounds)]
     return Result(
@@ -112,17 +109,6 @@ def sample(
                     gain_standard_error=0.001,
                 )
                 for server, gain in sweep
-            ],
-            wire_sweep=[
-                WirePoint(
-                    wire=form,
-                    uplink_bytes=size,
-                    bits_per_value=8 * size / (1000 * devices * rounds),
-                    accuracy_own_common=alone + 0.01 * (n + 1),
-                    gain_over_local_only=0.01 * (n + 1),
-                    gain_standard_error=0.001,
-                )
-                for n, (form, size) in enumerate(wire_sweep)
             ],
         ),
         versions={"hushfleet": "0.1.0", "numpy": "2.3.1"},

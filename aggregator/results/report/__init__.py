@@ -64,7 +64,6 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
         None if seen is None else sections.seen(seen),
         sections.privacy_sweep(result, headline),
         sections.traffic(result),
-        sections.wire_sweep(result, headline),
         timeline_section(result),
         sections.fleet(result),
         # folded: for authors of methods, and to look something up

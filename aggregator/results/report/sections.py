@@ -29,12 +29,13 @@ from hushfleet.aggregator.results.report.page import (
     missing,
     template,
 )
-from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, seed_table, wire_table
+from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, seed_table
 from hushfleet.aggregator.results.report.verdict import SERVER_MEANINGS, Headline, seen_by_server, trust_of
 from hushfleet.aggregator.results.report.words import LIFETIME, codec, from_to, number, points, repeating, size
-from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint, WirePoint
+from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint
 from hushfleet.privacy.protection import LARGEST_EPSILON, NEGLIGIBLE_ABOVE
 from hushfleet.privacy.terms import TRUST
+from hushfleet.wire.format.forms import codec_of
 
 MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40
@@ -70,9 +71,7 @@ def course(result: Result) -> Section:
     return Section("course", "Loss, and each device over rounds", "How training went.", parts, folded=True)
 
 
-def _accuracies(
-    xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint | WirePoint], headline: Headline
-) -> list[go.Scatter]:
+def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], headline: Headline) -> list[go.Scatter]:
     """The three accuracies of runs or rounds, and what training alone reaches."""
     alone = ((0, "common test", headline.common.alone), (1, "own data", headline.local.alone))
     return [
@@ -160,25 +159,6 @@ def seeds(result: Result) -> Section | None:
     return Section("seeds", "Other seeds", lead, [table]) if table.rows else None
 
 
-def wire_sweep(result: Result, headline: Headline) -> Section | None:
-    """None where no other forms were tried: they are an option of simulations."""
-    runs = sorted(result.details.wire_sweep, key=lambda run: run.uplink_bytes)
-    if not runs:
-        return None
-    bits = {id(run): run.bits_per_value for run in runs if run.bits_per_value}
-    chart = over(
-        "Accuracy",
-        _accuracies(list(bits.values()), [run for run in runs if id(run) in bits], headline),
-        "No accuracy was measured in these runs.",
-        x="bits sent per parameter",
-        note="Bits of whole updates. Dotted: this run's form. The noise is the same at every point; with one seed, "
-        "differences of a point or two may be chance.",
-        **_log_x(list(bits.values()), next((bits.get(id(run)) for run in runs if run.wire == result.wire), None)),
-    )
-    lead = "The same run, with the same noise, in other forms on the wire. * is the run itself."
-    return Section("wire-sweep", "Accuracy against bytes", lead, [chart, wire_table(result)])
-
-
 def privacy_sweep(result: Result, headline: Headline) -> Section | None:
     """None where no other noise was tried."""
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
@@ -241,9 +221,9 @@ def _signal(result: Result) -> PagePart:
     why = "The updates showed no signal beyond their noise."
     if result.accounting == "secure":
         why = "There is no signal-to-noise ratio: of a secure sum nobody sees the updates."
-    elif result.wire and result.wire.codec == "one-bit":
+    elif result.wire and not codec_of(result.wire.codec).keeps_norm:
         why = (
-            "There is no signal-to-noise ratio: with one bit a parameter, all updates have the same norm, which tells "
+            f"There is no signal-to-noise ratio: with {result.wire.codec}, all updates have the same norm, which tells "
             "nothing of their signal."
         )
     note = "0 dB: noise as strong as what it hides. Averaging n devices gains 10 log10(n) dB."

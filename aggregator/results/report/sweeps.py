@@ -1,4 +1,4 @@
-"""The tables of a run's repetitions, at other noise and in other forms on the wire: for the page and the terminal."""
+"""The tables of a run's repetitions, at other noise and with other seeds: for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from statistics import fmean, stdev
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.report.page import Cell, Table
 from hushfleet.aggregator.results.report.verdict import VERDICTS, gain_of, verdict_of
-from hushfleet.aggregator.results.report.words import codec, gained, number, percent, size
+from hushfleet.aggregator.results.report.words import gained, number, percent
 from hushfleet.aggregator.results.result import Repeated, Result, WireInfo
+from hushfleet.wire.format.forms import codec_of
 
 DASH = "\N{EN DASH}"
-ONE_BIT_DB = 10 * math.log10(math.pi / 2)
 
 
 def noise_table(result: Result) -> Table:
@@ -24,23 +24,6 @@ def noise_table(result: Result) -> Table:
             number(run.noise_multiplier) + (" *" if run.noise_multiplier == result.noise_multiplier else ""),
             number(run.epsilon_server),
             number(run.epsilon_release),
-            *_ends(result, run),
-        )
-        for run in runs
-    ]
-    return Table(head, rows)
-
-
-def wire_table(result: Result) -> Table:
-    """From few bytes to many; the run itself is one of the rows, with an asterisk."""
-    runs = sorted(result.details.wire_sweep, key=lambda run: run.uplink_bytes)
-    head = ("on the wire", "bits per parameter", "sent up", "cost, dB", "common test", "own data", "global", "gain")
-    rows = [
-        (
-            codec(run.wire, whole=False) + (" *" if run.wire == result.wire else ""),
-            number(run.bits_per_value),
-            size(run.uplink_bytes),
-            cost_db(run.wire),
             *_ends(result, run),
         )
         for run in runs
@@ -81,12 +64,11 @@ def seed_table(result: Result) -> Table:
 
 
 def cost_db(wire: WireInfo) -> str:
-    """The loss of signal to noise by a form: signs have pi / 2 times the variance of the noise."""
-    if wire.codec == "one-bit":
-        return number(ONE_BIT_DB)
-    if wire.step is None:
-        return "0"
-    return number(10 * math.log10(1 + wire.step**2 / 12)) if wire.step_unit == "noise" else DASH
+    """Formats what a codec takes from the ratio of signal to noise, in dB."""
+    if wire.step is not None and wire.step_unit != "noise":
+        return DASH
+    added = codec_of(wire.codec).added_variance(wire.step or 0.0, 1.0)
+    return number(10 * math.log10(1 + added)) if added else "0"
 
 
 def _ends(result: Result, run: Repeated) -> tuple[str, ...]:

@@ -92,12 +92,12 @@ def from_to(values: list[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def codec(wire: WireInfo, *, whole: bool = True) -> str:
-    """The form of updates: `quantized, step 0.5 of the noise`; without `whole`, not what the step is relative to."""
+def codec(wire: WireInfo) -> str:
+    """The form of updates: `quantized, step 0.5 of the noise`."""
     if wire.step is None:
         return wire.codec
     unit = "the noise" if wire.step_unit == "noise" else "a layer's root mean square"
-    return f"{wire.codec}, step {number(wire.step)}" + (f" of {unit}" if whole else "")
+    return f"{wire.codec}, step {number(wire.step)} of {unit}"
 
 
 def repeating(command: str) -> str:

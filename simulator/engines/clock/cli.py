@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hushfleet.aggregator.commands.options import Option, with_options
 from hushfleet.errors import BadInput
-from hushfleet.simulator.cli import DataDir, Devices, MethodFile, Rounds, Settings
+from hushfleet.simulator.options import DataDir, Json, TaskOptions
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
 HELP = """Forecast a fleet: time, stragglers, bytes, energy and privacy of thousands of devices, without training.
@@ -39,72 +42,68 @@ it by --samples. A [scenario] in the task file (days and nights, drop-outs, outa
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class ForecastOptions:
+    """What is forecast, and how it is shown."""
+
+    # fmt: off
+    boards: Annotated[str, Option(help="A mix file, or profiles dealt to the devices in turn, with commas between.")] = "generic-x86"
+    policy: Annotated[list[str] | None, Option(metavar="KEY=VALUE,...", help="A column; keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s.")] = None
+    samples: Annotated[int | None, Option(min=1, help="Training samples of every device.")] = None
+    step_ms: Annotated[float | None, Option(min=0, help="CPU time of a training step on one core of generic-x86, instead of a trial's.")] = None
+    data_dir: DataDir = None
+    as_json: Json = False
+    plot: Annotated[Path | None, Option(metavar="FILE.png", help="Also draw it: .png, .svg or .pdf.")] = None
+    # fmt: on
+
+
 def register(app: typer.Typer) -> None:
-    @app.command("forecast", help=HELP)
-    def forecast_command(
-        task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What would be run; see `tasks/`.")],
-        boards: Annotated[
-            str, typer.Option(help="A mix file, or profiles dealt to the devices in turn, with commas between.")
-        ] = "generic-x86",
-        devices: Devices = None,
-        rounds: Rounds = None,
-        policy: Annotated[
-            list[str] | None,
-            typer.Option(
-                metavar="KEY=VALUE,...",
-                help="A column; keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s.",
-            ),
-        ] = None,
-        samples: Annotated[int | None, typer.Option(min=1, help="Training samples of every device.")] = None,
-        step_ms: Annotated[
-            float | None,
-            typer.Option(min=0, help="CPU time of a training step on one core of generic-x86, instead of a trial's."),
-        ] = None,
-        settings: Settings = None,
-        method: MethodFile = "",
-        data_dir: DataDir = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
-        plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Also draw it: .png, .svg or .pdf.")] = None,
-    ) -> None:
-        import json
-        from contextlib import suppress
+    app.command("forecast", help=HELP)(_forecast)
 
-        from rich.console import Console
 
-        from hushfleet.aggregator.observe.progress import shown
-        from hushfleet.aggregator.publish.prepare import prepare
-        from hushfleet.simulator.boards import read_boards
-        from hushfleet.simulator.command import overridden
-        from hushfleet.simulator.engines.clock.forecast import forecast, read_policies
-        from hushfleet.simulator.engines.clock.show import costs_of, plot_forecasts, print_forecasts, sample_counts
-        from hushfleet.simulator.engines.clock.sizes import sizes_of
-        from hushfleet.simulator.fleet import device_names
-        from hushfleet.user_files import checked_file
+@with_options
+def _forecast(
+    task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What would be run; see `tasks/`.")],
+    options: ForecastOptions,
+    changes: TaskOptions,
+) -> None:
+    import json
 
-        console = Console(stderr=as_json)
-        if plot is not None and checked_file(plot, "--plot").suffix.lower() not in PLOT_FORMATS:  # before any work
-            raise BadInput(f"--plot {plot}: the name must end in {', '.join(PLOT_FORMATS)}")
-        written = overridden(task_file, settings, method=method)
-        if devices is None and boards.strip().endswith(".toml"):
-            with suppress(BadInput):  # shares, or a mistake that is told when the number is known
-                devices = len(read_boards(boards))
-        task = overridden(task_file, settings, {"data.devices": devices, "round.rounds": rounds}, method=method)
-        policies = read_policies(policy or [], task)
-        mix = read_boards(boards, devices=task.data.devices, seed=task.seed)
+    from rich.console import Console
+
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.publish.prepare import prepare
+    from hushfleet.simulator.boards import read_boards
+    from hushfleet.simulator.engines.clock.forecast import forecast, read_policies
+    from hushfleet.simulator.engines.clock.show import costs_of, plot_forecasts, print_forecasts, sample_counts
+    from hushfleet.simulator.engines.clock.sizes import sizes_of
+    from hushfleet.simulator.fleet import device_names
+    from hushfleet.user_files import checked_file
+
+    console, plot = Console(stderr=options.as_json), options.plot
+    if plot is not None and checked_file(plot, "--plot").suffix.lower() not in PLOT_FORMATS:  # before any work
+        raise BadInput(f"--plot {plot}: the name must end in {', '.join(PLOT_FORMATS)}")
+    written = replace(changes, devices=None, rounds=None).load(task_file)
+    if changes.devices is None and options.boards.strip().endswith(".toml"):
+        with suppress(BadInput):  # shares, or a mistake that is told when the number is known
+            changes = replace(changes, devices=len(read_boards(options.boards)))
+    task = changes.load(task_file)
+    policies = read_policies(options.policy or [], task)
+    mix = read_boards(options.boards, devices=task.data.devices, seed=task.seed)
+    with shown(console):
+        prepared = prepare(task, data_dir=options.data_dir, run_id=f"seed{task.seed}")
+        counts = [options.samples] if options.samples else sample_counts(written, prepared)
+        costs = costs_of(prepared, options.step_ms)
+    sizes = sizes_of(prepared, name_bytes=len(device_names(len(mix))[0]))
+    forecasts = []
+    for text, rules in policies.items():
         with shown(console):
-            prepared = prepare(task, data_dir=data_dir, run_id=f"seed{task.seed}")
-            counts = [samples] if samples else sample_counts(written, prepared)
-            costs = costs_of(prepared, step_ms)
-        sizes = sizes_of(prepared, name_bytes=len(device_names(len(mix))[0]))
-        forecasts = []
-        for text, rules in policies.items():
-            with shown(console):
-                forecasts.append(forecast(prepared, mix, rules, policy=text, samples=counts, costs=costs, sizes=sizes))
-        if as_json:
-            plain = {"costs": vars(costs), "policies": [each.to_plain() for each in forecasts]}
-            typer.echo(json.dumps(plain, indent=2))
-        else:
-            print_forecasts(console, forecasts, costs, step_s=costs.step_s(task.method.config().batch_size))
-        if plot is not None:
-            plot_forecasts(forecasts, plot)
-            console.print(f"plot  {plot}", highlight=False)
+            forecasts.append(forecast(prepared, mix, rules, policy=text, samples=counts, costs=costs, sizes=sizes))
+    if options.as_json:
+        plain = {"costs": vars(costs), "policies": [each.to_plain() for each in forecasts]}
+        typer.echo(json.dumps(plain, indent=2))
+    else:
+        print_forecasts(console, forecasts, costs, step_s=costs.step_s(task.method.config().batch_size))
+    if plot is not None:
+        plot_forecasts(forecasts, plot)
+        console.print(f"plot  {plot}", highlight=False)

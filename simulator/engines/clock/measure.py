@@ -28,8 +28,9 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import SeededRandomness, Trainer
+from hushfleet.edge_client.trainer import Trainer
 from hushfleet.errors import HushfleetError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import method_of

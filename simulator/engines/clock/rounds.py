@@ -17,7 +17,6 @@ from hushfleet.aggregator.observe.round_events import finished_fields, run_field
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.atomic_file import write_whole
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.boards import FleetMix
@@ -29,9 +28,10 @@ from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.engines.clock.sums import clock_of
-from hushfleet.simulator.engines.fast.engine import check_participation, hear, train_cohort
+from hushfleet.simulator.engines.fast.device_file import DeviceFile
+from hushfleet.simulator.engines.fast.engine import check_participation, close_engine, hear, open_engine, train_cohort
 from hushfleet.simulator.engines.fast.jobs import Answer
-from hushfleet.simulator.engines.fast.sums import write_roster
+from hushfleet.simulator.engines.fast.sums import key_of, write_roster
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.engines.live.engine import RECONNECT_S
@@ -85,7 +85,7 @@ def run_clocked_rounds(
         secure = simulation.prepared.spec.privacy.secure
         roster = None if secure is None else write_roster(simulation, store)
         closed_rounds = fleet_clock(simulation, mix, roster=roster).rounds()
-        engine = RoundEngine(store, simulation.prepared, clock=time, monotonic=time, masked=False)
+        engine = open_engine(simulation, store, clock=time, monotonic=time)
         rounds = VirtualRounds(simulation, engine, time, events=events, scenario=scenario, group=_GROUP * workers.count)
         rounds.begin()
         for closed in closed_rounds:
@@ -93,6 +93,7 @@ def run_clocked_rounds(
                 break
             rounds.play(closed, train)
         rounds.end()
+    close_engine(simulation)
 
 
 def fleet_clock(simulation: Simulation, mix: FleetMix, *, roster: Roster | None = None) -> FleetClock:
@@ -148,7 +149,7 @@ class VirtualRounds:
     ) -> None:
         self._simulation, self._engine, self._time, self._group = simulation, engine, time, group
         self._events, self._scenario = _Resumed(events), _Resumed(scenario)
-        self._boards = {device.name: device.board for device in simulation.fleet.devices}
+        self._devices = {device.name: device for device in simulation.fleet.devices}
 
     def begin(self) -> None:
         self._time.now = 0.0
@@ -185,7 +186,7 @@ class VirtualRounds:
         for first in range(0, len(closed.late), self._group):
             for answer in train(plan, closed.late[first : first + self._group]):
                 # it is charged and has moved on; its bytes come too late for the aggregator
-                board = self._boards[answer.device]
+                board = self._devices[answer.device].board
                 engine.store.add_device(answer.device, public_key=answer.public_key, board=board)
         self._write_events(events, {}, last=None)
         check_participation(engine, plan)
@@ -195,16 +196,17 @@ class VirtualRounds:
     def _hear(self, plan: RoundPlan, answer: Answer) -> Event:
         """A device that declines is heard when its update would have come: the clock knows nothing of budgets."""
         with_public = partial(self._with_public, plan)
-        return hear(answer, self._engine, plan, board=self._boards[answer.device], with_public=with_public)
+        return hear(answer, self._engine, plan, board=self._devices[answer.device].board, with_public=with_public)
 
     def _with_public(self, plan: RoundPlan, answer: Answer) -> bytes:
         """As `hushfleet.edge_client.net.upload` does for a device whose last update came too late."""
-        path = self._simulation.folder.device(answer.device).store
-        with DeviceStore(path, device=answer.device, durable=False) as store:
-            entry = store.outbox(plan.task, plan.round)
-            if entry is None:
-                raise HushfleetError(f"{answer.device} does not remember its update of round {plan.round}")
-            return attach_public(answer.update, entry.public_before, identity=store.identity)
+        path = self._simulation.folder.device(answer.device).state
+        identity = key_of(self._simulation.seed, self._devices[answer.device].index)
+        store = DeviceFile(path, device=answer.device, identity=identity)
+        entry = store.outbox(plan.task, plan.round)
+        if entry is None:
+            raise HushfleetError(f"{answer.device} does not remember its update of round {plan.round}")
+        return attach_public(answer.update, entry.public_before, identity=identity)
 
     # the logs
 

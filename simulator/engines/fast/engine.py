@@ -6,6 +6,7 @@ MQTT and the waiting are left out. With the same seed it ends in the same global
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,11 @@ from hushfleet.aggregator.observe.round_events import finished_fields, open_fiel
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.errors import HushfleetError
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.model.evaluation import evaluate
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
 from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
-from hushfleet.simulator.engines.fast.lean import begin_lean, end_lean
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
 from hushfleet.simulator.engines.fast.sums import write_roster
@@ -41,7 +41,6 @@ def run_rounds(
     runtime: str = "onnx",
     evaluate_every: int = 1,
     evaluate_last: int = 1,
-    lean: bool = False,
     on_closed: Callable[[int], None] = lambda round: None,
 ) -> None:
     """Runs the task's rounds to the end, or on from where an interrupted run stopped.
@@ -51,17 +50,13 @@ def run_rounds(
     can pay for the first round.
 
     :param evaluate_every: devices' own models are tested every so many rounds, and in the last `evaluate_last` ones.
-    :param lean: without what only a field needs, see `hushfleet.simulator.engines.fast.lean`.
     :param on_closed: called after each round, before any device trains again; at first with the last round of an
         earlier part of the run, or 0.
     """
     names = [device.name for device in simulation.fleet.devices]
     rounds = doing("rounds", total=simulation.task.round.rounds)
     with rounds as work, AggregatorStore(simulation.folder.aggregator, durable=False) as store:
-        begin_lean(simulation, store, lean=lean)
-        plain = simulation.prepared.spec.privacy.secure is None  # of a secure sum there are nothing but bytes
-        update_format = UncodedUpdates(simulation.folder.updates) if lean and plain else SIGNED
-        engine = RoundEngine(store, tested_by(simulation, runtime), masked=False, update_format=update_format)
+        engine = open_engine(simulation, store, tested_by(simulation, runtime))
         roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
         events.write("run", **run_fields(simulation.prepared.spec, engine="fast", devices=len(names)))
         for device in simulation.fleet.devices:
@@ -75,10 +70,7 @@ def run_rounds(
             cohort = sorted(engine.cohort)
             events.write("round_open", **open_fields(engine))
             evaluate = plan.round > plan.rounds - evaluate_last or plan.round % evaluate_every == 0
-            answers = train_cohort(
-                simulation, workers, plan, cohort, runtime=runtime, evaluate=evaluate, lean=lean
-            )  # fmt: skip
-            for answer in answers:
+            for answer in train_cohort(simulation, workers, plan, cohort, runtime=runtime, evaluate=evaluate):
                 deliver(answer, engine, plan, events)
             check_participation(engine, plan, least=least)
             summary = engine.close()
@@ -86,8 +78,34 @@ def run_rounds(
             events.write("round_close", **summary.to_dict())
             on_closed(plan.round)
             spent = summary.participants == 0 and too_few_can_pay(store, names, least=least)
-    end_lean(simulation)
+    close_engine(simulation)
     events.write("finished", **({"reason": ALL_SPENT} if spent else finished_fields(engine)))
+
+
+def open_engine(
+    simulation: Simulation, store: AggregatorStore, prepared: PreparedTask | None = None, **clocks: Any
+) -> RoundEngine:
+    """Opens the aggregator's engine for updates that are neither coded nor signed; those of a secure sum are coded.
+
+    Raises `BadInput` for a run whose devices have a database: the live engine, or an earlier version, began it.
+
+    :param prepared: instead of the simulation's own.
+    :param clocks: `clock` and `monotonic` of `RoundEngine`.
+    """
+    if any(simulation.folder.device(each.name).store.exists() for each in simulation.fleet.devices):
+        raise BadInput(
+            f"the run in {simulation.folder.path} was begun by --engine live or by an earlier version; go on with it "
+            "there, or choose another --out"
+        )
+    simulation.folder.updates.mkdir(exist_ok=True)
+    secure = simulation.prepared.spec.privacy.secure is not None
+    update_format = SIGNED if secure else UncodedUpdates(simulation.folder.updates)
+    return RoundEngine(store, prepared or simulation.prepared, masked=False, update_format=update_format, **clocks)
+
+
+def close_engine(simulation: Simulation) -> None:
+    """Removes the open round's values: they may be as large as a cohort of models."""
+    shutil.rmtree(simulation.folder.updates, ignore_errors=True)
 
 
 def tested_by(simulation: Simulation, runtime: str) -> PreparedTask:
@@ -149,16 +167,16 @@ def hear(
         code, reason = answer.refusal
         engine.decline(answer.device, code, reason, round=plan.round)
         return "decline", {"round": plan.round, "device": answer.device, "code": code, "reason": reason}
-    verdict = engine.accept(answer.device, data)
-    if verdict.code == "state-unknown" and with_public is not None:
+    update = engine.accept(answer.device, data)
+    if update.code == "state-unknown" and with_public is not None:
         data = with_public(answer)
-        verdict = engine.accept(answer.device, data)
-    if not verdict.acknowledged:
+        update = engine.accept(answer.device, data)
+    if not update.acknowledged:
         raise HushfleetError(
-            f"round {plan.round}: the update of {answer.device} was refused ({verdict.code}), since {verdict.reason}"
+            f"round {plan.round}: the update of {answer.device} was refused ({update.code}), since {update.reason}"
         )
     sent_bytes = engine.checks.update_format.sent_bytes(data)
-    return "update", update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=sent_bytes)
+    return "update", update_fields(update, round=plan.round, payload_bytes=sent_bytes)
 
 
 def train_cohort(
@@ -169,13 +187,12 @@ def train_cohort(
     *,
     runtime: str = "onnx",
     evaluate: bool = True,
-    lean: bool = False,
 ) -> Iterator[Answer]:
     """Trains `devices` of the plan's cohort; their answers come in the fleet's order.
 
     :param evaluate: whether the devices' own models are tested afterwards.
     """
-    wanted = set(devices)
+    wanted, places = set(devices), {name: place for place, name in enumerate(sorted(plan.cohort))}
     chosen = [device for device in simulation.fleet.devices if device.name in wanted]
     jobs = [
         Job(
@@ -188,10 +205,9 @@ def train_cohort(
             evaluate=evaluate,
             epsilon_limit=device.epsilon_limit,
             preference=device.preference,
-            lean=lean,
-            place=place,
+            place=places.get(device.name, 0),  # a secure sum has no files
         )
-        for place, device in enumerate(chosen)
+        for device in chosen
     ]
     if runtime == VMAP:
         from hushfleet.simulator.engines.vmap.jobs import train_at_once  # with PyTorch

@@ -6,20 +6,19 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
-from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
-from hushfleet.simulator.engines.fast.lean import LeanStore
+from hushfleet.methods.stages import Release
+from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
 from hushfleet.simulator.engines.fast.sums import key_of
@@ -27,7 +26,6 @@ from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.run_folder import MOST_SHOWN
 from hushfleet.training.local_round import Trained
 from hushfleet.wire.format.messages import RoundPlan
-from hushfleet.wire.format.update import SIGNED
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,7 @@ class Job:
     :param evaluate: whether the device's own model is tested after training.
     :param epsilon_limit: what the device allows against the server, at the task's delta.
     :param preference: how many times the standard noise it adds, where the method allows it.
-    :param lean: see `hushfleet.simulator.engines.fast.lean`.
-    :param place: of the device in its cohort, from 0 on.
+    :param place: number of the device in its cohort, from 0 on.
     """
 
     path: Path
@@ -50,7 +47,6 @@ class Job:
     evaluate: bool
     epsilon_limit: float = math.inf
     preference: float = 1.0
-    lean: bool = False
     place: int = 0
 
 
@@ -75,6 +71,9 @@ class Answer(NamedTuple):
     refusal: DeclineReason | None = None
 
 
+OWN_MODELS_BYTES = 1 << 26
+"""How much of the disk own models may take that no round reads again; `MOST_SHOWN` devices keep theirs in any case."""
+
 # What a device may say about a round. Anything else is a fault of this program, and ends the run.
 REFUSALS = (PrivacyError, Declined)
 
@@ -89,7 +88,7 @@ def train(job: Job) -> Answer:
 def commit(done: TrainedJob) -> Answer:
     """The rest of a round: clip, noise, encode, store."""
     plan = done.job.plan
-    return _answer(done.job, lambda trainer, run: trainer.commit(plan, done.trained, run.roster(plan)))
+    return _answer(done.job, lambda trainer, run: DeviceRound(trainer, plan, run.roster(plan)).commit(done.trained))
 
 
 def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> Answer:
@@ -108,30 +107,27 @@ def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
     return Answer(job.device, trainer.store.identity.public_key, b"", refusal)
 
 
+def store_for(job: Job, run: LoadedRun) -> DeviceFile:
+    """Opens the device's file. It keeps the own model where a round reads it, and for the first devices."""
+    reads = run.method.parts.reads_own or run.runtime == VMAP  # which uploads whatever states have
+    first = max(MOST_SHOWN, OWN_MODELS_BYTES // (4 * run.spec.model.layout.size))
+    path, identity = run.folder.device(job.device).state, key_of(job.seed, job.index)
+    return DeviceFile(path, device=job.device, identity=identity, keeps_own=reads or job.index < first)
+
+
 @contextmanager
 def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
-    """The device with its store open."""
+    """Opens the device's store, and gives the device."""
     folder = run.folder.device(job.device)
     common, local = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
     metrics = MetricsFile(folder.metrics, common, local, run.features)
-    delta, accountant = run.spec.privacy.delta, run.spec.privacy.accountant
     began = time.monotonic()
-    identity = key_of(job.seed, job.index)
-    opened: DeviceStore | LeanStore
-    if job.lean:
-        reads = run.method.parts.reads_own or run.runtime == VMAP  # which uploads whatever states have
-        opened = LeanStore(
-            folder.state, device=job.device, identity=identity, keeps_own=reads or job.index < MOST_SHOWN
-        )  # fmt: skip
-    else:
-        opened = DeviceStore(folder.store, device=job.device, durable=False, identity=identity)
-    with opened as store:
+    with store_for(job, run) as store:
 
-        def observe(trained: TrainedRound) -> None:
-            if job.evaluate:
-                np.asarray(trained.own)  # raises for one that a lean run has not kept
-            spent = store.ledger.epsilon_server(delta=delta, extra=trained.release.charge, accountant=accountant)
-            metrics.write(trained, run.spec, run.inference, epsilon_server=spent, train_s=time.monotonic() - began)
+        def observe(round: DeviceRound, trained: Trained, release: Release) -> None:
+            # Where training has diverged, the own model is the former one, which may not be kept: it is not tested.
+            file = replace(metrics, common_test=None, local_test=None) if isinstance(trained.own, NotKept) else metrics
+            file.write(round, trained, release, train_s=time.monotonic() - began)
 
         yield Trainer(
             device=job.device,
@@ -142,11 +138,11 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
             samples=lambda: run.train(job.device),
             randomness=SeededRandomness(job.seed, job.index, make_noise),
             limits=LimitsSection.of_simulation(
-                run.spec.privacy, epsilon_server=job.epsilon_limit, delta=delta, noise_preference=job.preference
+                run.spec.privacy, epsilon_server=job.epsilon_limit, noise_preference=job.preference
             ),
             method=run.method,
             observer=observe,
             make_optimizer=make_optimizer,
             make_secure_round=run.secure_round,
-            update_format=UncodedUpdates(run.folder.updates, job.place) if job.lean else SIGNED,
+            update_format=UncodedUpdates(run.folder.updates, job.place),
         )

@@ -1,17 +1,23 @@
-"""Updates of a lean run: their values as they are, beside blobs that nobody has signed."""
+"""The update format of simulations: values as they are, in files, beside blobs that nobody has signed.
+
+The values are those that an aggregator would decode, to the last bit. Of an update's values a fixed sample is coded, so
+that its size on the wire is known.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from hushfleet.errors import Malformed, StoreError, StoreFull
-from hushfleet.wire.format import forms
+from hushfleet.wire.format.forms import codec_of
 from hushfleet.wire.format.identity import Identity
+from hushfleet.wire.format.symbols import BLOCK
 from hushfleet.wire.format.update import (
     EncodedUpdate,
     UpdateHeader,
@@ -21,14 +27,15 @@ from hushfleet.wire.format.update import (
     unsigned,
 )
 
-_PLACE_BYTES = 4
+_CODED = struct.Struct("<II")
+"""The blob's values section: the number of the file, and how many bytes the coded values would take."""
 
 
 class UncodedUpdates:
-    """FOR SIMULATION ONLY: values as the aggregator would decode them, in files that each round writes anew.
+    """FOR SIMULATION ONLY: writes each update's values into a file, which later rounds overwrite.
 
-    :param folder: of the files.
-    :param place: of the device in its cohort, for `encode`.
+    :param folder: holds the files.
+    :param place: the number of the device in its cohort, for `encode`.
     """
 
     def __init__(self, folder: Path, place: int = 0) -> None:
@@ -38,9 +45,9 @@ class UncodedUpdates:
     def encode(
         self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity
     ) -> EncodedUpdate:
-        """The blob says where the values are."""
+        """Writes the file; the blob names it. Raises `StoreFull`, and what `forms.encode` raises."""
         key = header.dither_key
-        sent = forms.seen(header.codec, values, counts=counts, steps=header.steps, dither_key=key)
+        sent = codec_of(header.codec).seen(values, header.coding(counts))
         path = self._folder / str(self._place)
         try:
             with path.open("r+b" if path.exists() else "wb", buffering=0) as file:
@@ -48,13 +55,14 @@ class UncodedUpdates:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise StoreFull(f"{path} cannot be written: {error.strerror}; free some space") from error
-        return EncodedUpdate(unsigned(header, self._place.to_bytes(_PLACE_BYTES, "little")), sent)
+        coded = _CODED.pack(self._place, coded_bytes(header, values, counts))
+        return EncodedUpdate(unsigned(header, coded), sent)
 
     def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
         return read_header(data), payload_digest(data)
 
     def values(self, header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> np.ndarray:
-        path = self._folder / str(int.from_bytes(read_coded(data), "little"))
+        path = self._folder / str(_CODED.unpack(read_coded(data))[0])
         try:
             with path.open("rb") as file:
                 key, values = file.read(len(header.dither_key)), np.fromfile(file, "<f4", sum(counts))
@@ -65,4 +73,18 @@ class UncodedUpdates:
         return values.astype(np.float32, copy=False)
 
     def sent_bytes(self, data: bytes) -> int:
-        return 0
+        """The bytes of the coded and signed blob, as the sample has them."""
+        return len(data) - _CODED.size + _CODED.unpack(read_coded(data))[1]
+
+
+def coded_bytes(header: UpdateHeader, values: np.ndarray, counts: Sequence[int]) -> int:
+    """How many bytes the codec needs for `values` float32 `[k]`, by a sample of one block of values.
+
+    The sample is every n-th value of each layer. Up to 65,536 values are coded whole, and their size is exact.
+    """
+    stride = -(-values.size // BLOCK) or 1
+    parts = [part[::stride] for part in np.split(values, np.cumsum(counts)[:-1])]
+    sample = np.concatenate(parts)
+    coding = header.coding([len(part) for part in parts])
+    coded = codec_of(header.codec).encode(sample, coding, np.empty_like(sample))
+    return round(len(coded) * values.size / max(1, sample.size))

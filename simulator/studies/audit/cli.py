@@ -3,112 +3,113 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.simulator.cli import MethodFile
+from hushfleet.aggregator.commands.options import Option, with_options
+from hushfleet.privacy.terms import Unit
+from hushfleet.simulator.options import DataDir, TaskSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hushfleet.aggregator.publish.prepare import PreparedTask
     from hushfleet.simulator.studies.audit.finding import Finding
-    from hushfleet.simulator.studies.audit.games import Effort
 
 VIOLATED = 1
 
 
-class UnitName(StrEnum):
-    device = "device"
-    record = "record"
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(TaskSettings):
+    """How an audit is played."""
+
+    # fmt: off
+    unit: Annotated[Unit | None, Option(help="Instead of privacy.unit.")] = None
+    trials: Annotated[int, Option(min=60, max=10_000_000, help="Rounds, or canaries, in each world.")] = 1000
+    seconds: Annotated[float, Option(min=1, help="A game ends after these, with the trials that it has.")] = 120
+    seed: Annotated[int, Option(min=0, help="Decides canaries and noise.")] = 0
+    field_noise: Annotated[bool, Option("--field-noise", help="The noise source of real devices, which no seed repeats.")] = False
+    one_run: Annotated[bool, Option(help="Unit record: also many canaries in one training on real images.")] = True
+    data_dir: DataDir = None
+    out: Annotated[Path | None, Option(help="Folder for audit.json and audit.html, the trade-off curve.")] = None
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table; an unbounded number is null.")] = False
+    # fmt: on
 
 
 def register(app: typer.Typer) -> None:
-    @app.command("audit")
-    def audit_command(
-        task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to audit; see `tasks/`.")],
-        unit: Annotated[UnitName | None, typer.Option(help="Instead of privacy.unit.")] = None,
-        trials: Annotated[int, typer.Option(min=60, max=10_000_000, help="Rounds, or canaries, in each world.")] = 1000,
-        seconds: Annotated[float, typer.Option(min=1, help="A game ends after these, with the trials that it has.")] = 120,
-        seed: Annotated[int, typer.Option(min=0, help="Decides canaries and noise.")] = 0,
-        field_noise: Annotated[bool, typer.Option("--field-noise", help="The noise source of real devices, which no seed repeats.")] = False,
-        one_run: Annotated[bool, typer.Option(help="Unit record: also many canaries in one training on real images.")] = True,
-        data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are; default: download.")] = None,
-        settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.noise_multiplier=1.5.")] = None,
-        method: MethodFile = "",
-        out: Annotated[Path | None, typer.Option(help="Folder for audit.json and audit.html, the trade-off curve.")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table; an unbounded number is null.")] = False,
-    ) -> None:  # fmt: skip
-        """Measure a lower bound on epsilon, beside the one that the ledger claims.
-
-        The audit plays against the code that devices run. It inserts a canary, the worst update or record that clipping
-        lets through, in half of the trials, looks at what the adversary sees, and guesses: was it in? How often that
-        goes wrong bounds epsilon from below, with 95 % confidence. Exit code 1 if the bound is above the claim: then
-        something adds less noise than it charges for.
-
-        A bound far below the claim is no proof that the claim is loose. N trials show at most about log(N / 4): with
-        1000 trials, audit a noise that makes one round cost 1 to 3.
-
-        Examples:
-
-        `hushfleet audit tasks/digits-fedglp-adp.toml --set privacy.accounting=strict --set privacy.delta=0.01`
-
-        `hushfleet audit tasks/digits-record.toml --trials 4000 --out runs/audit`
-
-        `hushfleet audit tasks/digits-record.toml --unit device --set privacy.noise_multiplier=1.5 --json`
-        """
-        from rich.console import Console
-
-        from hushfleet.aggregator.observe.progress import shown
-        from hushfleet.aggregator.publish.prepare import prepare
-        from hushfleet.aggregator.results.result import write_whole
-        from hushfleet.errors import BadInput
-        from hushfleet.methods import title_of
-        from hushfleet.simulator.command import overridden
-        from hushfleet.simulator.studies.audit.games import Effort
-        from hushfleet.simulator.studies.audit.show import print_findings, render_page, to_json
-        from hushfleet.user_files import checked_folder
-
-        console = Console(stderr=as_json)
-        if out is not None:
-            checked_folder(out)
-        changed = {"privacy.unit": None if unit is None else unit.value}
-        task = overridden(task_file, settings, changed, method=method)
-        with shown(console):
-            prepared = prepare(task, data_dir=data_dir, run_id="audit")
-        if not task.targets.are_classes:
-            raise BadInput(
-                f"model.loss = {task.model.loss!r}: an audit's canaries are samples of a class; the mechanism is the "
-                "same with any loss, so audit the task with the cross-entropy and data of classes"
-            )
-        effort = Effort(trials, seconds)
-        found = list(_played(prepared, effort, console, seed=seed, field_noise=field_noise, with_run=one_run))
-        name = title_of(task.method.name)
-        title = f"{name} on {task.data.name}, {task.privacy.accounting}"
-        text = to_json(task.name, name, task.privacy.accounting, found)
-        if as_json:
-            print(text)
-        else:
-            print_findings(console, title, found)
-        if out is not None:
-            write_whole(out / "audit.json", text + "\n")
-            write_whole(out / "audit.html", render_page(title, found))
-            console.print(f"figures  {out / 'audit.json'}\npage     {out / 'audit.html'}", highlight=False)
-        if any(each.verdict == "VIOLATED" for each in found):
-            raise typer.Exit(VIOLATED)
+    app.command("audit")(_audit)
 
 
-def _played(
-    prepared: PreparedTask, effort: Effort, console: Console, *, seed: int, field_noise: bool, with_run: bool
-) -> Iterator[Finding]:
+@with_options
+def _audit(
+    task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to audit; see `tasks/`.")],
+    options: AuditOptions,
+) -> None:
+    """Measure a lower bound on epsilon, beside the one that the ledger claims.
+
+    The audit plays against the code that devices run. It inserts a canary, the worst update or record that clipping
+    lets through, in half of the trials, looks at what the adversary sees, and guesses: was it in? How often that
+    goes wrong bounds epsilon from below, with 95 % confidence. Exit code 1 if the bound is above the claim: then
+    something adds less noise than it charges for.
+
+    A bound far below the claim is no proof that the claim is loose. N trials show at most about log(N / 4): with
+    1000 trials, audit a noise that makes one round cost 1 to 3.
+
+    Examples:
+
+    `hushfleet audit tasks/digits-fedglp-adp.toml --set privacy.accounting=strict --set privacy.delta=0.01`
+
+    `hushfleet audit tasks/digits-record.toml --trials 4000 --out runs/audit`
+
+    `hushfleet audit tasks/digits-record.toml --unit device --set privacy.noise_multiplier=1.5 --json`
+    """
+    from rich.console import Console
+
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.publish.prepare import prepare
+    from hushfleet.aggregator.results.result import write_whole
+    from hushfleet.errors import BadInput
+    from hushfleet.methods import title_of
+    from hushfleet.simulator.studies.audit.show import print_findings, render_page, to_json
+    from hushfleet.user_files import checked_folder
+
+    console, out = Console(stderr=options.as_json), options.out
+    if out is not None:
+        checked_folder(out)
+    task = options.load(task_file, privacy__unit=options.unit)
+    with shown(console):
+        prepared = prepare(task, data_dir=options.data_dir, run_id="audit")
+    if not task.targets.are_classes:
+        raise BadInput(
+            f"model.loss = {task.model.loss!r}: an audit's canaries are samples of a class; the mechanism is the "
+            "same with any loss, so audit the task with the cross-entropy and data of classes"
+        )
+    found = list(_played(prepared, options, console))
+    name = title_of(task.method.name)
+    title = f"{name} on {task.data.name}, {task.privacy.accounting}"
+    text = to_json(task.name, name, task.privacy.accounting, found)
+    if options.as_json:
+        print(text)
+    else:
+        print_findings(console, title, found)
+    if out is not None:
+        write_whole(out / "audit.json", text + "\n")
+        write_whole(out / "audit.html", render_page(title, found))
+        console.print(f"figures  {out / 'audit.json'}\npage     {out / 'audit.html'}", highlight=False)
+    if any(each.verdict == "VIOLATED" for each in found):
+        raise typer.Exit(VIOLATED)
+
+
+def _played(prepared: PreparedTask, options: AuditOptions, console: Console) -> Iterator[Finding]:
     from hushfleet.aggregator.observe.progress import shown
     from hushfleet.progress import doing
-    from hushfleet.simulator.studies.audit.games import findings, one_run_finding, subject_of
+    from hushfleet.simulator.studies.audit.games import Effort, findings, one_run_finding, subject_of
 
-    subject = subject_of(prepared, seed=seed, field_noise=field_noise)
+    effort = Effort(options.trials, options.seconds)
+    subject = subject_of(prepared, seed=options.seed, field_noise=options.field_noise)
     with shown(console), doing("trials", total=effort.trials) as work:
 
         def show(done: int) -> bool:
@@ -116,7 +117,7 @@ def _played(
             return True
 
         yield from findings(subject, effort, show)
-    if prepared.spec.privacy.unit == "record" and with_run:
+    if prepared.spec.privacy.unit == "record" and options.one_run:
         with shown(console):
             found = one_run_finding(prepared, subject, effort)
         if found is not None:

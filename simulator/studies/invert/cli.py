@@ -2,64 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hushfleet.aggregator.commands.options import Option, with_options
+from hushfleet.simulator.options import DataDir, TaskSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvertOptions(TaskSettings):
+    """How the attack is run."""
+
+    # fmt: off
+    images: Annotated[int, Option(min=1, max=50, help="How many images are sought; the seed draws them.")] = 6
+    devices: Annotated[int, Option(min=2, max=1000, help="Number of devices in a secure sum.")] = 100
+    steps: Annotated[int, Option(min=1, help="Optimisation steps of the attack, for all images at once.")] = 400
+    tries: Annotated[int, Option(min=1, max=20, help="How often each search begins anew.")] = 4
+    seed: Annotated[int, Option(min=0, help="Decides images, noise and where searches begin.")] = 0
+    data_dir: DataDir = None
+    out: Annotated[Path | None, Option(help="Folder for invert.json and invert.png, the picture.")] = None
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False
+    # fmt: on
+
 
 def register(app: typer.Typer) -> None:
-    @app.command("invert")
-    def invert_command(
-        task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="Gives network, data, clip norm, delta and rounds; see `tasks/`.")],
-        images: Annotated[int, typer.Option(min=1, max=50, help="How many images are sought; the seed draws them.")] = 6,
-        devices: Annotated[int, typer.Option(min=2, max=1000, help="How many a secure sum has.")] = 100,
-        steps: Annotated[int, typer.Option(min=1, help="Of the search, for all images at once.")] = 400,
-        tries: Annotated[int, typer.Option(min=1, max=20, help="How often each search begins anew.")] = 4,
-        seed: Annotated[int, typer.Option(min=0, help="Decides images, noise and where searches begin.")] = 0,
-        data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are; default: download.")] = None,
-        settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. round.rounds=100.")] = None,
-        out: Annotated[Path | None, typer.Option(help="Folder for invert.json and invert.png, the picture.")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    ) -> None:  # fmt: skip
-        """Seek training images in the updates that a server sees.
+    app.command("invert")(_invert)
 
-        The attack inverts gradients (Geiping et al. 2020) on the task's first model and its first device: of a raw
-        update (clipping changes nothing), with a little noise, with the task's own, with that of epsilon_server 8 and 2
-        over the task's rounds, and of a sum of devices, without noise and with. It is the worst case for a device: one
-        step on one image, whose label is known. An image counts as recognised if of all training images of its class it is the one most like what
-        was found.
 
-        A failed attack is no proof that none succeeds; what an epsilon promises holds for all of them.
+@with_options
+def _invert(
+    task_file: Annotated[
+        Path,
+        typer.Argument(metavar="TASK.toml", help="Gives network, data, clip norm, delta and rounds; see `tasks/`."),
+    ],
+    options: InvertOptions,
+) -> None:
+    """Seek training images in the updates that a server sees.
 
-        Examples:
+    The attack inverts gradients (Geiping et al. 2020) on the task's first model and its first device: of a raw
+    update (clipping changes nothing), with a little noise, with the task's own, with that of epsilon_server 8 and 2
+    over the task's rounds, and of a sum of devices, without noise and with. It is the worst case for a device: one
+    step on one image, whose label is known. An image counts as recognised if of all training images of its class it is the one most like what
+    was found.
 
-        `hushfleet invert tasks/digits-fedglp-adp.toml --out runs/invert`
+    A failed attack is no proof that none succeeds; what an epsilon promises holds for all of them.
 
-        `hushfleet invert tasks/digits-fedglp-adp.toml --images 12 --seed 1 --json`
+    Examples:
 
-        For the report of a run: `hushfleet invert runs/a/task.json --out runs/a`
+    `hushfleet invert tasks/digits-fedglp-adp.toml --out runs/invert`
 
-        Then the report shows it: `hushfleet report runs/a`
-        """
-        from rich.console import Console
+    `hushfleet invert tasks/digits-fedglp-adp.toml --images 12 --seed 1 --json`
 
-        from hushfleet.aggregator.observe.progress import shown
-        from hushfleet.simulator.command import overridden
-        from hushfleet.simulator.studies.invert.show import table
-        from hushfleet.simulator.studies.invert.study import FIGURES, PICTURE, invert
-        from hushfleet.user_files import checked_folder
+    For the report of a run: `hushfleet invert runs/a/task.json --out runs/a`
 
-        console = Console(stderr=as_json)
-        if out is not None:
-            checked_folder(out)
-        task = overridden(task_file, settings)
-        with shown(console):
-            seen = invert(task, data_dir=data_dir, images=images, devices=devices, steps=steps, tries=tries, seed=seed)
-        if as_json:
-            print(seen.json)
-        else:
-            console.print(table(seen.title, seen.views))
-        if out is not None:
-            seen.save(out)
-            console.print(f"figures  {out / FIGURES}\npicture  {out / PICTURE}", highlight=False)
+    Then the report shows it: `hushfleet report runs/a`
+    """
+    from rich.console import Console
+
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.simulator.studies.invert.show import table
+    from hushfleet.simulator.studies.invert.study import FIGURES, PICTURE, invert
+    from hushfleet.user_files import checked_folder
+
+    console, out = Console(stderr=options.as_json), options.out
+    if out is not None:
+        checked_folder(out)
+    task = options.load(task_file)
+    with shown(console):
+        seen = invert(
+            task,
+            data_dir=options.data_dir,
+            images=options.images,
+            devices=options.devices,
+            steps=options.steps,
+            tries=options.tries,
+            seed=options.seed,
+        )
+    if options.as_json:
+        print(seen.json)
+    else:
+        console.print(table(seen.title, seen.views))
+    if out is not None:
+        seen.save(out)
+        console.print(f"figures  {out / FIGURES}\npicture  {out / PICTURE}", highlight=False)

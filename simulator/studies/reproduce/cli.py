@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from hushfleet.aggregator.commands.options import Option, with_options
+from hushfleet.simulator.options import DataDir
 
 FAILED = 1
 OUT, RUNS = Path("runs/reproduce"), Path("runs/reproduce-cells")
@@ -28,104 +32,129 @@ Examples:
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions:
+    """Which cells of a paper are run, and how."""
+
+    # fmt: off
+    list_all: Annotated[bool, Option("--list", help="All tables and figures: cells, the time that they took, what is missing.")] = False
+    table: Annotated[str | None, Option(help="Number of the table in the paper.")] = None
+    figure: Annotated[str | None, Option(help="Number of a figure instead.")] = None
+    dataset: Annotated[list[str] | None, Option(help="Only this row group; may be repeated.")] = None
+    method: Annotated[list[str] | None, Option(help="Only this row; may be repeated.")] = None
+    column: Annotated[list[str] | None, Option(help="Only this column; may be repeated.")] = None
+    reading: Annotated[list[str] | None, Option(help="Only this reading of the paper; may be repeated.")] = None
+    seeds: Annotated[int, Option(min=1, help="Seeds 0, 1, ...")] = 3
+    quick: Annotated[bool, Option("--quick", help="Fewer rounds and less data; labelled so, and never mixed with the others.")] = False
+    data_dir: DataDir = None
+    whole_page: Annotated[bool, Option("--report", help="Write the page of all published cells: --out, by default docs/reproduction.md.")] = False
+    out: Annotated[Path | None, Option(help="Folder of cells and reports; default: runs/reproduce.")] = None
+    results: Annotated[Path, Option(help="Published cells, which count as finished.")] = Path("docs/results")
+    runs: Annotated[Path, Option(help="Folder of cells while they run.")] = RUNS
+    jobs: Annotated[int, Option(min=0, help="Cells at a time; 0: by cores and free memory. They share all cores.")] = 0
+    max_cells: Annotated[int | None, Option(min=0, help="Run at most so many; 0 only makes the report.")] = None
+    runtime: Annotated[str, Option(help="Instead of the quickest here.")] = ""
+    show_task: Annotated[bool, Option("--show-task", help="Print the first cell's task file and stop.")] = False
+    # fmt: on
+
+
 def register(app: typer.Typer) -> None:
-    @app.command("reproduce", help=HELP)
-    def reproduce_command(
-        paper: Annotated[str | None, typer.Argument(help="See --list.")] = None,
-        list_all: Annotated[bool, typer.Option("--list", help="All tables and figures: cells, the time that they took, what is missing.")] = False,
-        table: Annotated[str | None, typer.Option(help="Its number in the paper.")] = None,
-        figure: Annotated[str | None, typer.Option(help="Or a figure's.")] = None,
-        dataset: Annotated[list[str] | None, typer.Option(help="Only this row group; may be repeated.")] = None,
-        method: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None,
-        column: Annotated[list[str] | None, typer.Option(help="Only this column; may be repeated.")] = None,
-        reading: Annotated[list[str] | None, typer.Option(help="Only this reading of the paper; may be repeated.")] = None,
-        seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ...")] = 3,
-        quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and less data; labelled so, and never mixed with the others.")] = False,
-        data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are; default: download.")] = None,
-        whole_page: Annotated[bool, typer.Option("--report", help="Write the page of all published cells: --out, by default docs/reproduction.md.")] = False,
-        out: Annotated[Path | None, typer.Option(help="Where cells and reports go; default: runs/reproduce.")] = None,
-        results: Annotated[Path, typer.Option(help="Published cells, which count as finished.")] = Path("docs/results"),
-        runs: Annotated[Path, typer.Option(help="Where cells are while they run.")] = RUNS,
-        jobs: Annotated[int, typer.Option(min=0, help="Cells at a time; 0: by cores and free memory. They share all cores.")] = 0,
-        max_cells: Annotated[int | None, typer.Option(min=0, help="Run at most so many; 0 only makes the report.")] = None,
-        runtime: Annotated[str, typer.Option(help="Instead of the quickest here.")] = "",
-        show_task: Annotated[bool, typer.Option("--show-task", help="Print the first cell's task file and stop.")] = False,
-    ) -> None:  # fmt: skip
-        import json
-        import shlex
-        import sys
+    app.command("reproduce", help=HELP)(_reproduce)
 
-        from rich.console import Console
-        from rich.markup import escape
 
-        from hushfleet.errors import BadInput
-        from hushfleet.simulator.studies.reproduce.recipe import find_recipe, paper_names
-        from hushfleet.user_files import checked_file, checked_folder
+@with_options
+def _reproduce(
+    options: ReproduceOptions, paper: Annotated[str | None, typer.Argument(help="See --list.")] = None
+) -> None:
+    import json
+    import shlex
+    import sys
 
-        console = Console()
-        if whole_page:
-            page = checked_file(out or PAGE)
-            from hushfleet.simulator.studies.reproduce.command import write_page
-            from hushfleet.simulator.studies.reproduce.kept import Kept
+    from rich.console import Console
+    from rich.markup import escape
 
-            write_page(Kept(results), page, console)
-            return
-        out, runs = checked_folder(out or OUT), checked_folder(runs, "--runs")
-        if list_all or paper is None:
-            of_one = {"--table": table, "--figure": figure, "--dataset": dataset, "--method": method, "--column": column,
-                      "--reading": reading, "--runtime": runtime, "--show-task": show_task}  # fmt: skip
-            for option in (name for name, value in of_one.items() if value):
-                raise BadInput(f"{option} does nothing in a list: name a PAPER and its table, without --list")
-            from hushfleet.simulator.studies.reproduce.kept import Kept
-            from hushfleet.simulator.studies.reproduce.listing import listed
+    from hushfleet.errors import BadInput
+    from hushfleet.simulator.studies.reproduce.recipe import find_recipe, paper_names
+    from hushfleet.user_files import checked_file, checked_folder
 
-            papers = [paper] if paper else paper_names()
-            console.print(listed(papers, Kept(out, results), seeds=seeds, quick=quick, data_dir=data_dir))
-            return
-        recipe = find_recipe(paper, table=table, figure=figure)  # refuses what is not there before PyTorch is imported
-        if recipe.open:
-            claim = f" The paper says: {recipe.claim}" if recipe.claim else ""
-            raise BadInput(f"{paper}, {recipe.label} ({recipe.title}) cannot be run: {recipe.open}.{claim}")
-        from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
-
-        only = {"datasets": dataset or (), "methods": method or (), "columns": column or (), "readings": reading or ()}
-        cells = cells_of(recipe, seeds=seeds, quick=quick, **only)
-        if not cells:
-            raise BadInput("there is no such cell")
-        if show_task:
-            typer.echo(json.dumps(cells[0].plain, indent=1))
-            return
-        from hushfleet.simulator.command import interrupted
-        from hushfleet.simulator.studies.reproduce import table as tables
-        from hushfleet.simulator.studies.reproduce.command import Shown, report, to_run
+    console = Console()
+    if options.whole_page:
+        page = checked_file(options.out or PAGE)
+        from hushfleet.simulator.studies.reproduce.command import write_page
         from hushfleet.simulator.studies.reproduce.kept import Kept
-        from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
-        from hushfleet.simulator.units import shown_time
 
-        kept = Kept(out, results)
-        missing = missing_data({cell.data_set for cell in cells}, data_dir)
-        for name, why in missing.items():
-            console.print(f"[yellow]{name} is not here[/]: {escape(why)}", highlight=False)
-        failures: dict[str, str] = {}
-        waiting = to_run(cells, kept, missing)[:max_cells]
-        try:
-            shares = Shares.of(len(waiting), asked=jobs)
-            with Shown(waiting, shares.jobs, console) as shown:
-                for cell, outcome in run_cells(
-                    waiting, kept, runs=runs, shares=shares, data_dir=data_dir, runtime=runtime, watch=shown.watch
-                ):
-                    if isinstance(outcome, Failure):
-                        failures[cell.key] = outcome.error
-                        words = f"[red]failed[/] {escape(cell.label)}: {escape(outcome.error)}"
-                    else:
-                        value = outcome.value(cell.metric, recipe.window)
-                        reached = "not measured" if value is None else f"{100 * value:.2f} %"
-                        words = f"{escape(cell.label)}: {reached} after {shown_time(outcome.seconds)}"
-                    shown.ended(cell, words, finished=not isinstance(outcome, Failure))
-        except KeyboardInterrupt:
-            raise interrupted(console, shlex.join(["hushfleet", *sys.argv[1:]])) from None
-        finally:
-            progress = tables.Progress(kept, missing, failures)
-            report(tables.make_table(recipe, cells, progress, quick=quick), out, console)
-        if failures:
-            raise typer.Exit(FAILED)
+        write_page(Kept(options.results), page, console)
+        return
+    out, runs = checked_folder(options.out or OUT), checked_folder(options.runs, "--runs")
+    if options.list_all or paper is None:
+        of_one = ("table", "figure", "dataset", "method", "column", "reading", "runtime", "show_task")
+        for option in (f"--{name.replace('_', '-')}" for name in of_one if getattr(options, name)):
+            raise BadInput(f"{option} does nothing in a list: name a PAPER and its table, without --list")
+        from hushfleet.simulator.studies.reproduce.kept import Kept
+        from hushfleet.simulator.studies.reproduce.listing import listed
+
+        papers = [paper] if paper else paper_names()
+        console.print(listed(papers, Kept(out, options.results), options))
+        return
+    # refuses what is not there before PyTorch is imported
+    recipe = find_recipe(paper, table=options.table, figure=options.figure)
+    if recipe.open:
+        claim = f" The paper says: {recipe.claim}" if recipe.claim else ""
+        raise BadInput(f"{paper}, {recipe.label} ({recipe.title}) cannot be run: {recipe.open}.{claim}")
+    from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
+
+    cells = cells_of(
+        recipe,
+        seeds=options.seeds,
+        quick=options.quick,
+        datasets=options.dataset or (),
+        methods=options.method or (),
+        columns=options.column or (),
+        readings=options.reading or (),
+    )
+    if not cells:
+        raise BadInput("there is no such cell")
+    if options.show_task:
+        typer.echo(json.dumps(cells[0].plain, indent=1))
+        return
+    from hushfleet.simulator.command import interrupted
+    from hushfleet.simulator.studies.reproduce import table as tables
+    from hushfleet.simulator.studies.reproduce.command import Shown, report, to_run
+    from hushfleet.simulator.studies.reproduce.kept import Kept
+    from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
+    from hushfleet.simulator.units import shown_time
+
+    kept = Kept(out, options.results)
+    missing = missing_data({cell.data_set for cell in cells}, options.data_dir)
+    for name, why in missing.items():
+        console.print(f"[yellow]{name} is not here[/]: {escape(why)}", highlight=False)
+    failures: dict[str, str] = {}
+    waiting = to_run(cells, kept, missing)[: options.max_cells]
+    try:
+        shares = Shares.of(len(waiting), asked=options.jobs)
+        with Shown(waiting, shares.jobs, console) as shown:
+            outcomes = run_cells(
+                waiting,
+                kept,
+                runs=runs,
+                shares=shares,
+                data_dir=options.data_dir,
+                runtime=options.runtime,
+                watch=shown.watch,
+            )
+            for cell, outcome in outcomes:
+                if isinstance(outcome, Failure):
+                    failures[cell.key] = outcome.error
+                    words = f"[red]failed[/] {escape(cell.label)}: {escape(outcome.error)}"
+                else:
+                    value = outcome.value(cell.metric, recipe.window)
+                    reached = "not measured" if value is None else f"{100 * value:.2f} %"
+                    words = f"{escape(cell.label)}: {reached} after {shown_time(outcome.seconds)}"
+                shown.ended(cell, words, finished=not isinstance(outcome, Failure))
+    except KeyboardInterrupt:
+        raise interrupted(console, shlex.join(["hushfleet", *sys.argv[1:]])) from None
+    finally:
+        progress = tables.Progress(kept, missing, failures)
+        report(tables.make_table(recipe, cells, progress, quick=options.quick), out, console)
+    if failures:
+        raise typer.Exit(FAILED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -11,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
+from hushfleet.simulator.studies.reproduce.cli import ReproduceOptions
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes
 from hushfleet.simulator.units import shown_time
@@ -18,12 +18,12 @@ from hushfleet.simulator.units import shown_time
 _REASON_LENGTH = 100
 
 
-def listed(papers: Sequence[str], kept: Kept, *, seeds: int, quick: bool, data_dir: Path | None) -> Group:
+def listed(papers: Sequence[str], kept: Kept, options: ReproduceOptions) -> Group:
     """A table for each paper: what it has, how much of it is finished, and what is missing here."""
-    return Group(*(_of_paper(name, kept, seeds, quick, data_dir) for name in papers))
+    return Group(*(_of_paper(name, kept, options) for name in papers))
 
 
-def _of_paper(name: str, kept: Kept, seeds: int, quick: bool, data_dir: Path | None) -> Table:
+def _of_paper(name: str, kept: Kept, options: ReproduceOptions) -> Table:
     title = escape(f"{name}: {load_paper(name).source}")
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, expand=True, pad_edge=False)
     table.add_column("", no_wrap=True)
@@ -32,20 +32,20 @@ def _of_paper(name: str, kept: Kept, seeds: int, quick: bool, data_dir: Path | N
     table.add_column("took", justify="right", no_wrap=True)
     table.add_column("what is missing here", ratio=3)
     for recipe in load_recipes(name):
-        table.add_row(*map(escape, _line(recipe, kept, seeds, quick, data_dir)))
+        table.add_row(*map(escape, _line(recipe, kept, options)))
     return table
 
 
-def _line(recipe: Recipe, kept: Kept, seeds: int, quick: bool, data_dir: Path | None) -> Iterator[str]:
+def _line(recipe: Recipe, kept: Kept, options: ReproduceOptions) -> Iterator[str]:
     yield recipe.label
     yield recipe.title
     if recipe.open:
         yield from ("", "", recipe.open)
         return
-    cells = cells_of(recipe, seeds=seeds, quick=quick)
+    cells = cells_of(recipe, seeds=options.seeds, quick=options.quick)
     finished = [one for cell in cells if (one := kept.of(cell)) is not None]
     left = [cell for cell in cells if kept.of(cell) is None]
-    missing = missing_data({cell.data_set for cell in left}, data_dir)
+    missing = missing_data({cell.data_set for cell in left}, options.data_dir)
     lacking = [*recipe.needs, *(f"{name}: not at hand" for name in missing)]
     of_each_seed = {(cell.place, cell.reading and cell.reading.id): cell for cell in left}
     lacking += [_short(cell.open) for cell in of_each_seed.values() if cell.open]

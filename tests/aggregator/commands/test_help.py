@@ -75,7 +75,7 @@ def test_every_example_is_a_whole_command(shown: dict[str, str]) -> None:
 
 
 def test_an_example_keeps_its_words_and_an_option_its_value() -> None:
-    words = "hushfleet simulate tasks/digits-hush.toml --set privacy.epsilon=8 --engine live --own-processes 8 --lean"
+    words = "hushfleet simulate tasks/digits-hush.toml --set privacy.epsilon=8 --engine live --own-processes 8 --resume"
     command = SimpleNamespace(help=f"Does it.\n\n    {words}\n\nAgain: `{words}`", short_help=None, params=[])
     text = in_plain_text(command).help
     assert pasted(text) == [words, words]

@@ -195,18 +195,6 @@ def test_signs_have_no_signal_to_noise_ratio_and_the_report_says_why() -> None:
         assert told in page.sections["privacy"]
 
 
-def test_other_forms_are_drawn_by_their_bytes_and_the_runs_own_is_marked() -> None:
-    one_bit = WireInfo(codec="one-bit", step_unit="noise")
-    page = Page(render_report(sample(wire_sweep=((QUANTIZED, 6000), (one_bit, 750)))))
-    words = page.sections["wire-sweep"]
-    assert len(page.plots["wire-sweep"]) == 1
-    assert words.index("one-bit") < words.index("quantized, step 0.5 *")
-    assert "one-bit *" not in words
-    assert "\n1\n750 B\n1.96\n72.0 %" in words
-    assert "\n8\n6 kB\n0.0895\n71.0 %" in words
-    assert "wire-sweep" not in Page(render_report(sample())).sections
-
-
 def test_text_from_outside_is_escaped() -> None:
     evil = "</script><script>alert(1)</script>"
     result = sample().model_copy(update={"dataset": evil, "method": "a&b"})

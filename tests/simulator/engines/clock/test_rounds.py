@@ -17,14 +17,13 @@ import pytest
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.observe.timeline import read_timeline
-from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.events import ClosedRound
 from hushfleet.simulator.engines.clock.rounds import VirtualRounds, VirtualTime, fleet_clock, run_clocked_rounds
-from hushfleet.simulator.engines.fast.engine import run_rounds, train_cohort
+from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.engine import open_engine, run_rounds, train_cohort
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin
 
@@ -73,7 +72,7 @@ def models(simulation: Simulation) -> dict[str, bytes]:
 
 
 def charged(simulation: Simulation, device: str) -> list[int]:
-    with DeviceStore(simulation.folder.device(device).store, device=device, inspect=True) as store:
+    with store_of(simulation.folder.device(device), device) as store:
         return [entry.round for entry in store.ledger.entries()]
 
 
@@ -149,7 +148,7 @@ def play(simulation: Simulation, outcomes: list[ClosedRound], *, stop_in: int = 
         EventLog(simulation.folder.scenario, clock=time) as scenario,
         AggregatorStore(simulation.folder.aggregator, durable=False) as store,
     ):
-        engine = RoundEngine(store, simulation.prepared, clock=time, monotonic=time)
+        engine = open_engine(simulation, store, clock=time, monotonic=time)
         rounds = VirtualRounds(simulation, engine, time, events=events, scenario=scenario, group=3)
         rounds.begin()
 
@@ -199,7 +198,7 @@ def test_a_scenario_is_logged_so_that_the_timeline_shows_it(make: MakeSimulation
     assert [event["state"] for event in events if event["event"] == "link"] == ["down", "up"]
     declines = [(event["device"], event["code"]) for event in events if event["event"] == "decline"]
     assert declines == [("device-5", "memory")] * 3
-    assert not simulation.folder.device("device-5").store.exists(), "it was never trained"
+    assert not simulation.folder.device("device-5").has_store, "it was never trained"
     timeline = read_timeline(simulation.folder.events, scenario=simulation.folder.scenario)
     assert timeline is not None
     assert timeline.outcomes[5] == "ddd"

@@ -1,15 +1,13 @@
-"""A run without what only a field needs: no coded bytes, no signatures, a plain file for each device's database.
+"""A simulated device's store: one plain file in the place of a board's database.
 
-Values, noise, charges and states are the field's, so that all models are the same bits. What updates would weigh on
-their way is then not known; those for a secure sum stay as they are. A file is whole or not there when a process dies;
-a power cut may take it.
+Charges, states and updates are the field's, so that all models are the same bits. When a process dies, a file is whole
+or missing; a power cut may destroy it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import shutil
 import struct
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +15,6 @@ from typing import Any, Self
 import msgpack
 import numpy as np
 
-from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.atomic_file import write_whole
 from hushfleet.config.schema import pack, unpack
 from hushfleet.edge_client.storage.answers import Answers
@@ -25,44 +22,28 @@ from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput, HushfleetError, LedgerError, StoreError
+from hushfleet.errors import HushfleetError, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView
 from hushfleet.privacy.mechanism import Charge
-from hushfleet.simulator.run_folder import DeviceFolder, Simulation
+from hushfleet.simulator.run_folder import DeviceFolder
 from hushfleet.wire.format.identity import Identity
 
 _LENGTH = struct.Struct("<I")
 
 
-def begin_lean(simulation: Simulation, store: AggregatorStore, *, lean: bool) -> None:
-    """Raises `BadInput` for a run that was begun the other way."""
-    before = store.get("lean") == b"1"
-    if store.last_round() is not None and before != lean:
-        word = "with" if before else "without"
-        raise BadInput(f"the run in {simulation.folder.path} was begun {word} --lean; go on with it {word} --lean")
-    store.put("lean", b"1" if lean else b"0")
-    if lean:
-        simulation.folder.updates.mkdir(exist_ok=True)
+def store_of(files: DeviceFolder, device: str, *, inspect: bool = True) -> DeviceStore | DeviceFile:
+    """Opens the store of a device that took part, after the run: a file, or the database of the live engine.
 
-
-def end_lean(simulation: Simulation) -> None:
-    """No round is open any more: their values may be as large as a cohort of models."""
-    shutil.rmtree(simulation.folder.updates, ignore_errors=True)
-
-
-def store_of(files: DeviceFolder, device: str, *, inspect: bool = True) -> DeviceStore | LeanStore:
-    """The store of a device that took part, after the run.
-
-    :param inspect: to read only.
+    :param inspect: whether it is only read.
     """
     if files.state.exists():
-        return LeanStore(files.state, device=device)
+        return DeviceFile(files.state, device=device)
     return DeviceStore(files.store, device=device, durable=False, inspect=inspect)
 
 
 class NotKept:
-    """In the place of an own model that no round should read again: what does, fails, and is told why."""
+    """A placeholder for an own model that was not kept; raises `HushfleetError` when it is read."""
 
     def __array__(self, *_: object, **__: object) -> np.ndarray:
         raise _not_kept()
@@ -73,14 +54,13 @@ class NotKept:
 
 def _not_kept() -> HushfleetError:
     return HushfleetError(
-        "a round needs the own model that its device had before, for a part of the method or since training has "
-        "diverged. A lean run keeps it only for methods whose rounds begin with it (`Method.reads_own`); run it "
-        "without --lean"
+        "a round needs the own model that its device had before, and a simulation keeps that only for methods whose "
+        "rounds begin with it (`Method.reads_own`) and for the first devices; run it with --engine live"
     )
 
 
-class LeanLedger(LedgerView):
-    """Entries as they are kept; nobody else writes them, so that nothing is verified."""
+class _Ledger(LedgerView):
+    """Holds the entries of a device's file. Only this program writes them, so nothing is verified."""
 
     def __init__(self, device: str, entries: list[LedgerEntry]) -> None:
         self.device = device
@@ -90,12 +70,12 @@ class LeanLedger(LedgerView):
         return [entry for entry in self._entries if task in (None, entry.task)]
 
 
-class LeanStore:
-    """FOR SIMULATION ONLY: what `DeviceStore` keeps of one task's rounds, in one file that each round writes anew.
+class DeviceFile:
+    """FOR SIMULATION ONLY: keeps what `DeviceStore` keeps for one task, in a file that each round writes anew.
 
     :param identity: as for `DeviceStore`; None to read only.
-    :param keeps_own: False for a device whose own model no round reads again. Of a large fleet most of the time would
-        go into keeping those, and most of the disk.
+    :param keeps_own: False for a device whose own model no round reads again: in a large fleet those would take most
+        of the time and of the disk.
     """
 
     def __init__(self, path: Path, *, device: str, identity: Identity | None = None, keeps_own: bool = True) -> None:
@@ -103,23 +83,23 @@ class LeanStore:
         self.device = device
         self.identity = identity or Identity.from_bytes(bytes(32))
         self._kept, self._own = _read(path) if path.exists() else ({}, None)
-        self.ledger = LeanLedger(device, [_entry(plain) for plain in self._kept.get("entries", ())])
+        self.ledger = _Ledger(device, [_entry(plain) for plain in self._kept.get("entries", ())])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Does nothing, since no file is open."""
 
     @property
     def answers(self) -> Answers:
-        raise StoreError("a lean run has no committees")
+        raise StoreError("a device of the fast engine is in no committee")
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
         if self._kept.get("round") != round:
             return None
         update = self._kept["update"]
-        return OutboxEntry(task, round, update, hashlib.sha256(update).digest(), b"", "pending")
+        return OutboxEntry(task, round, update, hashlib.sha256(update).digest(), self._kept["public_before"], "pending")
 
     def package_of(self, task: str) -> bytes | None:
         return self._kept.get("package")
@@ -132,7 +112,7 @@ class LeanStore:
         return DeviceState(public, own, unpack_arrays(self._kept["private"]))
 
     def own_params(self, task: str) -> np.ndarray | None:
-        """As `DeviceStore.own_params`."""
+        """Gives what the device predicts with, as `DeviceStore.own_params` does."""
         head = self._kept.get("head")
         return self._own if head is None else unpack(KeptHead, head, what="the own head").params
 
@@ -153,6 +133,7 @@ class LeanStore:
             "round": commit.round,
             "package": commit.package,
             "update": commit.update,
+            "public_before": commit.public_before,
             "entries": [dataclasses.asdict(entry) for entry in entries],
             "size": int(np.asarray(state.public.mask).size),
             "public": state.public.to_bytes(),
@@ -162,7 +143,7 @@ class LeanStore:
             "left_out": own is not state.own,
         }
         self._keep(kept, own)
-        self.ledger = LeanLedger(self.device, entries)
+        self.ledger = _Ledger(self.device, entries)
         return OutboxEntry(commit.task, commit.round, commit.update, digest, commit.public_before, "pending")
 
     def _keep(self, kept: dict[str, Any], own: np.ndarray | None) -> None:
@@ -172,7 +153,7 @@ class LeanStore:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], np.ndarray | None]:
-    """What is kept, and the own model, float32 `[d]`."""
+    """Reads what is kept, and the own model, float32 `[d]`. Raises `StoreError`."""
     try:
         with path.open("rb") as file:
             kept = msgpack.unpackb(file.read(_LENGTH.unpack(file.read(_LENGTH.size))[0]))

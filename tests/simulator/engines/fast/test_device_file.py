@@ -1,4 +1,4 @@
-"""A run without coded bytes, signatures and databases: the same models, states and charges, bit for bit."""
+"""The fast engine, without coded bytes, signatures and databases, ends in what the field's own store gives."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
-from hushfleet.config.spec import Form
+from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
 from hushfleet.methods import METHODS
-from hushfleet.methods.state import DeviceState
-from hushfleet.simulator.engines.fast import jobs
-from hushfleet.simulator.engines.fast.engine import run_rounds
-from hushfleet.simulator.engines.fast.lean import LeanStore, NotKept, store_of
+from hushfleet.simulator.engines.fast import engine, jobs
+from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept, store_of
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
+from hushfleet.simulator.engines.fast.sums import key_of
 from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import Workers
-from hushfleet.simulator.options import RunOptions
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.training.local_round import Trained, train_round
-from hushfleet.wire.format import forms
+from hushfleet.training.local_round import LocalRound, Trained
+from hushfleet.wire.format.codec import Coding
+from hushfleet.wire.format.forms import codec_of
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.update import UpdateHeader
+from hushfleet.wire.format.update import SIGNED, UpdateHeader, encode_update
 from support.kill import CALL, KillPoints
 
 DEVICES, ROUNDS = 4, 3
@@ -61,9 +61,28 @@ def tiny(short_task: Callable[..., Any], tmp_path: Path) -> Callable[..., Simula
     return make
 
 
-def played(simulation: Simulation, *, lean: bool, workers: int = 1, runtime: str = "onnx") -> Simulation:
+@pytest.fixture
+def as_in_the_field(monkeypatch: pytest.MonkeyPatch) -> Callable[[Simulation], Simulation]:
+    """Runs a simulation whose devices have the board's database and coded, signed updates; in this process."""
+
+    def run(simulation: Simulation, *, runtime: str = "onnx") -> Simulation:
+        def database(job: jobs.Job, run: LoadedRun) -> DeviceStore:
+            identity = key_of(job.seed, job.index)
+            path = run.folder.device(job.device).store
+            return DeviceStore(path, device=job.device, durable=False, identity=identity)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(jobs, "store_for", database)
+            patch.setattr(jobs, "UncodedUpdates", lambda *_: SIGNED)
+            patch.setattr(engine, "UncodedUpdates", lambda *_: SIGNED)
+            return played(simulation, runtime=runtime)
+
+    return run
+
+
+def played(simulation: Simulation, *, workers: int = 1, runtime: str = "onnx") -> Simulation:
     with Workers(workers) as pool, EventLog(simulation.folder.events) as events:
-        run_rounds(simulation, pool, events, lean=lean, runtime=runtime)
+        engine.run_rounds(simulation, pool, events, runtime=runtime)
     return simulation
 
 
@@ -95,74 +114,82 @@ def left(simulation: Simulation, audit: Any) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_nothing_but_bytes_and_times_differs(
-    setting: str, tiny: Callable[..., Simulation], audit: Any, monkeypatch: pytest.MonkeyPatch
+    setting: str, tiny: Callable[..., Simulation], audit: Any, as_in_the_field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "MOST_SHOWN", 0)
+    monkeypatch.setattr(jobs, "OWN_MODELS_BYTES", 0)
     sections = SETTINGS[setting]
-    full, lean = (played(tiny(str(lean), **sections), lean=lean) for lean in (False, True))
-    assert len(lean.took_part) >= DEVICES - 1
-    expected = left(full, audit)
-    if not lean.prepared.method.parts.reads_own:  # of the first devices alone, see below
-        for name in lean.took_part:
+    field, fast = as_in_the_field(tiny("field", **sections)), played(tiny("fast", **sections))
+    assert len(fast.took_part) >= DEVICES - 1
+    expected = left(field, audit)
+    if not fast.prepared.method.parts.reads_own:  # of the first devices alone, see below
+        for name in fast.took_part:
             expected["devices"][name]["values"]["own"] = None
-    assert left(lean, audit) == expected
-    assert not lean.folder.updates.exists()
+    assert left(fast, audit) == expected
+    assert not fast.folder.updates.exists()
     assert len(set(expected["models"].values())) == 1 + ROUNDS, "each round has changed the model"
-    counted = setting == "secure sum"  # whose updates stay what they are
-    for run, sends in ((full, True), (lean, counted)):
-        result = assemble(run, engine="fast")
-        assert all(event["bytes"] > 0 for event in audit.events(run, "update")) == sends
-        assert (result.uplink_bytes > 0, result.bits_per_value is not None) == (sends, sends)
+    sent = [[event["bytes"] for event in audit.events(run, "update")] for run in (field, fast)]
+    assert sent[0] == sent[1], "a small network's updates are counted whole"
+    assert assemble(field, engine="fast").uplink_bytes == assemble(fast, engine="fast").uplink_bytes > 0
 
 
 @pytest.mark.slow
 def test_own_models_of_the_first_devices_are_kept(
-    tiny: Callable[..., Simulation], audit: Any, monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[..., Simulation], audit: Any, as_in_the_field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain: dict[str, Any] = {"method": {"name": "dp-fedavg"}}
-    full, lean = played(tiny("full", **plain), lean=False), played(tiny("lean", **plain), lean=True, workers=2)
-    assert left(lean, audit) == left(full, audit)
+    field, fast = as_in_the_field(tiny("field", **plain)), played(tiny("fast", **plain), workers=2)
+    assert left(fast, audit) == left(field, audit)
     monkeypatch.setattr(jobs, "MOST_SHOWN", 1)
-    some = left(played(tiny("some", **plain), lean=True), audit)["devices"]
-    assert [some[name]["values"]["own"] is not None for name in lean.took_part] == [True, *[False] * (DEVICES - 1)]
+    monkeypatch.setattr(jobs, "OWN_MODELS_BYTES", 0)
+    some = left(played(tiny("some", **plain)), audit)["devices"]
+    assert [some[name]["values"]["own"] is not None for name in fast.took_part] == [True, *[False] * (DEVICES - 1)]
 
 
 def test_who_reads_an_own_model_that_was_not_kept_is_told() -> None:
     whole = np.ones(2)
     for read in (np.asarray, lambda own: own.shape, lambda own: np.where(whole, own, 1.0), lambda own: whole - own):
-        with pytest.raises(HushfleetError, match="run it without --lean"):
+        with pytest.raises(HushfleetError, match="run it with --engine live"):
             read(NotKept())
 
 
 @pytest.mark.slow
-def test_where_training_diverges_it_is_told_or_the_same(
-    tiny: Callable[..., Simulation], audit: Any, monkeypatch: pytest.MonkeyPatch
+def test_where_training_diverges_it_is_the_same_and_what_is_not_kept_is_not_tested(
+    tiny: Callable[..., Simulation], audit: Any, as_in_the_field: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noise alone is sent then, and the device has the own model that it had before."""
 
-    def diverges(method: Any, state: DeviceState, *arguments: Any, **others: Any) -> Trained:
-        trained = train_round(method, state, *arguments, **others)
-        return trained._replace(end=trained.end * np.nan) if state.public.participations == 1 else trained
+    plainly = LocalRound.train
 
-    monkeypatch.setattr("hushfleet.edge_client.trainer.train_round", diverges)
+    def diverges(self: LocalRound, **how: Any) -> Trained:
+        trained = plainly(self, **how)
+        return trained._replace(end=trained.end * np.nan) if self.state.public.participations == 1 else trained
+
+    monkeypatch.setattr(LocalRound, "train", diverges)
     plain: dict[str, Any] = {"method": {"name": "dp-fedavg"}}
-    full, lean = (played(tiny(str(lean), **plain), lean=lean) for lean in (False, True))
-    assert left(lean, audit) == left(full, audit)
+    field, fast = as_in_the_field(tiny("field", **plain)), played(tiny("fast", **plain))
+    assert left(fast, audit) == left(field, audit)
     monkeypatch.setattr(jobs, "MOST_SHOWN", 0)
-    with pytest.raises(HushfleetError, match="since training has diverged"):
-        played(tiny("not kept", **plain), lean=True)
+    monkeypatch.setattr(jobs, "OWN_MODELS_BYTES", 0)
+    bare = played(tiny("not kept", **plain))
+    assert left(bare, audit)["models"] == left(field, audit)["models"]
+    assert {"accuracy_own_common" in line for name in bare.took_part for line in read_metrics(bare, name).values()} == {
+        True, False,
+    }  # fmt: skip
 
 
 @pytest.mark.slow
-def test_a_cohort_trained_at_once_is_the_same_too(tiny: Callable[..., Simulation], audit: Any) -> None:
-    full, lean = (played(tiny(str(lean)), lean=lean, runtime="vmap") for lean in (False, True))
-    assert left(lean, audit) == left(full, audit)
+def test_a_cohort_trained_at_once_is_the_same_too(
+    tiny: Callable[..., Simulation], audit: Any, as_in_the_field: Any
+) -> None:
+    field, fast = as_in_the_field(tiny("field"), runtime="vmap"), played(tiny("fast"), runtime="vmap")
+    assert left(fast, audit) == left(field, audit)
 
 
 NAMED = {
     "the values are written": ("write", ("UncodedUpdates.encode",)),
-    "the state is kept": (CALL, ("LeanStore._keep",)),
-    "the round is committed on the device": (CALL, ("LeanStore.commit_round",)),
+    "the state is kept": (CALL, ("DeviceFile._keep",)),
+    "the round is committed on the device": (CALL, ("DeviceFile.commit_round",)),
     "the aggregator takes the update": (CALL, ("RoundEngine.accept",)),
     "the round is closed": (CALL, ("RoundEngine.close",)),
 }
@@ -172,39 +199,36 @@ NAMED = {
 def test_killed_anywhere_it_goes_on_to_the_same_models(
     tiny: Callable[..., Simulation], audit: Any, tmp_path: Path
 ) -> None:
-    calm = left(played(tiny("calm"), lean=True), audit)
+    calm = left(played(tiny("calm")), audit)
     points, result = (
         KillPoints(["simulator/engines/fast", "edge_client", "aggregator/rounds"], NAMED),
         tmp_path / "said",
     )
-    labels = points.labels(lambda: played(tiny("counted"), lean=True) and None, result)
+    labels = points.labels(lambda: played(tiny("counted")) and None, result)
     for number, (point, what) in enumerate(points.chosen(labels, spread=8).items()):
         simulation = tiny(f"run-{number}")
-        points.kill(lambda simulation=simulation: played(simulation, lean=True), point, result)  # type: ignore[misc]
-        assert left(played(simulation, lean=True), audit) == calm, f"killed at {point} of {len(labels)}: {what}"
+        points.kill(lambda simulation=simulation: played(simulation), point, result)  # type: ignore[misc]
+        assert left(played(simulation), audit) == calm, f"killed at {point} of {len(labels)}: {what}"
 
 
-def test_a_run_goes_on_as_it_was_begun(tiny: Callable[..., Simulation]) -> None:
-    for lean, words in ((True, "with --lean"), (False, "without --lean")):
-        simulation = played(tiny(f"run-{lean}"), lean=lean)
-        with pytest.raises(BadInput, match=f"was begun {words}; go on with it {words}"):
-            played(simulation, lean=not lean)
+def test_a_run_of_the_live_engine_is_not_gone_on_with(tiny: Callable[..., Simulation], as_in_the_field: Any) -> None:
+    simulation = as_in_the_field(tiny("run"))
+    with pytest.raises(BadInput, match="was begun by --engine live or by an earlier version"):
+        played(simulation)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"engine": "live"}, "--lean does nothing with --engine live"),
-        ({"clocked": True}, "cannot be combined with --boards"),
-        ({"sweep_wire": ("1",)}, "cannot be combined with --sweep-wire"),
-    ],
-)
-def test_what_needs_bytes_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadInput, match=words):
-        RunOptions(lean=True, **options)
+@pytest.mark.parametrize("form", ["quantized", "one-bit", "float16", "float32"])
+def test_a_sample_tells_the_size_of_a_large_update(form: str, tmp_path: Path) -> None:
+    counts = [300_000, 7, 50_000]
+    steps = [0.5, 1.0, 2.0]  # as far from the noise in each layer
+    values = (np.random.default_rng(3).normal(size=sum(counts)) * np.repeat(steps, counts)).astype(np.float32)
+    told = header(form, counts, steps if codec_of(form).step_of else [])
+    updates, whole = UncodedUpdates(tmp_path), len(encode_update(told, values, counts=counts, identity=KEY).data)
+    data = updates.encode(told, values, counts=counts, identity=KEY).data
+    assert updates.sent_bytes(data) == pytest.approx(whole, rel=0.003)
 
 
-def header(codec: Form, counts: list[int], steps: list[float], *, round: int = 1, device: str = "dev") -> UpdateHeader:
+def header(codec: str, counts: list[int], steps: list[float], *, round: int = 1, device: str = "dev") -> UpdateHeader:
     zeros, ones = (0.0,) * len(counts), (1.0,) * len(counts)
     return UpdateHeader(
         task="t-1", round=round, device=device, codec=codec, value_count=sum(counts), steps=tuple(steps),
@@ -219,18 +243,17 @@ def header(codec: Form, counts: list[int], steps: list[float], *, round: int = 1
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=40, deadline=None)
-def test_values_are_seen_as_decoded(form: Form, counts: list[int], seed: int, tmp_path_factory: Any) -> None:
+def test_values_are_seen_as_decoded(form: str, counts: list[int], seed: int, tmp_path_factory: Any) -> None:
     rng, size = np.random.default_rng(seed), sum(counts)
     values = rng.normal(size=size).astype(np.float32)
-    steps = (10.0 ** rng.uniform(-4, 1, len(counts))).tolist() if form in forms.STEPPED else []
-    how: dict[str, Any] = {"counts": counts, "steps": steps, "dither_key": bytes(15) + b"k"}
-    sent = np.empty(size, np.float32)
-    coded = forms.encode(form, values, sent=sent, **how)
-    assert forms.seen(form, values, **how).tobytes() == forms.decode(form, coded, **how).tobytes() == sent.tobytes()
+    codec, sent = codec_of(form), np.empty(size, np.float32)
+    steps = [] if codec.step_of is None else (10.0 ** rng.uniform(-4, 1, len(counts))).tolist()
+    coding = Coding(counts, steps, bytes(15) + b"k")
+    coded = codec.encode(values, coding, sent)
+    assert codec.seen(values, coding).tobytes() == codec.decode(coded, coding, None).tobytes() == sent.tobytes()
     given_header, updates = header(form, counts, steps), UncodedUpdates(tmp_path_factory.mktemp("updates"), 3)
-    key = given_header.dither_key
     encoded = updates.encode(given_header, values, counts=counts, identity=KEY)
-    assert encoded.sent.tobytes() == forms.seen(form, values, counts=counts, steps=steps, dither_key=key).tobytes()
+    assert encoded.sent.tobytes() == codec.seen(values, given_header.coding(counts)).tobytes()
     found, _ = updates.authenticate(encoded.data, public_key=KEY.public_key)
     assert found == given_header
     assert updates.values(found, encoded.data, counts=counts).tobytes() == encoded.sent.tobytes()
@@ -258,16 +281,16 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_file_is_told_and_no_round_charged_twice(tiny: Callable[..., Simulation]) -> None:
-    simulation = played(tiny("run"), lean=True)
+    simulation = played(tiny("run"))
     name = simulation.took_part[0]
     path = simulation.folder.device(name).state
     whole = path.read_bytes()
     for wrong in (b"", whole[:3], whole[:50], whole[:-4], b"\xff\xff\xff\x7f" + whole[4:], bytes(len(whole))):
         path.write_bytes(wrong)
         with pytest.raises(StoreError, match="is damaged"):
-            LeanStore(path, device=name)
+            DeviceFile(path, device=name)
     path.write_bytes(whole)
-    store = LeanStore(path, device=name)
+    store = DeviceFile(path, device=name)
     last = store.ledger.entries()[-1]
     with pytest.raises(LedgerError, match="already charged"):
         store.commit_round(type("Commit", (), {"task": last.task, "round": last.round})())  # type: ignore[arg-type]

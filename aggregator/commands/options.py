@@ -1,0 +1,61 @@
+"""Commands whose options are dataclasses, which then travel whole. Programs use the dataclasses without typer.
+
+@dataclass(frozen=True)
+class Options:
+    rounds: Annotated[int, Option(min=1, help="Number of rounds.")] = 10
+
+@app.command()
+@with_options
+def simulate(task: Path, options: Options) -> None: ...
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, get_args, get_type_hints
+
+
+class Option:
+    """The arguments of a `typer.Option`."""
+
+    def __init__(self, *names: str, **about: Any) -> None:
+        self.names, self.about = names, about
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives typer the fields of a command's dataclasses as options, and the command the dataclasses."""
+    hints, groups = get_type_hints(command, include_extras=True), dict[str, Any]()
+
+    def parameters() -> Iterator[inspect.Parameter]:
+        for name, parameter in inspect.signature(command).parameters.items():
+            if is_dataclass(kind := hints[name]):
+                groups[name], types = kind, get_type_hints(kind, include_extras=True)
+                for field in fields(kind):
+                    default = inspect.Parameter.empty if field.default is MISSING else field.default
+                    yield _parameter(field.name, types[field.name], default)
+            else:
+                yield _parameter(name, kind, parameter.default)
+
+    shown = list(parameters())
+
+    @functools.wraps(command)
+    def expanded(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    expanded.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # typer and inspect read it
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return expanded
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    """Makes a parameter as typer reads it."""
+    import typer
+
+    if option := next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Option)), None):
+        kind = Annotated[get_args(kind)[0], typer.Option(*option.names, **option.about)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
