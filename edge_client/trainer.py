@@ -22,9 +22,9 @@ from hushfleet.edge_client.randomness import Randomness
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit, RoundStore
 from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
