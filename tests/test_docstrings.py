@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 EXCEPTIONS = Path(__file__).with_name("docstring_exceptions.txt")
 PARTS = ("hushfleet", "aggregator", "edge_client", "firmware_profiles", "models", "simulator", "benchmarks")
-REFUSED = re.compile(r"(of|that|whom|what|as|by|for|where|whose)\b", re.IGNORECASE)
+REFUSED = re.compile(r"(Of|That|Whom|What|As|By|For|Where|Whose)\b")
 
 
 def violations(source: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import make_method
-from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import Evaluation, evaluate
 from hushfleet.model.targets import Targets
 from hushfleet.models import get_model

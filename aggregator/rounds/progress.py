@@ -55,7 +55,7 @@ class Progress:
 
     @property
     def no_round(self) -> RoundPlan:
-        """What devices are told while no round is open."""
+        """The message for devices while no round is open."""
         phase: Phase = "finished" if self.finished else "closed"
         return self._announced(self.closed_rounds, phase, cohort={}, noise_split=1, deadline_s=0.0)
 

@@ -11,8 +11,8 @@ import numpy as np
 from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.errors import HushfleetError, StoreError
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.server import ServerArrays
+from hushfleet.methods.task_method import TaskMethod
 
 
 @dataclass(frozen=True, eq=False)

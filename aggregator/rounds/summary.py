@@ -12,8 +12,8 @@ from hushfleet.aggregator.observe.metrics import RoundSummary, eq20_bytes, snr_d
 from hushfleet.aggregator.publish.model_step import download_bytes
 from hushfleet.aggregator.rounds.round_sum import Answers, RoundSum
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.wire.format.messages import RoundPlan
 

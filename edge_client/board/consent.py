@@ -8,8 +8,8 @@ from __future__ import annotations
 from hushfleet.config.spec import SecureSpec, TaskSpec
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.declines import Declined
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.ledger import LedgerView
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.messages import RoundPlan
@@ -18,7 +18,7 @@ from hushfleet.wire.format.messages import RoundPlan
 def allowed_charge(
     plan: RoundPlan, spec: TaskSpec, method: TaskMethod, terms: RoundTerms, *, limits: LimitsSection, ledger: LedgerView
 ) -> Charge:
-    """What the round costs the device. Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
+    """The charge of the round to the device. Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
     charge = method.charge(terms)
     if spec.privacy.secure is not None:
         check_trust(spec.privacy.secure, limits)

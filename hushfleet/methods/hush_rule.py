@@ -56,7 +56,7 @@ def rule(*, devices: float, epsilon: float, delta: float, rounds: int = ROUNDS) 
 
 @cache
 def falling(rounds: int) -> tuple[tuple[float, float], ...]:
-    """What the task's clip norm and noise multiplier are multiplied by in each round.
+    """The factors of the task's clip norm and noise multiplier in each round.
 
     The task ends with the mean of the heads after the last third of the rounds, in which those rounds weigh less and
     less. So the clip norm falls with the root of the weight, the noise of a value stays the same, and the noise

@@ -1,53 +1,27 @@
-"""A method is a value that lists its parts; bound to a task, it is what devices and the aggregator run.
+"""A method is a value that lists its parts. This is what the author of a method writes.
 
-A round on the device:  begin (choose, start) -> local training -> measured -> release (stages) -> codec -> advance
-A round on the server:  controls -> every update is added to exact sums, with its weight -> aggregate -> advance;
-                        `advance_public` for each device
+`hushfleet.methods.task_method` binds it to a task, for those who run it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import numpy as np
-
-from hushfleet.array_api import Array
 from hushfleet.config.schema import require
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.personal import Everything
 from hushfleet.methods.server import Mean
 from hushfleet.methods.stages import (
-    ClipLayers,
     ClipWhole,
-    Cost,
     Gaussian,
-    OneStep,
-    Release,
     Report,
     Stage,
     Transform,
     check_stages,
-    costs,
-    released,
 )
-from hushfleet.methods.state import (
-    DeviceState,
-    PrivateArrays,
-    PublicState,
-    RoundContext,
-    RoundSetting,
-    RoundTerms,
-)
-from hushfleet.model.objectives import Objective
-from hushfleet.model.params import ParamLayout
-from hushfleet.privacy.mechanism import Charge
-from hushfleet.privacy.noise import NoiseSource
-from hushfleet.privacy.record import RecordMechanism
-from hushfleet.training.optim import adam_reach
 
 Setting = TypeVar("Setting", int, float)
 
@@ -199,153 +173,6 @@ def published(
 ) -> Callable[[Parts], Published]:
     """Makes a function that lists a method's parts a `Published`."""
     return lambda parts: Published(name, source, summary, config, parts, steps)
-
-
-class TaskMethod:
-    """A method bound to a task.
-
-    :param method: its parts, as the paper's file lists them; with the unit `record` they are rewritten here.
-    :param rounds: the length of the task.
-    """
-
-    def __init__(
-        self, method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, *, name: str = "method"
-    ) -> None:
-        self.by_record = privacy.unit == "record"
-        # A device's own preference is the noise's, wherever the noise is.
-        self.max_preference = method.max_preference
-        self.parts = method.by_record() if self.by_record else method
-        if self.by_record and privacy.secure is not None:  # the one batch's noise is the sum's (`check_sums`)
-            step = OneStep(config.learning_rate / config.batch_size, config.batch_size)
-            self.parts = replace(self.parts, stages=(step,))
-        self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
-        mask = self.parts.personal.mask(layout)
-        mask.setflags(write=False)  # of all newcomers
-        self._newcomer = PublicState(mask, 0)
-
-    @property
-    def server(self) -> Mean:
-        return self.parts.server
-
-    @property
-    def training(self) -> Sgd:
-        return self.parts.training
-
-    @property
-    def objective(self) -> Objective:
-        """The loss whose gradient the task's graph computes."""
-        return self.parts.training.objective
-
-    # what both sides know
-
-    @property
-    def published_size(self) -> int:
-        """The number of published values: the global model, and the server half's vectors after it."""
-        return self.layout.size * (1 + len(self.server.vectors))
-
-    def split(self, published: Array) -> tuple[Array, dict[str, Array]]:
-        """The global model `[d]`, and the vectors `[d]` by name, of what is published; a model alone has them at 0."""
-        names, size = self.server.vectors, self.layout.size
-        if not names:
-            return published, {}
-        model = published[:size]
-        if published.shape[0] == size:
-            return model, {name: np.zeros_like(model) for name in names}
-        return model, {name: published[size * at : size * (at + 1)] for at, name in enumerate(names, start=1)}
-
-    def setting(self, terms: RoundTerms) -> RoundSetting:
-        return RoundSetting(self.layout, self.privacy, terms)
-
-    def noise_multiplier(self, terms: RoundTerms) -> float:
-        """The device's noise multiplier, 0 if the method adds none. Raises `PrivacyError` for a refused preference."""
-        noised = self.by_record or any(
-            isinstance(stage, Gaussian) or (isinstance(stage, Transform) and stage.adds_noise)
-            for stage in self.parts.stages
-        )
-        return self.setting(terms).preferred_multiplier(self.max_preference) if noised else 0.0
-
-    def cost(self, terms: RoundTerms) -> Cost:
-        """The total cost of the stages; with the unit `record` they have no bound and no noise, except for a secure
-        sum."""
-        return costs(self.parts.stages, self.setting(terms))[-1]
-
-    def charge(self, terms: RoundTerms) -> Charge:
-        """The charge of a round to the device, known before any training."""
-        cost = self.cost(terms)
-        return replace(self.record_mechanism(terms).charge(), raw=cost.raw) if self.by_record else cost.charge()
-
-    def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:
-        """The noise of one round's gradients, for the unit `record`."""
-        setting, rule = self.setting(terms), self.training.gradient
-        return RecordMechanism(
-            clip_norm=min(setting.clip_norm, rule.record_bound),
-            noise_multiplier=setting.preferred_multiplier(self.max_preference),
-            sample_rate=self.privacy.sample_rate,
-            batches=self.privacy.batches,
-            gradients_per_batch=self.training.gradients_per_batch,
-            batch_size=self.config.batch_size,
-            noise_split=setting.noise_split if self.privacy.secure is not None else 0,
-        )
-
-    def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
-        """Noise multiplier of one round against whoever sees only the aggregate.
-
-        No more than the device's own is promised where the aggregate is no plain sum; with the unit `record`, since
-        another device's noise is not known to hide its records; and under `strict` where a coordinate may have one
-        sender only.
-        """
-        alone = not self.parts.personal.same_for_all and self.privacy.is_strict
-        if self.by_record or self.server.weighs or alone:
-            return self.charge(terms).noise_multiplier
-        return self.cost(terms).multiplier_release(participants)
-
-    @property
-    def reach(self) -> float:
-        """The most that a value of an update can be without noise of its own, whatever the data were; inf: no bound.
-
-        With Adam no value moves by more than some learning rates a step, and with the unit `record` the task says how
-        many steps there are. By SGD it moves as far as the gradients say, and of those a batch has any number.
-        """
-        grows = any(not stage.shrinks for stage in self.parts.stages if isinstance(stage, Transform))
-        if not self.by_record or grows or self.config.optimizer != "adam":
-            return math.inf
-        return adam_reach(self.config.learning_rate, self.privacy.batches)
-
-    def init_state(self) -> DeviceState:
-        """The state of a device that has not trained, independent of its data: the aggregator computes the same."""
-        private: PrivateArrays = {}
-        for stage in self.parts.stages:
-            if isinstance(stage, ClipLayers):
-                private |= stage.bounds.initial(self.layout)
-        return DeviceState(self._newcomer, private=private)
-
-    def advance_public(self, public: PublicState, sent: Array) -> PublicState:
-        """The public state after an update, on both sides."""
-        return public.after(self.parts.personal.next_mask(public, sent, self.layout))
-
-    # the device half; a round begins and ends in `hushfleet.training.local_round.LocalRound`
-
-    @property
-    def own_model_has_no_noise(self) -> bool:
-        """Whether the own model is trained without the noise that the shared one has: no part of that may see it."""
-        return self.by_record and self.parts.own_training is not None
-
-    def release(self, context: RoundContext, update: Array, noise: NoiseSource) -> Release:
-        """The part of `update = trained - start` that leaves the device, once."""
-        return released(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
-
-    def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
-        """The state for the next round.
-
-        :param trained: the device's own model `[..., d]`.
-        :param sent: `[..., d]`, exactly what the aggregator decodes.
-        """
-        parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
-        parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: nobody writes what bounds remember but they
-        private, seen = dict(context.remembered), context.start + update if self.own_model_has_no_noise else trained
-        for part in (self.parts.personal, *parts):
-            private |= part.remember(context, update=update, trained=seen, sent=sent)
-        return DeviceState(self.advance_public(context.state.public, sent), trained, private)
 
 
 CLIP_AND_NOISE: tuple[Stage, ...] = (ClipWhole(), Gaussian())

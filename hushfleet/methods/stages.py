@@ -46,7 +46,6 @@ class Cost:
     :param summed: whether nobody sees values but added up, with the noise of `noise_split` honest devices at least.
     :param records: 0 where a device is protected; where it is a record, of which a device's values have the norm of so
         many at most.
-    :param max_preference: of devices that choose their own noise multiplier, the most; None: they do not.
     :param reports: noise multiplier of each noised report, summed likewise, and whether the server only adds them up.
     :param report_limit: the most that a number of an honest report is in size, but for a probability below 1e-14.
     :param raw: functions of the device's data that leave without noise, in words.
@@ -58,7 +57,6 @@ class Cost:
     noise_split: int = 1
     summed: bool = False
     records: int = 0
-    max_preference: float | None = None
     reports: tuple[tuple[float, bool], ...] = ()
     report_limit: float = 0.0
     raw: tuple[str, ...] = ()
@@ -386,7 +384,7 @@ class Gaussian:
         report = None if self.beside is None else self.beside.mechanism(setting)
         if report is not None:
             sigma = remaining_multiplier(sigma, report.noise_multiplier)
-        return replace(cost, noise_multiplier=sigma, max_preference=self.max_preference)
+        return replace(cost, noise_multiplier=sigma)
 
     def apply(self, context: RoundContext, release: Release, cost: Cost, noise: NoiseSource) -> Release:
         if cost.summed:  # the ring adds it

@@ -16,8 +16,8 @@ import numpy as np
 from hushfleet.array_api import Array
 from hushfleet.errors import GraphRefused
 from hushfleet.methods.local import Sgd
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext, RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.training.batch import Batch, ClientBatch, NoisedBatch
@@ -51,7 +51,7 @@ class Trained(NamedTuple):
 
     @property
     def update(self) -> np.ndarray:
-        """What training has changed, float32 `[d]`."""
+        """The change by training, float32 `[d]`."""
         change: np.ndarray = self.end - self.context.start if self.step is None else self.step
         return change
 
@@ -75,9 +75,9 @@ class LocalRound:
         self, method: TaskMethod, state: DeviceState, published: Array, terms: RoundTerms, samples: OwnSamples
     ) -> None:
         self.method, self.state, self.samples = method, state, samples
-        self.record = method.record_mechanism(terms) if method.by_record else None
+        self.record = method.record_mechanism(terms)
         seen = replace(state, own=None) if method.own_model_has_no_noise else state
-        visible: Any = HiddenSamples() if method.by_record else samples
+        visible: Any = samples if self.record is None else HiddenSamples()
         (global_params, vectors), personal, layout = method.split(published), method.parts.personal, method.layout
         chosen = personal.choose(seen, global_params, visible, layout)
         start = personal.start(seen, global_params, chosen, visible, layout)
@@ -98,7 +98,7 @@ class LocalRound:
             try:
                 train_vector(second, self.context, own, OneClient(self, second, **how))
             except GraphRefused as error:
-                if not self.method.by_record:
+                if self.record is None:
                     raise
                 own = begin
                 client.failures.append(str(error))  # it stays as it was, and what is sent does not follow

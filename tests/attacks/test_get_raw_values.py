@@ -14,9 +14,9 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import RoundContext, RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SeededNoise

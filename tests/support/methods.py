@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from hushfleet.data.samples import Samples
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import LocalRound, Trained

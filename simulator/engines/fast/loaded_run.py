@@ -15,7 +15,7 @@ from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import method_of
-from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound

@@ -34,8 +34,9 @@ from hushfleet.array_api import Array
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.errors import BadInput
 from hushfleet.methods.local import Sgd
-from hushfleet.methods.method import TaskMethod, TrainingConfig
+from hushfleet.methods.method import TrainingConfig
 from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import NoiseSource, SecureNoise
 from hushfleet.simulator.engines.vmap.batch import CohortBatch

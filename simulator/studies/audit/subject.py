@@ -19,8 +19,8 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
 from hushfleet.methods import method_of
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise

@@ -15,9 +15,9 @@ from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.apdp_fl import score_of
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.server import ClosedRound
 from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise

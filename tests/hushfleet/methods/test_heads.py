@@ -10,7 +10,7 @@ import pytest
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
-from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.params import ParamLayout
 from support.methods import BLACK, Constant, advanced, context_of, released, stacked
 from support.methods import trained as train

@@ -18,8 +18,9 @@ from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import make_method
 from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import rule, signal
-from hushfleet.methods.method import Steps, TaskMethod
+from hushfleet.methods.method import Steps
 from hushfleet.methods.server import ClosedRound
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs

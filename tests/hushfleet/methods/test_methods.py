@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise

@@ -13,8 +13,8 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.params import ParamLayout
 from hushfleet.training.entries import BoundOf, Entries, mean_of_clipped
 from support.methods import context_of, released

@@ -12,10 +12,11 @@ import torch
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
 from hushfleet.methods.local import Pull, Sgd
-from hushfleet.methods.method import CLIP_AND_NOISE, Method, TaskMethod, TrainingConfig
+from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig
 from hushfleet.methods.personal import Head
 from hushfleet.methods.stages import Transform
 from hushfleet.methods.state import DeviceState
+from hushfleet.methods.task_method import TaskMethod, bound
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.local_round import Trained
@@ -106,7 +107,7 @@ def test_with_noise_on_records_the_shared_model_sees_nothing_of_an_own_one_that_
     spec = PrivacySpec("record", accounting="strict", clip_norm=10.0, noise_multiplier=1.0, delta=0.1, batches=2)
     layout = ParamLayout(("body.w", "head.w"), ((1,), (1,)))
     parts = Method(Head(), stages=(RemembersTrained(), *CLIP_AND_NOISE), own_training=Sgd())
-    method = TaskMethod(parts, TrainingConfig(**SETTINGS), spec, layout)
+    method = bound(parts, TrainingConfig(**SETTINGS), spec, layout)
 
     def together(params, x, y, dropout=(), out=None):
         out[:] = params.sum() - x.mean()

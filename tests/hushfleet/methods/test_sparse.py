@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
-from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.stages import KeepLargest
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.params import ParamLayout
 from support.methods import BLACK, Constant, context_of, penalty, released, stacked
 from support.methods import trained as train

@@ -17,8 +17,9 @@ from hushfleet.data.samples import Samples
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.local import MeanGradient, Sgd
-from hushfleet.methods.method import Method, TaskMethod
+from hushfleet.methods.method import Method
 from hushfleet.methods.state import RoundTerms
+from hushfleet.methods.task_method import TaskMethod, bound
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.grid import add_on_grid
@@ -190,7 +191,7 @@ def test_more_gradients_than_are_charged_are_refused() -> None:
             return (*batch.mean(params), memory)
 
     usual = method_of()
-    greedy = TaskMethod(Method(training=Sgd(Greedy())), usual.config, usual.privacy, LAYOUT)
+    greedy = bound(Method(training=Sgd(Greedy())), usual.config, usual.privacy, LAYOUT)
     with pytest.raises(PrivacyError, match="2 gradients of a batch, charged are 1"):
         trained(greedy, samples(10))
 

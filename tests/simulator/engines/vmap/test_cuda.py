@@ -13,7 +13,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.methods import make_method
-from hushfleet.methods.method import TaskMethod
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.engines.vmap.device_data import CohortStep, GroupBatches

@@ -19,8 +19,9 @@ from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
 from hushfleet.methods.local import MeanGradient, Penalty, Sgd
-from hushfleet.methods.method import Method, TaskMethod, TrainingConfig
+from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
+from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import SeededNoise

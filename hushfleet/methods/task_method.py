@@ -1,0 +1,225 @@
+"""A method bound to a task, by the unit of privacy: devices and the aggregator know it alike.
+
+A round on the device:  `LocalRound` (choose, start, train, measure) -> `release` (stages) -> codec -> `advance`
+A round on the server:  controls -> every update is added to exact sums, with its weight -> aggregate -> advance;
+                        `advance_public` for each device
+
+The server's part is `server` (`hushfleet.methods.server`), the device's begins in `hushfleet.training.local_round`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from hushfleet.array_api import Array
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.methods.local import Sgd
+from hushfleet.methods.method import Method, TrainingConfig
+from hushfleet.methods.server import Mean
+from hushfleet.methods.stages import ClipLayers, Cost, Gaussian, OneStep, Release, Transform, costs, released
+from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext, RoundSetting, RoundTerms
+from hushfleet.model.objectives import Objective
+from hushfleet.model.params import ParamLayout
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.noise import NoiseSource
+from hushfleet.privacy.record import RecordMechanism
+from hushfleet.training.optim import adam_reach
+
+
+class TaskMethod:
+    """A method bound to a task with the unit `device`: what noise there is, is on the update.
+
+    :param method: its parts, as the paper's file lists them.
+    """
+
+    by_record = False
+    """Whether each gradient is noised instead, for the unit `record`."""
+
+    def __init__(
+        self, method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, *, name: str = "method"
+    ) -> None:
+        self.max_preference = method.max_preference
+        self.parts = method
+        self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
+        mask = method.personal.mask(layout)
+        mask.setflags(write=False)  # of all newcomers
+        self._newcomer = PublicState(mask, 0)
+
+    @property
+    def server(self) -> Mean:
+        """The server half."""
+        return self.parts.server
+
+    @property
+    def training(self) -> Sgd:
+        """The training of the shared model."""
+        return self.parts.training
+
+    @property
+    def objective(self) -> Objective:
+        """The loss whose gradient the task's graph computes."""
+        return self.parts.training.objective
+
+    @property
+    def published_size(self) -> int:
+        """The number of published values: the global model, and the server half's vectors after it."""
+        return self.layout.size * (1 + len(self.server.vectors))
+
+    def split(self, published: Array) -> tuple[Array, dict[str, Array]]:
+        """Splits what is published into the global model `[d]` and vectors `[d]` by name; a model alone has zeros."""
+        names, size = self.server.vectors, self.layout.size
+        if not names:
+            return published, {}
+        model = published[:size]
+        if published.shape[0] == size:
+            return model, {name: np.zeros_like(model) for name in names}
+        return model, {name: published[size * at : size * (at + 1)] for at, name in enumerate(names, start=1)}
+
+    # what a round costs
+
+    def setting(self, terms: RoundTerms) -> RoundSetting:
+        """The public facts of a round."""
+        return RoundSetting(self.layout, self.privacy, terms)
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether devices add noise at all."""
+        stages = self.parts.stages
+        return any(isinstance(each, Gaussian) or (isinstance(each, Transform) and each.adds_noise) for each in stages)
+
+    def noise_multiplier(self, terms: RoundTerms) -> float:
+        """The device's noise multiplier, 0 if the method adds none. Raises `PrivacyError` for a refused preference."""
+        return self.setting(terms).preferred_multiplier(self.max_preference) if self.adds_noise else 0.0
+
+    def cost(self, terms: RoundTerms) -> Cost:
+        """The total cost of the stages."""
+        return costs(self.parts.stages, self.setting(terms))[-1]
+
+    def charge(self, terms: RoundTerms) -> Charge:
+        """The charge of a round to the device, known before any training."""
+        return self.cost(terms).charge()
+
+    def record_mechanism(self, terms: RoundTerms) -> RecordMechanism | None:
+        """The noise of one round's gradients; None: they have none of their own."""
+        return None
+
+    def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
+        """Noise multiplier of one round against whoever sees only the aggregate.
+
+        No more than the device's own is promised where the aggregate is no plain sum, and under `strict` where a
+        coordinate may have one sender only.
+        """
+        alone = not self.parts.personal.same_for_all and self.privacy.is_strict
+        if self.server.weighs or alone:
+            return self.charge(terms).noise_multiplier
+        return self.cost(terms).multiplier_release(participants)
+
+    @property
+    def reach(self) -> float:
+        """The most that a value of an update can be without noise of its own, whatever the data were; inf: no bound."""
+        return math.inf
+
+    # what is carried from round to round
+
+    def init_state(self) -> DeviceState:
+        """The state of a device that has not trained. The aggregator computes the same."""
+        private: PrivateArrays = {}
+        for stage in self.parts.stages:
+            if isinstance(stage, ClipLayers):
+                private |= stage.bounds.initial(self.layout)
+        return DeviceState(self._newcomer, private=private)
+
+    def advance_public(self, public: PublicState, sent: Array) -> PublicState:
+        """The public state after an update, on both sides."""
+        return public.after(self.parts.personal.next_mask(public, sent, self.layout))
+
+    # the device half, after the training
+
+    @property
+    def own_model_has_no_noise(self) -> bool:
+        """Whether the own model is trained without the noise that the shared one has: no part of that may see it."""
+        return self.by_record and self.parts.own_training is not None
+
+    def release(self, context: RoundContext, update: Array, noise: NoiseSource) -> Release:
+        """The part of `update = trained - start` that leaves the device, once."""
+        return released(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
+
+    def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
+        """The state for the next round.
+
+        :param trained: the device's own model `[..., d]`.
+        :param sent: `[..., d]`, exactly what the aggregator decodes.
+        """
+        parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
+        parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: nobody writes what bounds remember but they
+        private, seen = dict(context.remembered), context.start + update if self.own_model_has_no_noise else trained
+        for part in (self.parts.personal, *parts):
+            private |= part.remember(context, update=update, trained=seen, sent=sent)
+        return DeviceState(self.advance_public(context.state.public, sent), trained, private)
+
+
+class RecordMethod(TaskMethod):
+    """A method bound to a task with the unit `record`: its parts are rewritten, and noise is on each gradient.
+
+    In a secure sum the one batch's noise is the sum's (`check_sums`), and one step on it is all that is released.
+    """
+
+    by_record = True
+
+    def __init__(
+        self, method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, *, name: str = "method"
+    ) -> None:
+        super().__init__(method.by_record(), config, privacy, layout, name=name)
+        self.max_preference = method.max_preference  # a device's own preference is the noise's, wherever that is
+        if privacy.secure is not None:
+            step = OneStep(config.learning_rate / config.batch_size, config.batch_size)
+            self.parts = replace(self.parts, stages=(step,))
+
+    @property
+    def adds_noise(self) -> bool:
+        """Each gradient has noise."""
+        return True
+
+    def charge(self, terms: RoundTerms) -> Charge:
+        """The charge of the gradients. The stages have no bound and no noise, except for a secure sum."""
+        return replace(self.record_mechanism(terms).charge(), raw=self.cost(terms).raw)
+
+    def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:
+        """The noise of one round's gradients."""
+        setting, rule = self.setting(terms), self.training.gradient
+        return RecordMechanism(
+            clip_norm=min(setting.clip_norm, rule.record_bound),
+            noise_multiplier=setting.preferred_multiplier(self.max_preference),
+            sample_rate=self.privacy.sample_rate,
+            batches=self.privacy.batches,
+            gradients_per_batch=self.training.gradients_per_batch,
+            batch_size=self.config.batch_size,
+            noise_split=setting.noise_split if self.privacy.secure is not None else 0,
+        )
+
+    def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
+        """The device's own: another device's noise is not known to hide its records."""
+        return self.charge(terms).noise_multiplier
+
+    @property
+    def reach(self) -> float:
+        """The most that a value of an update can be without noise of its own; inf: no bound.
+
+        With Adam no value moves by more than some learning rates a step, and the task says how many steps there are. By
+        SGD it moves as far as the gradients say, and of those a batch has any number.
+        """
+        grows = any(not stage.shrinks for stage in self.parts.stages if isinstance(stage, Transform))
+        if grows or self.config.optimizer != "adam":
+            return math.inf
+        return adam_reach(self.config.learning_rate, self.privacy.batches)
+
+
+def bound(
+    method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, *, name: str = "method"
+) -> TaskMethod:
+    """Binds a method to a task, by its unit of privacy."""
+    kind = RecordMethod if privacy.unit == "record" else TaskMethod
+    return kind(method, config, privacy, layout, name=name)
