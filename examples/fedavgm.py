@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hushfleet.array_api import Array, array_namespace
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
-from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ def fedavgm(config: FedAvgMConfig, privacy: PrivacySpec, rounds: int) -> Method:
 
 
 @dataclass(frozen=True)
-class Momentum(Mean):
+class Momentum(ServerHalf):
     """The mean of updates goes into a velocity, which moves the model."""
 
     beta: float

@@ -31,8 +31,8 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods.local import Penalty, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
-from hushfleet.methods.personal import Everything
-from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.personal import Personal
+from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.state import PrivateArrays, RoundContext
 
 
@@ -81,7 +81,7 @@ class Correction(Penalty):
 
 
 @dataclass(frozen=True)
-class OwnControl(Everything):
+class OwnControl(Personal):
     """The device keeps c_i, and nothing of the model.
 
     :param length: K l.
@@ -95,7 +95,7 @@ class OwnControl(Everything):
 
 
 @dataclass(frozen=True)
-class Control(Mean):
+class Control(ServerHalf):
     """The server keeps c, which every device is given with the global model.
 
     :param length: K l.

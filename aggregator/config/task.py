@@ -30,7 +30,7 @@ from hushfleet.config.written import faults, with_lines
 from hushfleet.errors import BadInput, Malformed, PrivacyError
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
-from hushfleet.methods.server import Mean
+from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.sums import check_sums
 from hushfleet.model.losses import find_loss
 from hushfleet.model.targets import Targets
@@ -214,7 +214,7 @@ class Task(Checked):
         if rules.aggregation == "mean":
             return
         server = self.parts().server
-        if type(server).aggregate is not Mean.aggregate:
+        if type(server).aggregate is not ServerHalf.aggregate:
             raise ValueError(
                 f"round.aggregation = {rules.aggregation!r}: method.name = {name!r} aggregates in its own way"
             )
@@ -225,7 +225,7 @@ class Task(Checked):
             )
 
     def _check_patience(self) -> None:
-        if self.round.patience and type(self.parts().server).final is not Mean.final:
+        if self.round.patience and type(self.parts().server).final is not ServerHalf.final:
             raise ValueError(
                 f"round.patience = {self.round.patience}: method.name = {self.method.name!r} ends with what it makes "
                 "of its last rounds, so it cannot end sooner; leave patience out"

@@ -17,7 +17,7 @@ from hushfleet.aggregator.ingest.exact_sum import ExactSum
 from hushfleet.aggregator.ingest.robust import robust_sums
 from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, least_noise_stds
 from hushfleet.aggregator.rounds.round_sum import RoundSum
-from hushfleet.aggregator.rounds.server_half import ServerHalf
+from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -33,7 +33,7 @@ class PlainSum(RoundSum):
     def __init__(
         self,
         plan: RoundPlan,
-        server: ServerHalf,
+        server: ServerRound,
         *,
         checks: UpdateChecks,
         store: AggregatorStore,

@@ -15,7 +15,7 @@ from hushfleet.aggregator.publish.model_step import worth_offering
 from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
 from hushfleet.aggregator.rounds.policy import rises_no_more
 from hushfleet.aggregator.rounds.round_sum import RoundSum
-from hushfleet.aggregator.rounds.server_half import ServerHalf, server_state_from_bytes, server_state_to_bytes
+from hushfleet.aggregator.rounds.server_half import ServerRound, server_state_from_bytes, server_state_to_bytes
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.methods.server import ClosedRound, ServerArrays
@@ -83,9 +83,9 @@ class Progress:
         return RoundPlan(spec.task, number, spec.rounds, phase, model.digest, size, **fields)
 
     @property
-    def server_half(self) -> ServerHalf:
+    def server_half(self) -> ServerRound:
         """For the next round, or the open one."""
-        return ServerHalf(self._method, self.model.params, self._server)
+        return ServerRound(self._method, self.model.params, self._server)
 
     def next_model(self, round: int, collected: RoundSum | None) -> NextModel:
         """What devices get after the open round: at the end, what the method makes of all rounds.

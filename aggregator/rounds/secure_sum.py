@@ -17,7 +17,7 @@ import numpy as np
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.ingest.checks import UpdateChecks, terms_of
 from hushfleet.aggregator.rounds.round_sum import Answers, RoundSum
-from hushfleet.aggregator.rounds.server_half import ServerHalf
+from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, BadSignature, OtherVersion, StoreError, WireError
@@ -48,7 +48,7 @@ class SecureSum(RoundSum):
     def __init__(
         self,
         plan: RoundPlan,
-        server: ServerHalf,
+        server: ServerRound,
         spec: SecureSpec,
         roster: Roster,
         *,

@@ -16,7 +16,7 @@ from hushfleet.methods.task_method import TaskMethod
 
 
 @dataclass(frozen=True, eq=False)
-class ServerHalf:
+class ServerRound:
     """A method's server half in one round.
 
     :param before: the global vector float32 `[d]` of the round.

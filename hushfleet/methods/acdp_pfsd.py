@@ -43,7 +43,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.clip_agent import AgentState, ClipAgent, trimmed_mean
 from hushfleet.methods.local import SelfDistillation, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
-from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import ClipWhole, Gaussian, Report, Stage
 from hushfleet.methods.state import RoundContext, RoundSetting
 from hushfleet.model.objectives import Objective
@@ -102,14 +102,14 @@ def acdp_pfsd(config: ACDPpFSDConfig, privacy: PrivacySpec, rounds: int) -> Meth
 # `clipping = "fixed"`: DP-pFSD
 
 
-def fixed(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], Mean]:
-    return CLIP_AND_NOISE, Mean()
+def fixed(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], ServerHalf]:
+    return CLIP_AND_NOISE, ServerHalf()
 
 
 # `clipping = "quantile"`: Andrew et al.
 
 
-def by_quantile(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], Mean]:
+def by_quantile(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], ServerHalf]:
     what = "whether the update is within the clip norm"
     bit = Report(1, what, is_within, multiplier=bit_multiplier, adds_up=True)
     server = QuantileClip(privacy.clip_norm, config.quantile, config.quantile_step)
@@ -132,7 +132,7 @@ def bit_multiplier(setting: RoundSetting) -> float:
 
 
 @dataclass(frozen=True)
-class QuantileClip(Mean):
+class QuantileClip(ServerHalf):
     """C <- C exp(-eta (b - gamma)), with b the share of the updates that are within C, by noised bits.
 
     Deviation: the share is clipped to [0, 1], so that no report moves C by more than exp(eta).
@@ -159,7 +159,7 @@ class QuantileClip(Mean):
 # `clipping = "ppo"`: the paper's agent
 
 
-def by_agent(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], Mean]:
+def by_agent(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], ServerHalf]:
     what = "accuracy and loss on the own samples"
 
     def measure(context: RoundContext, update: Array) -> Sequence[float]:
@@ -177,7 +177,7 @@ def by_agent(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage,
 
 
 @dataclass(frozen=True)
-class AgentClip(Mean):
+class AgentClip(ServerHalf):
     """C^t is the agent's action; it learns from trimmed means of what the devices report."""
 
     agent: ClipAgent

@@ -51,7 +51,7 @@ from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Pull, Sgd
 from hushfleet.methods.method import Method, TrainingConfig, published, within
-from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import ClipWhole, Gaussian
 
 STEP_WEIGHT, LOSS_WEIGHT, ACCURACY_WEIGHT, ROUND_WEIGHT = 35.0, 20.0, 25.0, 20.0
@@ -91,7 +91,7 @@ def apdp_fl(config: APDPFLConfig, privacy: PrivacySpec, rounds: int) -> Method:
 
 
 @dataclass(frozen=True)
-class FallingNoise(Mean):
+class FallingNoise(ServerHalf):
     """The mean, times a learning rate; sigma is multiplied by `decay` after each round whose score passes."""
 
     noise_multiplier: float

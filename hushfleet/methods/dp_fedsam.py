@@ -24,7 +24,7 @@ from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.methods.local import MeanGradient, Sgd, squared_norm
+from hushfleet.methods.local import GradientRule, Sgd, squared_norm
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.stages import KeepLargest
 from hushfleet.methods.state import PrivateArrays, RoundContext, divided
@@ -44,7 +44,7 @@ class DPFedSAMConfig(TrainingConfig):
 
 
 @dataclass(frozen=True)
-class Sharpness(MeanGradient):
+class Sharpness(GradientRule):
     """The gradient at the SAM point, rho uphill of the parameters."""
 
     rho: float = 0.5

@@ -48,9 +48,9 @@ from hushfleet.array_api import Array, array_namespace
 from hushfleet.blocks import blocks
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.fisher import ByFisher, Normalisation
-from hushfleet.methods.local import AllTogether, Sgd
+from hushfleet.methods.local import PartOrder, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
-from hushfleet.methods.server import Mean
+from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import ClipLayers, EvenBounds, Gaussian, Transform
 from hushfleet.methods.state import RoundContext
 from hushfleet.model.params import ParamLayout
@@ -100,14 +100,14 @@ def dp_fedsim(config: DPFedSimConfig, privacy: PrivacySpec, rounds: int) -> Meth
     return Method(
         # Eqs. (5)-(8)
         ByFisher(config.fisher_threshold, "layer", config.normalisation, inclusive=True, newcomers=False),
-        Sgd(order=BackToGlobal() if config.masks == "epoch" else AllTogether()),
+        Sgd(order=BackToGlobal() if config.masks == "epoch" else PartOrder()),
         stages=adaptive if config.agc else CLIP_AND_NOISE,
-        server=SimilarityMean() if config.msa else Mean(),
+        server=SimilarityMean() if config.msa else ServerHalf(),
     )
 
 
 @dataclass(frozen=True)
-class BackToGlobal(AllTogether):
+class BackToGlobal(PartOrder):
     """Each local epoch starts with Eq. (8); of a newcomer, who has no Fisher values, the round alone."""
 
     @property
@@ -147,7 +147,7 @@ class ClipBySpread(Transform):
 
 
 @dataclass(frozen=True)
-class SimilarityMean(Mean):
+class SimilarityMean(ServerHalf):
     """MSA: an update weighs as much as the model that it makes resembles the global one."""
 
     @property

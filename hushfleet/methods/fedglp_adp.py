@@ -35,9 +35,9 @@ from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.methods.local import AllTogether, Penalty, PersonalFirst, Sgd
+from hushfleet.methods.local import PartOrder, Penalty, PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
-from hushfleet.methods.personal import Everything
+from hushfleet.methods.personal import Personal
 from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds
 from hushfleet.methods.state import PrivateArrays, PublicState, RoundContext, divided, largest
 from hushfleet.model.params import ParamLayout
@@ -82,7 +82,7 @@ class FedGLPADPConfig(TrainingConfig):
 def fedglp_adp(config: FedGLPADPConfig, privacy: PrivacySpec, rounds: int) -> Method:
     beta = final_share(config, privacy.noise_multiplier)
     penalties = Penalties(config.lambda_1, config.lambda_2)
-    order = InTurn() if config.sequential else AllTogether()
+    order = InTurn() if config.sequential else PartOrder()
     # As published the trend is that of raw updates, and the clip norms in the header tell it.
     raw = privacy.as_published and config.gamma > 0
     clip = ClipLayers(TrendBounds(config.gamma), raw="clip norms that follow the norms of raw updates" if raw else "")
@@ -104,7 +104,7 @@ def final_share(config: FedGLPADPConfig, noise_multiplier: float) -> float:
 
 
 @dataclass(frozen=True)
-class GrowingLargest(Everything):
+class GrowingLargest(Personal):
     """GLP: with each update the largest sent values of each layer turn personal, a share beta in `rounds` updates."""
 
     beta: float

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from hushfleet.array_api import Array
-from hushfleet.methods.personal import Everything
+from hushfleet.methods.personal import Personal
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
 from hushfleet.model.params import ParamLayout
 from hushfleet.training.own_samples import OwnSamples
@@ -23,7 +23,7 @@ MOVED = "moved"  # the last update, float32 `[d]`, in the private arrays
 
 
 @dataclass(frozen=True)
-class ByFisher(Everything):
+class ByFisher(Personal):
     """All entries are shared; in each round those of high Fisher values start from the device's own.
 
     :param threshold: from which normalised value on.

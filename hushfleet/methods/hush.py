@@ -32,8 +32,8 @@ from hushfleet.errors import Malformed, PrivacyError
 from hushfleet.methods.hush_rule import falling, rule
 from hushfleet.methods.local import Sgd, SharedOnly
 from hushfleet.methods.method import Method, TrainingConfig, published, within
-from hushfleet.methods.personal import Everything
-from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.personal import Personal
+from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import Gaussian, ScaleWhole
 from hushfleet.methods.state import DeviceState
 from hushfleet.model.params import ParamLayout
@@ -78,7 +78,7 @@ def hush(config: HushConfig, privacy: PrivacySpec, rounds: int) -> Method:
 
 
 @dataclass(frozen=True)
-class OwnPrior(Everything):
+class OwnPrior(Personal):
     """The last tensor, the bias of the logits, is the device's own: the logarithm of its smoothed label shares."""
 
     of_classes = True
@@ -102,7 +102,7 @@ class OwnPrior(Everything):
         prior[...] = np.log(shares / shares.sum())
         return begin
 
-    def by_record(self) -> Everything:
+    def by_record(self) -> Personal:
         return FirstPrior()
 
 
@@ -118,7 +118,7 @@ class FirstPrior(OwnPrior):
 
 
 @dataclass(frozen=True)
-class TailMean(Mean):
+class TailMean(ServerHalf):
     """The mean of what was sent; at the end, the mean of the global vectors after the last third of the rounds.
 
     :param rounds: of the task.

@@ -17,8 +17,8 @@ from hushfleet.training.own_samples import OwnSamples, Teacher
 
 
 @dataclass(frozen=True)
-class MeanGradient:
-    """The batch's mean gradient. The base of all other rules.
+class GradientRule:
+    """The base of rules for the gradient to step along; itself the batch's mean gradient.
 
     :param record_bound: with the unit `record`, the most that a record's gradient is clipped to, beside the task's.
     """
@@ -46,7 +46,7 @@ class MeanGradient:
         """
         return (*batch.mean(params), memory)
 
-    def by_record(self) -> MeanGradient:
+    def by_record(self) -> GradientRule:
         """The rule that replaces it when each gradient is noised."""
         return self
 
@@ -77,8 +77,8 @@ class Pull(Penalty):
 
 
 @dataclass(frozen=True)
-class AllTogether:
-    """Each batch updates the whole vector. The base of all other orders."""
+class PartOrder:
+    """The base of orders in which parts of the vector train; itself all of it with each batch."""
 
     @property
     def parts_at_once(self) -> int:
@@ -104,7 +104,7 @@ class AllTogether:
 
 
 @dataclass(frozen=True)
-class SharedOnly(AllTogether):
+class SharedOnly(PartOrder):
     """Trains the shared part alone; personal entries stay as they are."""
 
     def masks(self, context: RoundContext) -> Sequence[Array | None]:
@@ -112,7 +112,7 @@ class SharedOnly(AllTogether):
 
 
 @dataclass(frozen=True)
-class PersonalFirst(AllTogether):
+class PersonalFirst(PartOrder):
     """The personal part, then the shared one.
 
     :param epochs: so many epochs train the personal part alone, the others the shared one; 0: each batch trains both.
@@ -153,9 +153,9 @@ class SelfDistillation:
 class Sgd:
     """Local training in batches, by the optimizer of the method's configuration."""
 
-    gradient: MeanGradient = MeanGradient()
+    gradient: GradientRule = GradientRule()
     penalties: tuple[Penalty, ...] = ()
-    order: AllTogether = AllTogether()
+    order: PartOrder = PartOrder()
     distillation: SelfDistillation | None = None
 
     @property

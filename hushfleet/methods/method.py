@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from hushfleet.config.schema import require
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Sgd
-from hushfleet.methods.personal import Everything
-from hushfleet.methods.server import Mean
+from hushfleet.methods.personal import Personal
+from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import (
     ClipWhole,
     Gaussian,
@@ -81,10 +81,10 @@ class Method:
     :param takes_empty: whether a device without samples takes part, with noise alone.
     """
 
-    personal: Everything = Everything()
+    personal: Personal = Personal()
     training: Sgd = Sgd()
     stages: tuple[Stage, ...] = ()
-    server: Mean = Mean()
+    server: ServerHalf = ServerHalf()
     own_training: Sgd | None = None
     takes_empty: bool = False
 
@@ -99,7 +99,7 @@ class Method:
     @property
     def reads_own(self) -> bool:
         """Whether a round may begin with, or look at, the own model of the device's last round."""
-        begins = self.own_training is not None or type(self.personal) is not Everything
+        begins = self.own_training is not None or type(self.personal) is not Personal
         return begins or self.training.distillation is not None
 
     @property

@@ -35,7 +35,7 @@ from hushfleet.array_api import Array
 from hushfleet.config.schema import require
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.heads import HeadFirstConfig
-from hushfleet.methods.local import MeanGradient, PersonalFirst, Sgd
+from hushfleet.methods.local import GradientRule, PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, published, within
 from hushfleet.methods.personal import Head
 from hushfleet.methods.state import PrivateArrays, RoundContext, kept_count
@@ -77,7 +77,7 @@ class PerFreezeClipConfig(HeadFirstConfig):
 
 
 @dataclass(frozen=True)
-class ClippedSamples(MeanGradient):
+class ClippedSamples(GradientRule):
     """The mean of the samples' gradients, each clipped to psi, Eq. (8).
 
     :param max_norm: psi.
@@ -96,9 +96,9 @@ class ClippedSamples(MeanGradient):
     def normed(self, batch: Batch) -> Entries:
         return ALL if self.whole else batch.entries
 
-    def by_record(self) -> MeanGradient:
+    def by_record(self) -> GradientRule:
         """A fixed threshold: norms of raw gradients may not steer what is sent."""
-        return MeanGradient(record_bound=self.max_norm)
+        return GradientRule(record_bound=self.max_norm)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def percentile(values: Array, percent: float) -> Array:
     summary="head first, then the backbone, with adaptive clipping of each sample's gradient; the head stays",
 )
 def perfreezeclip(config: PerFreezeClipConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    psi, whole, gradient = config.max_norm, config.norms == "whole", MeanGradient()
+    psi, whole, gradient = config.max_norm, config.norms == "whole", GradientRule()
     if config.clipping == "value":
         gradient = ClippedSamples(max_norm=psi, whole=whole)
     elif config.clipping == "adaptive":

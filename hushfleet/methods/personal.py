@@ -18,8 +18,8 @@ from hushfleet.training.own_samples import OwnSamples
 
 
 @dataclass(frozen=True)
-class Everything:
-    """All entries are shared, and training begins with the global model. The base of all other choices."""
+class Personal:
+    """The base of choices of personal entries; itself all are shared, and training begins with the global model."""
 
     of_classes: ClassVar[bool] = False
     """Whether it is defined for classes alone."""
@@ -65,13 +65,13 @@ class Everything:
         """Private arrays for the next round."""
         return {}
 
-    def by_record(self) -> Everything:
+    def by_record(self) -> Personal:
         """The choice that replaces it when the training is noised."""
         return self
 
 
 @dataclass(frozen=True)
-class Head(Everything):
+class Head(Personal):
     """The last layers are the device's own for good; the others, the backbone, are shared."""
 
     layers: int = 1

@@ -38,8 +38,8 @@ class ClosedRound:
 
 
 @dataclass(frozen=True)
-class Mean:
-    """The mean of what was sent, with nothing kept from round to round. The base of all other server halves."""
+class ServerHalf:
+    """The base of server halves; itself the mean of the sent values, with nothing kept from round to round."""
 
     @property
     def weighs(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
-from hushfleet.methods.local import AllTogether, MeanGradient, Sgd, SharedOnly
+from hushfleet.methods.local import GradientRule, PartOrder, Sgd, SharedOnly
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.methods.stages import ClipLayers, ClipWhole, Report, ScaleWhole, Transform
 
@@ -35,8 +35,8 @@ def _reason_of_records(method: Method, privacy: PrivacySpec, config: TrainingCon
             'with privacy.unit = "record" a round is one plain step, and the sum has the noise of its batch: '
             "give method.optimizer = 'sgd' without momentum and method.local_steps = 1"
         )
-    plain = (type(training), type(training.gradient), training.distillation) == (Sgd, MeanGradient, None)
-    if not plain or training.gradient != MeanGradient() or type(training.order) not in (AllTogether, SharedOnly):
+    plain = (type(training), type(training.gradient), training.distillation) == (Sgd, GradientRule, None)
+    if not plain or training.gradient != GradientRule() or type(training.order) not in (PartOrder, SharedOnly):
         return 'with privacy.unit = "record" a device sends the sum of plain gradients, and this method\'s are others'
     if training.penalties or method.stages:
         return 'with privacy.unit = "record" nothing but gradients goes into a sum, and with this method more does'

@@ -18,7 +18,7 @@ from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import Method, TrainingConfig
-from hushfleet.methods.server import Mean
+from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import ClipLayers, Cost, Gaussian, OneStep, Release, Transform, costs, released
 from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext, RoundSetting, RoundTerms
 from hushfleet.model.objectives import Objective
@@ -49,7 +49,7 @@ class TaskMethod:
         self._newcomer = PublicState(mask, 0)
 
     @property
-    def server(self) -> Mean:
+    def server(self) -> ServerHalf:
         """The server half."""
         return self.parts.server
 

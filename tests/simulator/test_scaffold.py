@@ -19,8 +19,8 @@ from hushfleet.methods import allow_file
 from hushfleet.methods.local import Penalty, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, within
 from hushfleet.methods.method import published as published_as
-from hushfleet.methods.personal import Everything
-from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.personal import Personal
+from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.state import PrivateArrays, RoundContext
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
@@ -151,7 +151,7 @@ class OwnSlope(Penalty):
 
 
 @dataclass(frozen=True)
-class KeepsSlope(Everything):
+class KeepsSlope(Personal):
     alpha: float
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
@@ -159,7 +159,7 @@ class KeepsSlope(Everything):
 
 
 @dataclass(frozen=True)
-class Dynamic(Mean):
+class Dynamic(ServerHalf):
     alpha: float
     devices: int
 
@@ -187,7 +187,7 @@ def test_feddyn_needs_no_vector(tmp_path: Path) -> None:
     method = {key: value for key, value in TASK["method"].items() if key != "server_learning_rate"}
     folder = RunFolder(
         hf.simulate(
-            {**TASK, "method": method}, EXACT, method=made, out=tmp_path / "a", alone=False, quiet=True, runtime="onnx"
+            {**TASK, "method": method}, EXACT, method=made, out=tmp_path / "a", local_only=False, quiet=True, runtime="onnx"
         ).folder
     )
     run = LoadedRun(folder.path, "onnx")

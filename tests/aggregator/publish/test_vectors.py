@@ -13,7 +13,7 @@ from hushfleet import methods
 from hushfleet.aggregator.publish import prepare, published_model
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
-from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.wire.format.difference import apply_difference, params_digest
 from support.fleet import LAYOUT
 
@@ -23,7 +23,7 @@ COUNTS = [layer.size for layer in LAYOUT.layers] * 2
 
 
 @dataclass(frozen=True)
-class Telling(Mean):
+class Telling(ServerHalf):
     """Tells devices how the model has moved, summed up over the rounds and halved in each."""
 
     @property

@@ -14,7 +14,7 @@ from hushfleet.aggregator.rounds.server_half import server_state_from_bytes, ser
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import StoreError
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
-from hushfleet.methods.server import ClosedRound, Mean, ServerArrays
+from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import Report
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.model.params import ParamLayout
@@ -23,7 +23,7 @@ MakeFleet = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Steered(Mean):
+class Steered(ServerHalf):
     """Clips to half of the last clip norm plus a tenth of the reports' sum; weighs devices by what they send."""
 
     clip_norm: float

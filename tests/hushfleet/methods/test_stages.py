@@ -253,9 +253,9 @@ def test_with_the_unit_record_the_list_is_rewritten_once() -> None:
 
 
 def test_with_the_unit_record_no_part_may_look_at_the_samples() -> None:
-    from hushfleet.methods.personal import Everything
+    from hushfleet.methods.personal import Personal
 
-    class Curious(Everything):
+    class Curious(Personal):
         def choose(self, state: Any, global_params: Any, samples: Any, layout: Any) -> Any:
             return samples.squared_gradient(global_params) > 0
 

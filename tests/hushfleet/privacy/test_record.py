@@ -16,7 +16,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import METHODS, make_method
-from hushfleet.methods.local import MeanGradient, Sgd
+from hushfleet.methods.local import GradientRule, Sgd
 from hushfleet.methods.method import Method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod, bound
@@ -185,7 +185,7 @@ def test_what_every_method_sends_is_bounded_by_the_clipped_gradients(name: str) 
 
 
 def test_more_gradients_than_are_charged_are_refused() -> None:
-    class Greedy(MeanGradient):
+    class Greedy(GradientRule):
         def __call__(self, context, params, batch, memory):
             batch.mean(params)
             return (*batch.mean(params), memory)

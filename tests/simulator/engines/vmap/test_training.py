@@ -18,7 +18,7 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
-from hushfleet.methods.local import MeanGradient, Penalty, Sgd
+from hushfleet.methods.local import GradientRule, Penalty, Sgd
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
@@ -280,7 +280,7 @@ def test_what_is_begun_again_has_the_noise_of_the_first_time(device: str) -> Non
     assert_same(got, one_by_one(method, cohort_of(method), start, DIGITS), tolerance=1e-4)
 
 
-class Remembering(MeanGradient):
+class Remembering(GradientRule):
     """Takes each sample's gradient, and goes on with what it remembers of the batches before."""
 
     samples = True
