@@ -1,4 +1,4 @@
-"""Typed values from data that nobody has checked yet: TOML that people write, msgpack from the network.
+"""Typed values from unchecked data: TOML that people write, msgpack from the network.
 
 A frozen dataclass that derives from `Checked` is a schema. Its types and `msgspec.Meta` constraints say what a field
 may hold, its `__post_init__` what fields may hold together. The same rules hold when our own code makes a value.

@@ -1,4 +1,4 @@
-"""TOML that a person wrote: all that is wrong with it at once, and in which line."""
+"""Reads TOML that a person wrote, and reports all mistakes at once, with their lines."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def load_arrays(path: Path) -> Data:
 
 
 def unmasked(values: Any, where: str) -> np.ndarray:
-    """An array. Raises `BadInput` where a mask (`numpy.ma`) hides values, which would be used all the same."""
+    """Converts to an array. Raises `BadInput` if a mask (`numpy.ma`) hides values, which would be used all the same."""
     if isinstance(values, np.ma.MaskedArray):
         mask = np.atleast_1d(np.ma.getmaskarray(values))
         hidden = np.asarray(mask.reshape(len(mask), -1).any(1))
@@ -205,7 +205,7 @@ def is_frame(x: Any) -> bool:
 
 
 def _numbers(frame: Any, where: str) -> np.ndarray:
-    """The gaps of pandas' own types become NaN. Raises `BadInput` for a column of something else beside numbers."""
+    """Converts a frame; gaps of pandas' own types become NaN. Raises `BadInput` for a column that is not numeric."""
     values = np.asarray(frame)
     if values.dtype.kind != "O" or not hasattr(frame, "iloc"):
         return values

@@ -1,4 +1,4 @@
-"""Labelled samples in a CSV file: a line each, with a header.
+"""Reads labelled samples from a CSV file: a line for each, with a header.
 
     label,device,ax,ay,az
     walk,anna,0.1,0.2,9.7
@@ -36,7 +36,7 @@ _BLOCK = 1 << 12  # lines
 
 
 def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None, outputs: Sequence[str] = ()) -> Data:
-    """A file, or a folder with `train.csv` and `test.csv`. Raises `BadInput`."""
+    """Reads a file, or a folder with `train.csv` and `test.csv`. Raises `BadInput`."""
     one = path.suffix == ".csv" or path.is_file()
     parts = {"train": path} if one else {part: path / f"{part}.csv" for part in ("train", "test")}
     if len(parts) == 2 and not parts["train"].exists():  # an aggregator in the field has a test part alone
@@ -176,7 +176,7 @@ def _rows(reader: Any, skipped: list[str] | None) -> Iterator[tuple[int, list[st
 def _read_row(
     row: Sequence[str], header: Sequence[str], columns: Sequence[int], marks: set[str], *, out: np.ndarray
 ) -> None:
-    """Its numbers, into `out`. Raises `BadInput` for a line that cannot be used.
+    """Writes the numbers of a line into `out`. Raises `BadInput` for a line that cannot be used.
 
     :param marks: the decimal marks that the file has had so far; of a file with commas between columns the point.
     """

@@ -74,7 +74,7 @@ def load_folder(path: Path, **form: Unpack[ImageForm]) -> Samples:
 
 
 def named(skipped: Sequence[str]) -> str:
-    """The first of them in one line, and how many more there are."""
+    """Names the first skipped files in one line, and the number of the others."""
     more = len(skipped) - MAX_NAMED
     return "; ".join([*skipped[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])])
 

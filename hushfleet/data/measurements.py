@@ -61,7 +61,7 @@ def warn_of_row_numbers(x: np.ndarray, where: str, names: Sequence[str] = ()) ->
 def check_spread(
     x: np.ndarray, mean: Sequence[float], std: Sequence[float], where: str, names: Sequence[str] = ()
 ) -> None:
-    """Raises `BadInput` where a few wild values have made a standard deviation against which all others look alike.
+    """Raises `BadInput` if a few extreme values make the standard deviation so large that all others look alike.
 
     :param x: float32 `[n, C, H, W]`.
     :param mean: of `x`, a channel each; `std` likewise.
@@ -90,7 +90,7 @@ def check_spread(
 
 
 def far_away(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """Which samples hold a value so far from the mean that no gradient can be computed from it, bool `[n]`.
+    """Marks the samples with a value so far from the mean that no gradient can be computed from it, bool `[n]`.
 
     :param x: `[n, C, H, W]`; bytes count as 0 to 1.
     """

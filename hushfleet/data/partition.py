@@ -1,4 +1,4 @@
-"""Who holds which sample: the ways in which published work deals a data set out to devices.
+"""Partitions of a data set over devices, as in published work.
 
 The readings, and where they come from:
 

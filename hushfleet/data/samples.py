@@ -200,7 +200,7 @@ class FeatureSamples:
 
 
 def joined(first: LabelledSamples, second: LabelledSamples) -> LabelledSamples:
-    """Both, one after the other; of one kind, and normalised as `first` is."""
+    """Concatenates samples of one kind, normalised as `first` is."""
     labels = np.concatenate((first.labels, second.labels))
     if isinstance(first, Samples) and isinstance(second, Samples):
         return replace(first, images=np.concatenate((first.images, second.images)), labels=labels)

@@ -276,7 +276,7 @@ def _from_tar(name: str, archive: Path) -> Arrays:
             if batches := [member for member in tar if f"/{_BATCHES[name]}/" in f"/{member.name}"]:
                 tar.extractall(unpacked, batches, filter="data")
                 return read(name, Path(unpacked))
-            files = ((each.name, file.read()) for each in tar if each.isfile() and (file := tar.extractfile(each)))
+            files = ((each.name, found.read()) for each in tar if each.isfile() and (found := tar.extractfile(each)))
             arrays = _class_folders(files, archive)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise BadInput(f"{archive} cannot be read: {error}; fetch it again") from error

@@ -128,13 +128,13 @@ def broadcast(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """The axis counted from the front, of one that may be counted from the back."""
+    """Converts an axis that may be counted from the back to one counted from the front."""
     require(-rank <= axis < rank, f"its axis {axis} is not one of {rank}")
     return axis % rank
 
 
 def axes_of(call: Call, rank: int, place: int = 1) -> list[int] | None:
-    """From the attribute of older operator sets or the input of newer ones; None where neither is there."""
+    """The axes from the attribute of older operator sets or the input of newer ones; None without either."""
     axes = call.numbers("axes")
     if axes is None and call.get(place) is not None:
         axes = fixed_list(call.get(place), "axes")

@@ -1,4 +1,4 @@
-"""A strict reader of protobuf's wire format, for messages that nobody has checked yet.
+"""A strict reader of protobuf's wire format, for unchecked messages.
 
 Protobuf is lenient: unknown fields are skipped, repeated singular fields are merged, and two parsers may end up
 with two readings of the same bytes. This reader accepts only what a schema names, each singular field once,

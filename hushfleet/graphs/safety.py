@@ -1,4 +1,4 @@
-"""Is this ONNX file one that a device may load? Checked on the bytes, before ONNX Runtime sees them.
+"""Checks whether a device may load an ONNX file, on its bytes, before ONNX Runtime sees them.
 
 A graph from the network is a program. This one may compute, and nothing else: a short list of operators of
 the standard domain, no control flow, no functions, no data outside the file, nothing larger than its caps.

@@ -74,7 +74,7 @@ class AgentState:
     log_density: float = 0.0
 
     def to_arrays(self) -> Arrays:
-        arrays = {}
+        arrays: Arrays = {}
         for name, value in vars(self).items():
             if isinstance(value, Network):
                 arrays |= {name: value.weights, f"{name}.first": value.first, f"{name}.second": value.second}

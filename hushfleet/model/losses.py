@@ -79,7 +79,7 @@ class Loss:
 
 
 class CrossEntropy(Loss):
-    """One class of several. `hushfleet.models.losses` has it in PyTorch, whose own is one operator."""
+    """The cross-entropy of one class of several; `hushfleet.models.losses` uses PyTorch's own operator."""
 
     name = "cross-entropy"
     of_classes = True
@@ -106,7 +106,7 @@ class CrossEntropy(Loss):
 
 
 class Binary(Loss):
-    """Yes or no to each output: the binary cross-entropy of its sigmoid, log(1 + e^z) - y z."""
+    """The binary cross-entropy of each output's sigmoid, log(1 + e^z) - y z."""
 
     name = "binary"
     misfit = "neither 0 nor 1"

@@ -84,7 +84,7 @@ def fit(
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the classes of `[..., C, m]`."""
+    """The logarithms of the softmax over the classes of `[..., C, m]`."""
     shifted = logits - logits.max(-2, keepdims=True)
     normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(-2, keepdims=True))
     return normalized

@@ -1,4 +1,4 @@
-"""Which samples a batch has and what is done to them, drawn alike by every loop that has the same generator."""
+"""Random draws of batches and their transformations; every loop with the same generator draws the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Inputs:
 
 
 def epochs(count: int, config: Any, record: RecordMechanism | None) -> Iterator[int]:
-    """How many batches each epoch has, the last perhaps cut short by `local_steps`.
+    """The number of batches of each epoch; `local_steps` may cut the last one short.
 
     With the unit `record` that does not depend on the number of samples.
     """
@@ -45,7 +45,7 @@ def epochs(count: int, config: Any, record: RecordMechanism | None) -> Iterator[
 
 
 def samples_trained(count: int, config: Any) -> int:
-    """How many samples a device with `count` of them trains on in a round, each as often as it does."""
+    """Counts the samples that a device with `count` of them trains on in a round, each as often as it does."""
     return sum(min(batches * config.batch_size, count) for batches in epochs(count, config, None))
 
 

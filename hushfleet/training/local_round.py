@@ -140,7 +140,7 @@ class Executor(Protocol):
 
 
 def train_vector(training: Sgd, context: RoundContext, params: Array, executor: Executor) -> PrivateArrays:
-    """Trains `params [..., d]` in place; gives what of it lasts until the next round, arrays `[..., n]`."""
+    """Trains `params [..., d]` in place; returns the arrays `[..., n]` that last until the next round."""
     entries = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
     optimizers = [executor.optimizer() for _ in entries]
     moved = entries[0] if len(entries) == 1 else ALL  # several parts are the whole vector, together

@@ -1,4 +1,4 @@
-"""The device's samples, as a method may look at them outside of its training steps; what it finds is private."""
+"""The access of a method to the device's samples outside of its training steps; all results are private."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class OwnSamples(Protocol):
     def evaluate(self, params: Array) -> Evaluation: ...
 
     def label_counts(self, classes: int) -> np.ndarray:
-        """How many samples there are of each class, int64 `[classes]`."""
+        """The number of samples of each class, int64 `[classes]`."""
 
 
 class LoadedSamples:
-    """The answers, from samples in memory.
+    """The implementation for samples in memory.
 
     :param by_record: each sample's logits are computed alone, since a graph may mix those of several; where that fails
         they are NaN, and then its gradient counts as none, by itself.
@@ -92,7 +92,7 @@ class LoadedSamples:
 
 
 class HiddenSamples:
-    """No answers: with the unit `record`, samples are met in noised gradients alone."""
+    """Refuses every access: with the unit `record`, samples are used in noised gradients alone."""
 
     def __getattr__(self, question: str) -> Any:
         raise PrivacyError('with privacy unit "record" a method may not look at samples outside of noised gradients')
