@@ -131,7 +131,7 @@ class MethodSection(Checked):
 
     @classmethod
     def faults(cls, plain: Any) -> list[str]:
-        """Everything for which `of` refuses a table: its keys, their types and ranges; or else what it says."""
+        """All reasons for which `of` refuses a table: its keys, their types and ranges; or else its error."""
         try:
             cls.of(plain)
             return []
@@ -342,7 +342,7 @@ class RoundSection(Checked):
             raise ValueError(f"patience = {self.patience}: must be below rounds = {self.rounds}, or it ends nothing")
 
     def check(self, devices: int, *, honest_fraction: float | None) -> None:
-        """Raises `ValueError` where a fleet of so many devices could never open a round, or close one with a model.
+        """Raises `ValueError` if a fleet of so many devices could never open a round, or close one with a model.
 
         :param honest_fraction: of secure sums, whose cohort follows from the roster, whoever is present when the round
             opens; None: there are none.

@@ -121,11 +121,11 @@ class Task(Checked):
 
     @property
     def sampling_rate(self) -> float:
-        """With which probability a device takes part in a round."""
+        """The probability that a device takes part in a round."""
         return self.cohort_size / self.data.devices
 
     def secure_spec(self, *, noise_multiplier: float = 0.0, size: int | None = None) -> SecureSpec | None:
-        """None where the accounting is another.
+        """The specification of secure sums; None with another accounting.
 
         :param size: values in an update, which say how many bits each takes; None: 32, whatever there are.
 
@@ -209,7 +209,7 @@ class Task(Checked):
             )
 
     def _check_aggregation(self) -> None:
-        """A median has no weights, and a method with another aggregate of its own would be given what it is not."""
+        """Refuses a median for a method that weighs updates or aggregates in its own way."""
         name, rules = self.method.name, self.round
         if rules.aggregation == "mean":
             return
@@ -297,7 +297,7 @@ class Task(Checked):
 
     @property
     def noise_split(self) -> int:
-        """Among how many devices a round's noise is divided at most: a cohort, however many devices are there."""
+        """The largest number of devices that a round's noise is divided among: a cohort, whatever takes part."""
         secure = self.secure_spec()
         if secure is not None:
             return secure.honest_devices
@@ -404,7 +404,7 @@ def parse_task(
 
 
 def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
-    """With rounds, clip norm and directions by the method's own rule, where it has one and the file leaves them out."""
+    """Sets rounds, clip norm and directions by the method's own rule, if it has one and the file leaves them out."""
     privacy, rule = task.privacy, find_method(task.method.name).steps
     if rule is None or privacy.epsilon is None or privacy.unit == "record":
         return task

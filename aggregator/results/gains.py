@@ -41,7 +41,7 @@ class Gain:
 
     @classmethod
     def of(cls, gains: Sequence[float]) -> Gain | None:
-        """None of none."""
+        """The mean and its standard error; None for an empty list."""
         if not gains:
             return None
         error = stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None
@@ -159,8 +159,8 @@ def chance(result: Result) -> tuple[float | None, float | None]:
 
 
 def worse_than_alone(result: Result) -> tuple[int, int] | None:
-    """How many devices do worse on their own data than alone, by more than the standard error of their own test, and of
-    how many; None where that was not measured."""
+    """Counts the devices that do worse on their own data than alone, by more than the standard error of their own test,
+    and all measured ones; None if there are none."""
     detail = result.details
     final = final_by_device(detail.accuracy_own_local, len(detail.devices))
     rows = zip(final, detail.local_only_local, detail.local_test_images, strict=False)

@@ -179,7 +179,7 @@ class SeedPoint(Repeated):
 
 
 class TimelineRow(JsonRecord):
-    """When a round ran, in seconds since the run began."""
+    """The time of a round, in seconds since the run began."""
 
     round: Count
     opened_s: float

@@ -13,7 +13,7 @@ RosterBy = Literal["aggregator", "operator", "simulation"]
 
 @dataclass(frozen=True)
 class SumFacts(Checked):
-    """Who could unmask the devices of secure sums.
+    """The parties that could unmask the devices of secure sums.
 
     :param roster_by: `aggregator`: its own list, which nobody else has signed; `operator`: a list that the operator's
         key signed; `simulation`: one machine is the server and all devices.
@@ -25,7 +25,7 @@ class SumFacts(Checked):
     keys_in_folder: tuple[str, ...] | None = None
 
     def or_worse(self, before: SumFacts | None) -> SumFacts:
-        """With what was so at an earlier start of the same run: what was once in the folder may have been used."""
+        """Merges the facts of an earlier start of the same run: a key once in the folder may have been used."""
         if before is None or before.roster_by == "aggregator":
             return before or self
         keys = dict.fromkeys((*(before.keys_in_folder or ()), *(self.keys_in_folder or ())))

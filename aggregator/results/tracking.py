@@ -49,7 +49,7 @@ class Sink(Protocol):
 
 
 def figures_of(run: Path, *, follow: bool = False) -> Iterator[Figures]:
-    """Round by round.
+    """Yields the figures of closed rounds.
 
     :param run: of a simulation or an aggregator, with `events.jsonl`.
     :param follow: wait for more until the run's last round has closed.
@@ -92,7 +92,7 @@ class _OwnMetrics:
         self._answered.add(device)
 
     def means(self, round: int) -> dict[str, float]:
-        """Over the devices that answered since the last call. A device may be some rounds ahead of what is read."""
+        """The means over the devices that answered since the last call. A device may be rounds ahead of the log."""
         for device in sorted(self._answered):
             tail = self._tails.setdefault(device, EventTail(self._folder / device / "metrics.jsonl"))
             for line in tail.read():

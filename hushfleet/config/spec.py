@@ -152,7 +152,7 @@ class ModelSpec(Checked):
 
 @dataclass(frozen=True)
 class SecureSpec(Checked):
-    """How secure sums are made (`hushfleet.secure`).
+    """The parameters of secure sums (`hushfleet.secure`).
 
     :param bits: of a value on the wire; the sum is taken modulo the largest prime that fits.
     :param min_devices: no sum of fewer is ever opened.
@@ -177,7 +177,7 @@ class SecureSpec(Checked):
 
 @dataclass(frozen=True)
 class PrivacySpec(Checked):
-    """How each round's update is protected.
+    """The protection of each round's update.
 
     :param unit: what one unit of privacy is: `device`, the whole update of a device in a round, or `record`, each
         sample of the device's data, with noise on every gradient.
@@ -227,7 +227,7 @@ class PrivacySpec(Checked):
 
 @dataclass(frozen=True)
 class WireSpec(Checked):
-    """How updates travel.
+    """The form in which updates travel.
 
     :param codec: `quantized` (step tied to the noise, entropy-coded), `one-bit` (signs of noised values), `float16` or
         `float32`; `hushfleet.wire.format.forms` says what each costs. `masked` is that of secure sums, and only theirs.

@@ -1,4 +1,4 @@
-"""Which parameters a device's own data makes important: the diagonal of the Fisher information, normalised by parts.
+"""Parameters that are important for a device's own data: the diagonal of the Fisher information, normalised by parts.
 
 FedDPA, FedADDP and DP-FedSim start a parameter from the device's own value where its normalised value is high. With the
 unit `device` all that this decides lies before the clipping and the noise, and the charge covers it.

@@ -1,4 +1,4 @@
-"""How a device trains: the gradient to step along, penalties, the order of parts, and a teacher."""
+"""Local training: the gradient to step along, penalties, the order of parts, and a teacher."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class SelfDistillation:
     weight: float
 
     def teacher(self, context: RoundContext, samples: OwnSamples) -> Teacher | None:
-        """None before the device has a model of its own: then it trains on labels alone."""
+        """The teacher; None before the device has a model of its own: then it trains on labels alone."""
         own = context.state.own
         return None if own is None else Teacher(samples.logits(own), self.weight)
 

@@ -77,7 +77,7 @@ class Head(Personal):
     layers: int = 1
 
     def mask(self, layout: ParamLayout) -> np.ndarray:
-        """Raises `Malformed` where nothing would be left for the backbone."""
+        """The entries of the head. Raises `Malformed` if nothing would be left for the backbone."""
         if self.layers >= len(layout.layers):
             raise Malformed(
                 f"method.head_layers = {self.layers}: must be below the network's {len(layout.layers)} layers"

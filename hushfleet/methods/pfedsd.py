@@ -35,7 +35,7 @@ class PFedSDConfig(TrainingConfig):
 
 @dataclass(frozen=True)
 class DistillationScale(Penalty):
-    """Multiplies the gradient where the device has a teacher: an objective's weights sum to 1, the paper's do not."""
+    """Multiplies the gradient if the device has a teacher: an objective's weights sum to 1, the paper's do not."""
 
     factor: float
 

@@ -149,7 +149,7 @@ def _times(count: int, reference: float) -> str:
 
 
 def seeds(result: Result) -> Section | None:
-    """None where the run was not repeated."""
+    """The repetitions with other seeds; None if there are none."""
     table = seed_table(result)
     lead = (
         "The same run with other seeds: other data on each device, another first model, other noise. * is the run "
@@ -160,7 +160,7 @@ def seeds(result: Result) -> Section | None:
 
 
 def privacy_sweep(result: Result, headline: Headline) -> Section | None:
-    """None where no other noise was tried."""
+    """The repetitions with other noise; None if there are none."""
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
     title, lead = (
         "Accuracy against privacy",
@@ -259,7 +259,7 @@ def _privacy_facts(result: Result, headline: Headline) -> PagePart:
 
 
 def _wraps(result: Result) -> str:
-    """They cost accuracy and never privacy."""
+    """Counts values that wrapped around, which cost accuracy and never privacy."""
     wrapped = [row for row in result.rounds if row.suspected_wraps]
     where = f", in {len(wrapped)} of {len(result.rounds)} rounds" if wrapped else ""
     return f"{sum(row.suspected_wraps for row in wrapped):,}{where}"
@@ -292,7 +292,7 @@ def _by_layer(result: Result, grid: Sequence[Values], title: str, otherwise: str
 
 
 def labels(result: Result) -> Section | None:
-    """None in the field, whose devices do not tell which labels they hold."""
+    """The labels of each device; None in the field, whose devices do not tell them."""
     detail = result.details
     counts = detail.label_counts
     if not counts:

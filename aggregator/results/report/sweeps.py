@@ -16,7 +16,7 @@ DASH = "\N{EN DASH}"
 
 
 def noise_table(result: Result) -> Table:
-    """From the strongest protection to none; the run itself is one of the rows, with an asterisk."""
+    """A row for each noise, from the strongest protection to none; the run itself has an asterisk."""
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
     head = ("noise multiplier", "epsilon_server", "epsilon_release", "common test", "own data", "global", "gain")
     rows = [
@@ -32,7 +32,7 @@ def noise_table(result: Result) -> Table:
 
 
 def seed_table(result: Result) -> Table:
-    """A row a seed, then the mean, the gain's with its standard error over seeds, and the standard deviation."""
+    """A row for each seed, then the mean, the gain's with its standard error over seeds, and the standard deviation."""
     runs, names = (
         result.details.seeds,
         {

@@ -11,7 +11,7 @@ _STYLES = {"better": "green", "worse": "yellow", "nothing": "red", "close": "bri
 
 
 def terminal_table(table: Table, *, title: str) -> TerminalTable:
-    """The same cells; a verdict has its colour."""
+    """Converts a report's table; a verdict keeps its colour."""
     shown = TerminalTable(title=title)
     for n, name in enumerate(table.head):
         shown.add_column(name.replace("_", "_\n"), justify="left" if n < table.names else "right")

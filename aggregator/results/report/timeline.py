@@ -67,7 +67,7 @@ _DONE = {
 
 
 def timeline_section(result: Result) -> Section | None:
-    """None where the result has no timeline, or one in which nothing is to be seen."""
+    """The section; None if the result has no timeline, or nothing happened in it."""
     timeline, boards = result.details.fleet_timeline, result.boards
     if timeline is None or not (timeline.timed or set("".join(timeline.outcomes)) - {"a"}):
         return None
@@ -151,7 +151,7 @@ class Span(NamedTuple):
 
 
 def gantt(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
-    """A row a device, a bar a state. A long run opens at the rounds around the worst."""
+    """A chart with a row for each device and a bar for each state. A long run opens at the rounds around the worst."""
     rounds, rows = timeline.rounds, rows_by_board(timeline, boards)
     start_s, end_s, notes = 0.0, timeline.end_s, []
     if len(rounds) > MOST_GANTT_ROUNDS:
@@ -208,7 +208,7 @@ def gantt(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
 
 
 def time_unit(seconds: float) -> tuple[int, str]:
-    """In what a time axis counts, so that a run's length stays a small number; and the axis's title."""
+    """The unit of a time axis in seconds, with which a run's length is a small number, and the axis's title."""
     unit_s, name = (3600, "hours") if seconds > 3 * 3600 else (60, "minutes") if seconds > 600 else (1, "seconds")
     return unit_s, f"{name} since the run's start"
 
@@ -273,7 +273,7 @@ def _events(marks: Sequence[TimelineMark], places: Mapping[str, int], at: Callab
 
 
 def mark_words(mark: TimelineMark) -> str:
-    """To whom, what, when, and for how long."""
+    """Describes a mark: its target, kind, time and duration."""
     done = _DONE.get(mark.what, (mark.what, mark.what))[mark.target in SERVERS]
     lasted = mark.end_s - mark.start_s
     back = f", undone after {number(lasted)} s" if lasted else ""
@@ -281,7 +281,7 @@ def mark_words(mark: TimelineMark) -> str:
 
 
 def matrix(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
-    """Rounds in columns, devices in rows, what came of it as the cell's colour.
+    """A matrix with rounds in columns and devices in rows; a cell's colour is the outcome.
 
     Columns hold several rounds where there are many, rows are every so many devices.
     """
@@ -346,7 +346,7 @@ def binned_letters(letters: str, binned: int) -> str:
 
 
 def time_by_board(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
-    """A bar a board: the seconds that its devices spend in each state in a mean round."""
+    """A bar for each board: the seconds that its devices spend in each state in a mean round."""
     members: dict[str, list[int]] = {}
     for index, device in enumerate(timeline.devices):
         members.setdefault(boards.get(device, "unknown board"), []).append(index)

@@ -23,7 +23,7 @@ OUTCOME_STATES: dict[str, tuple[Activity, str]] = {
 
 
 def in_words(timeline: FleetTimeline) -> str:
-    """Who was slow, late or away, in one or two sentences."""
+    """Describes in one or two sentences which devices were slow, late or away."""
     counts = Counter("".join(timeline.outcomes))
     asked = sum(counts[letter] for letter in "aldrx")
     troubles = [
@@ -79,7 +79,7 @@ def worst_round(timeline: FleetTimeline) -> int:
 
 
 def worst_in_words(timeline: FleetTimeline, reasons: Mapping[str, str]) -> str:
-    """Which round went worst, and why; empty where none differs from the others.
+    """Names the worst round and the reason; empty if no round differs from the others.
 
     :param reasons: why devices declined, by code.
     """

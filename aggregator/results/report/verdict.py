@@ -134,7 +134,7 @@ def judge(result: Result) -> Headline:
 
 
 def answer(result: Result, headline: Headline) -> str:
-    """Does federating beat training alone?"""
+    """Says whether federating beats training alone."""
     own = "on each device's own kind of data" + (", by the labels that it has" if result.partition == "given" else "")
     tests = ((headline.common, "on the common test set"), (headline.local, own))
     found: dict[Verdict, list[str]] = {}
@@ -214,7 +214,7 @@ def lifetime_answer(result: Result, headline: Headline) -> str:
 
 
 def trust_answer(result: Result) -> str:
-    """Who must be trusted for epsilon_server to hold; empty without noise, which promises nothing."""
+    """Names the parties to trust for epsilon_server to hold; empty without noise, which promises nothing."""
     if not result.noise_multiplier:
         return ""
     trust = trust_of(result)
@@ -270,7 +270,7 @@ def privacy_answer(headline: Headline, *, devices: int) -> str:
 
 
 def trade_answer(result: Result, headline: Headline) -> str:
-    """Is there a gain on the common test set, and more than negligible protection against the server, at once?"""
+    """Says whether a gain on the common test set and more than negligible protection against the server coincide."""
     server, verdict, limit = headline.epsilon_server, headline.common.verdict, NEGLIGIBLE_ABOVE
     if server is None or verdict is None:
         return ""
@@ -317,7 +317,7 @@ def gain_of(point: Repeated) -> Gain:
 
 
 def verdict_of(result: Result, point: Repeated) -> Verdict | None:
-    """A point of a sweep by the same rule as the run itself."""
+    """The verdict on a point of a sweep, by the same rule as for the run itself."""
     reached = point.accuracy_global if result.details.own_heads else point.accuracy_own_common
     images = result.details.common_test_images or 0
     verdict = Comparison(reached, None, chance=chance(result)[0], images=images).verdict

@@ -1,4 +1,4 @@
-"""Numbers as people read them. What was not measured is said so, never shown as 0."""
+"""Formats numbers for people. A missing value is named as not measured, never shown as 0."""
 
 from __future__ import annotations
 
