@@ -87,7 +87,7 @@ def random_teacher(model: Model, size: int, rng: np.random.Generator) -> tuple[n
 def stable_batch(
     reference: TorchGradient, params: np.ndarray, size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, Masks]:
-    """A random batch of samples at which the gradient does not hang on a rounding error.
+    """A random batch of samples at which the gradient does not depend on a rounding error.
 
     At a kink of ReLU or of max-pooling the gradient jumps. A deep network has millions of activations for
     one batch, a few of them closer to a kink than float32 resolves; there two right implementations differ

@@ -155,7 +155,7 @@ class _Masks:
 
 
 class _Masked(nn.Module):
-    """In the place of a dropout module."""
+    """Replaces a dropout module."""
 
     def __init__(self, replaced: Any, masks: _Masks) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ def _made(make: Any, name: str, given: dict[str, Any], seed: int) -> nn.Module:
 def _network(
     module: nn.Module, name: str, classes: int, input_shape: Shape, *, loss: str | None, by_record: bool
 ) -> _Network:
-    """Checked by running it on random samples."""
+    """Makes the network and checks it by running it on random samples."""
     shape = own_shape(input_shape)
     check_parts(module, name, by_record=by_record)
     masks = _Masks()

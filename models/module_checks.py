@@ -44,7 +44,7 @@ _ONLY_MOVES = ("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "clone
 
 
 def check_parts(module: nn.Module, name: str, *, by_record: bool) -> None:
-    """Before it is run. Raises `BadInput`.
+    """Checks the modules before they are run. Raises `BadInput`.
 
     :param by_record: whether the unit of privacy is the record, for which Opacus says what can be trained.
     """

@@ -132,7 +132,7 @@ def _with_open_batch(args: Sequence[Tensor], inputs: Sequence[str]) -> tuple[Ten
 
 
 def _stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Without what a device does not need, and with one name for the batch."""
+    """Removes the parts that a device does not need, and gives the batch one name."""
     without_traces(proto)
     del proto.functions[:]
     batch = next(value for value in proto.graph.input if value.name == "x").type.tensor_type.shape.dim[0].dim_param

@@ -78,5 +78,5 @@ def _to_bytes(graph: onnx.GraphProto) -> None:
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int]:
-    """0 where a size is open."""
+    """The sizes of a value; 0 if a size is open."""
     return [size.dim_value for size in value.type.tensor_type.shape.dim]

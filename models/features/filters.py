@@ -39,7 +39,7 @@ class Filters:
 
     @property
     def size(self) -> int:
-        """How many numbers an image gives."""
+        """The number of features of an image."""
         _, height, width = self.image_shape
         return 2 * FILTERS * (height // 2 - 1) * (width // 2 - 1)
 

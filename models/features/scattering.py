@@ -77,7 +77,7 @@ class Scattering:
 
     @property
     def size(self) -> int:
-        """How many numbers an image gives."""
+        """The number of features of an image."""
         channels, height, width = self.image_shape
         return channels * MAPS * (height // 4) * (width // 4)
 

@@ -1,4 +1,4 @@
-"""Images of nothing in particular, from a fixed seed: features are whitened by them, so that no data set is needed."""
+"""Synthetic images from a fixed seed: features are whitened by them, so that no data set is needed."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Whitening:
 
     @property
     def count(self) -> int:
-        """How many features come out, with the bias."""
+        """The number of features, with the bias."""
         return len(self.scale) + 1
 
     @classmethod

@@ -12,7 +12,7 @@ from hushfleet.models.native.writer import LOGITS, SCRATCH, Writer, function, gr
 
 
 class SinglesWriter(Writer):
-    """In the place of a batch's gradient: `singles_of_slopes`, whose comment says what it takes."""
+    """Writes `singles_of_slopes` instead of a batch's gradient; its comment describes the arguments."""
 
     def parts(self) -> Iterator[str]:
         yield from self._head()

@@ -32,7 +32,7 @@ class Target:
 
 @dataclass(frozen=True)
 class ConvTiles:
-    """How a convolution is cut into tiles.
+    """The tiles of a convolution.
 
     :param rows: of outputs at a time; Winograd's way if they are more than `window`.
     :param pixels: of each row (with Winograd: its tiles), times `vectors` of outputs: the accumulators forward.
@@ -101,7 +101,7 @@ class ConvStage:
 
     @property
     def word(self) -> int:
-        """How many outputs' bits share a word."""
+        """The number of outputs whose bits share a word."""
         return math.gcd(self.outputs, 64)
 
     @property
