@@ -19,7 +19,7 @@ from hushfleet.config.schema import (
     hints,
     unknown,
 )
-from hushfleet.config.spec import Augment, PrivacySpec, Rounds, Step, WireSpec
+from hushfleet.config.spec import Augment, PrivacySpec, Rounds, StepSize, WireSpec
 from hushfleet.config.written import faults
 from hushfleet.data.labels import one_form
 from hushfleet.errors import HushfleetError, Malformed
@@ -389,7 +389,7 @@ class WireSection(WireSpec):
     """
 
     downlink: Literal["difference", "full"] | None = None
-    downlink_step: Step = 0.5
+    downlink_step: StepSize = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,8 +16,7 @@ from typing import Literal
 
 from hushfleet.aggregator.results.result import Result, last_measured
 
-Outcome = Literal["better", "worse", "close"]
-Verdict = Literal["better", "worse", "close", "nothing"]
+GainVerdict = Literal["better", "worse", "close", "nothing"]
 """`nothing`: the model has learned nothing, whatever a gain says."""
 SURE = 2.0
 """A gain of fewer standard errors is too close to call."""
@@ -48,7 +47,7 @@ class Gain:
         return cls(fmean(gains), error, len(gains))
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> GainVerdict:
         if self.standard_error is None or abs(self.mean) < max(SURE * self.standard_error, LEAST_GAIN):
             return "close"
         return "better" if self.mean > 0 else "worse"
@@ -80,7 +79,7 @@ class Comparison:
         return Gain(mean) if spread is None else Gain(mean, spread.standard_error, spread.count)
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> GainVerdict | None:
         """The verdict that the numbers allow; None if there is nothing to compare with."""
         if self.federated is not None and self.chance is not None:
             error = _standard_error(self.chance, self.images) if self.images else 0.0

@@ -54,7 +54,7 @@ RoundNumber = Annotated[int, Meta(ge=0, le=MAX_ROUNDS)]
 Rounds = Annotated[int, Meta(ge=1, le=MAX_ROUNDS)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32, description="32 bytes")]
 ChunkBytes = Annotated[int, Meta(ge=1024, le=1 << 19)]
-Step = Annotated[float, Meta(ge=1e-9, le=16, description="in (0, 16], and at least 1e-9")]
+StepSize = Annotated[float, Meta(ge=1e-9, le=16, description="in (0, 16], and at least 1e-9")]
 _Side = Annotated[int, Meta(ge=1, le=4096)]
 
 
@@ -237,7 +237,7 @@ class WireSpec(Checked):
     """
 
     codec: Form = "quantized"
-    step: Step = 1.0
+    step: StepSize = 1.0
     relative_step: Share = 0.05
     chunk_bytes: ChunkBytes = 60 * 1024
 

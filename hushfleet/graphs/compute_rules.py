@@ -15,8 +15,8 @@ from hushfleet.graphs.node import (
     FLOAT32,
     INT64,
     Call,
-    Given,
     Node,
+    NodeCost,
     Rule,
     Tensor,
     axes_of,
@@ -32,7 +32,7 @@ from hushfleet.graphs.sizes import Size, fixed
 def _elementwise(least: int, kind_of: int | None = None, first: int = 0) -> Rule:
     """:param kind_of: the element type of the output, else that of the input `first`."""
 
-    def rule(call: Call) -> Given:
+    def rule(call: Call) -> NodeCost:
         call.first(least)
         given = [tensor for tensor in call.inputs if tensor is not None]
         kind = call[first].kind if kind_of is None else kind_of
@@ -57,14 +57,14 @@ def _computed(node: Node, given: list[Tensor], kind: int) -> np.ndarray | None:
 def _same(least: int = 1, *, scratch: int = 0) -> Rule:
     """The first input's shape and type; `scratch` is in copies of it."""
 
-    def rule(call: Call) -> Given:
+    def rule(call: Call) -> NodeCost:
         data = call.first(least)[0]
         return one_output(Tensor(data.kind, data.shape), work=4 * data.size, scratch=scratch * data.size)
 
     return rule
 
 
-def _reduce(call: Call) -> Given:
+def _reduce(call: Call) -> NodeCost:
     data, rank = call[0], len(call[0].shape)
     axes = [axis_of(call.number("axis"), rank)] if call.node.operator == "ArgMax" else axes_of(call, rank)
     if not axes:
@@ -76,7 +76,7 @@ def _reduce(call: Call) -> Given:
     return one_output(Tensor(kind, shape), work=data.size, scratch=2 * data.size)
 
 
-def _matmul(call: Call) -> Given:
+def _matmul(call: Call) -> NodeCost:
     a, b = call[0].shape, call[1].shape
     require(bool(a) and bool(b), "it multiplies a single number")
     left = (1, *a) if len(a) == 1 else a
@@ -88,7 +88,7 @@ def _matmul(call: Call) -> Given:
     return one_output(Tensor(call[0].kind, shape), work=work)
 
 
-def _gemm(call: Call) -> Given:
+def _gemm(call: Call) -> NodeCost:
     a, b = call[0].shape, call[1].shape
     require(len(a) == len(b) == 2, f"it multiplies {a} and {b}")
     a, b = a[::-1] if call.number("transA") else a, b[::-1] if call.number("transB") else b
@@ -143,7 +143,7 @@ def _kernel(call: Call, rank: int) -> tuple[tuple[Size, ...], int, list[int]]:
     return weights, groups, kernel
 
 
-def _conv(call: Call) -> Given:
+def _conv(call: Call) -> NodeCost:
     batch, channels, spatial = _image(call)
     weights, groups, kernel = _kernel(call, len(spatial))
     require(channels == weights[1] * groups, f"{channels} channels for {weights}")
@@ -155,7 +155,7 @@ def _conv(call: Call) -> Given:
     return one_output(Tensor(call[0].kind, shape), work=math.prod(shape) * taps, scratch=taps * math.prod(counts))
 
 
-def _conv_transpose(call: Call) -> Given:
+def _conv_transpose(call: Call) -> NodeCost:
     batch, channels, spatial = _image(call)
     rank = len(spatial)
     weights, groups, kernel = _kernel(call, rank)
@@ -175,34 +175,34 @@ def _conv_transpose(call: Call) -> Given:
     return one_output(Tensor(call[0].kind, shape), work=work, scratch=taps * math.prod(spatial))
 
 
-def _pool(call: Call) -> Given:
+def _pool(call: Call) -> NodeCost:
     batch, channels, spatial = _image(call)
     kernel = _per_axis(call, "kernel_shape", len(spatial))
     pads = _per_axis(call, "pads", 2 * len(kernel), default=0, least=0)
     shape = (batch, channels, *_windows(call, spatial, kernel, pads))
     pooled = Tensor(call[0].kind, shape)
     places = (Tensor(INT64, shape),) * (call.results - 1)
-    return Given((pooled, *places), math.prod(shape) * (math.prod(kernel) + len(places)))
+    return NodeCost((pooled, *places), math.prod(shape) * (math.prod(kernel) + len(places)))
 
 
-def _global_pool(call: Call) -> Given:
+def _global_pool(call: Call) -> NodeCost:
     batch, channels, spatial = _image(call)
     return one_output(Tensor(call[0].kind, (batch, channels, *(1 for _ in spatial))), work=call[0].size)
 
 
-def _layer_norm(call: Call) -> Given:
+def _layer_norm(call: Call) -> NodeCost:
     data, _ = call.first(2)
     axis = axis_of(call.number("axis", -1), len(data.shape))
     moments = Tensor(FLOAT32, (*data.shape[:axis], *(1 for _ in data.shape[axis:])))
     outputs = (Tensor(data.kind, data.shape), moments, moments)
-    return Given(outputs[: call.results], 8 * data.size, 2 * data.size)
+    return NodeCost(outputs[: call.results], 8 * data.size, 2 * data.size)
 
 
-def _batch_norm(call: Call) -> Given:
+def _batch_norm(call: Call) -> NodeCost:
     data, scale, *_ = call.first(5)
     moments = Tensor(scale.kind, scale.shape)
     outputs = (Tensor(data.kind, data.shape), moments, moments, moments, moments)
-    return Given(outputs[: call.results], 8 * data.size)
+    return NodeCost(outputs[: call.results], 8 * data.size)
 
 
 def _each(names: str, rule: Rule) -> dict[str, Rule]:

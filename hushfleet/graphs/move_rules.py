@@ -15,7 +15,7 @@ from hushfleet.graphs.node import (
     FLOAT32,
     INT64,
     Call,
-    Given,
+    NodeCost,
     Rule,
     Tensor,
     axes_of,
@@ -38,7 +38,7 @@ def _sizes(tensor: Tensor | None) -> tuple[Size, ...]:
     return tuple(sizes)
 
 
-def _reshape(call: Call) -> Given:
+def _reshape(call: Call) -> NodeCost:
     data, wanted = call[0], listed(call[1], "shape")
     require(len(wanted) <= 8 and all(n >= -1 for n in wanted), f"the shape {wanted[:9]} is not allowed")
     if not call.number("allowzero"):
@@ -55,7 +55,7 @@ def _reshape(call: Call) -> Given:
     return _view(data, tuple(wanted))
 
 
-def _view(data: Tensor, shape: tuple[Size, ...]) -> Given:
+def _view(data: Tensor, shape: tuple[Size, ...]) -> NodeCost:
     return one_output(Tensor(data.kind, shape, None if data.known is None else _reshaped(data.known, shape)))
 
 
@@ -63,7 +63,7 @@ def _reshaped(values: np.ndarray, shape: tuple[Size, ...]) -> np.ndarray:
     return np.asarray(values, object).reshape([fixed(n) for n in shape])
 
 
-def _squeeze(call: Call) -> Given:
+def _squeeze(call: Call) -> NodeCost:
     data = call[0]
     axes = axes_of(call, len(data.shape))
     axes = [i for i, n in enumerate(data.shape) if fixed(n) == 1] if axes is None else axes
@@ -71,7 +71,7 @@ def _squeeze(call: Call) -> Given:
     return _view(data, tuple(n for i, n in enumerate(data.shape) if i not in axes))
 
 
-def _unsqueeze(call: Call) -> Given:
+def _unsqueeze(call: Call) -> NodeCost:
     data = call[0]
     asked = call.numbers("axes")
     asked = fixed_list(call.get(1), "axes") if asked is None else asked
@@ -82,21 +82,21 @@ def _unsqueeze(call: Call) -> Given:
     return _view(data, tuple(1 if i in axes else next(rest) for i in range(rank)))
 
 
-def _flatten(call: Call) -> Given:
+def _flatten(call: Call) -> NodeCost:
     shape, axis = call[0].shape, call.number("axis", 1)
     require(-len(shape) <= axis <= len(shape), f"its axis {axis} is not one of {len(shape)}")
     axis += len(shape) if axis < 0 else 0
     return _view(call[0], (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
-def _transpose(call: Call) -> Given:
+def _transpose(call: Call) -> NodeCost:
     shape, order = call[0].shape, call.numbers("perm")
     order = list(range(len(shape)))[::-1] if order is None else order
     require(sorted(order) == list(range(len(shape))), f"its order {order} is none of {len(shape)} axes")
     return one_output(Tensor(call[0].kind, tuple(shape[i] for i in order)))
 
 
-def _concat(call: Call) -> Given:
+def _concat(call: Call) -> NodeCost:
     inputs, first = call.first(len(call.inputs)), call[0].shape
     axis = axis_of(call.number("axis"), len(first))
     for tensor in inputs:
@@ -110,14 +110,14 @@ def _concat(call: Call) -> Given:
     return one_output(Tensor(call[0].kind, shape, known))
 
 
-def _expand(call: Call) -> Given:
+def _expand(call: Call) -> NodeCost:
     return one_output(Tensor(call[0].kind, broadcast([call[0].shape, _sizes(call[1])])))
 
 
 _ALL = (1 << 31) - 1  # as an end: more than any axis has
 
 
-def _slice(call: Call) -> Given:
+def _slice(call: Call) -> NodeCost:
     data, rank = call[0], len(call[0].shape)
     starts, stops = fixed_list(call[1], "starts"), listed(call[2], "ends")
     axes = axes_of(call, rank, place=3)
@@ -143,7 +143,7 @@ def _places(size: int, start: int, stop: int, step: int) -> range:
     return range(min(max(start, 0), max(high, 0)), min(max(stop, low), high), step) if size else range(0)
 
 
-def _split(call: Call) -> Given:
+def _split(call: Call) -> NodeCost:
     data = call[0]
     axis, count = axis_of(call.number("axis"), len(data.shape)), call.results
     size = fixed(data.shape[axis])
@@ -155,10 +155,10 @@ def _split(call: Call) -> Given:
         require(sizes[-1] > 0, f"it splits {size} into {count}")
     require(len(sizes) == count and sum(sizes) == size and min(sizes) >= 0, f"it splits {size} into {sizes[:9]}")
     shapes = [(*data.shape[:axis], part, *data.shape[axis + 1 :]) for part in sizes]
-    return Given(tuple(Tensor(data.kind, shape) for shape in shapes), data.size)
+    return NodeCost(tuple(Tensor(data.kind, shape) for shape in shapes), data.size)
 
 
-def _gather(call: Call) -> Given:
+def _gather(call: Call) -> NodeCost:
     data, indices = call[0], call[1]
     axis = axis_of(call.number("axis"), len(data.shape))
     known = None
@@ -169,12 +169,12 @@ def _gather(call: Call) -> Given:
     return one_output(Tensor(data.kind, (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]), known))
 
 
-def _gather_elements(call: Call) -> Given:
+def _gather_elements(call: Call) -> NodeCost:
     require(len(call[0].shape) == len(call[1].shape), "its inputs differ in rank")
     return one_output(Tensor(call[0].kind, call[1].shape))
 
 
-def _gather_nd(call: Call) -> Given:
+def _gather_nd(call: Call) -> NodeCost:
     data, indices, batch = call[0].shape, call[1].shape, call.number("batch_dims")
     require(bool(indices) and 0 <= batch < min(len(data), len(indices)), "its ranks do not fit")
     depth = fixed(indices[-1])
@@ -182,13 +182,13 @@ def _gather_nd(call: Call) -> Given:
     return one_output(Tensor(call[0].kind, (*indices[:-1], *data[batch + depth :])))
 
 
-def _scatter(call: Call) -> Given:
+def _scatter(call: Call) -> NodeCost:
     data, indices, updates = call[0], call[1], call[2]
     # A kernel copies the indices, as 64-bit numbers; they count as two elements each.
     return one_output(Tensor(data.kind, data.shape), work=indices.size + updates.size, scratch=2 * indices.size)
 
 
-def _pad(call: Call) -> Given:
+def _pad(call: Call) -> NodeCost:
     data, pads = call[0], fixed_list(call[1], "pads")
     require(bool(data.shape), "it pads a single number")  # which ONNX Runtime fails to run
     axes = axes_of(call, len(data.shape), place=3)
@@ -205,17 +205,17 @@ def _pad(call: Call) -> Given:
 # what makes values
 
 
-def _shape_of(call: Call) -> Given:
+def _shape_of(call: Call) -> NodeCost:
     rank = len(call[0].shape)
     sizes = call[0].shape[slice(call.number("start"), call.number("end", rank))]
     return one_output(Tensor(INT64, (len(sizes),), followed(list(sizes))))
 
 
-def _size_of(call: Call) -> Given:
+def _size_of(call: Call) -> NodeCost:
     return one_output(Tensor(INT64, (), followed(call[0].size)))
 
 
-def _constant(call: Call) -> Given:
+def _constant(call: Call) -> NodeCost:
     value, ints, number = call.tensor("value"), call.numbers("value_ints"), call.node.attributes.get("value_int")
     if value is not None:
         return one_output(value)
@@ -228,12 +228,12 @@ def _constant(call: Call) -> Given:
     return one_output(Tensor(FLOAT32, () if floats is None else (len(floats),)))
 
 
-def _constant_of_shape(call: Call) -> Given:
+def _constant_of_shape(call: Call) -> NodeCost:
     value = call.tensor("value")
     return one_output(Tensor(FLOAT32 if value is None else value.kind, _sizes(call[0])))
 
 
-def _range(call: Call) -> Given:
+def _range(call: Call) -> NodeCost:
     require(all(tensor.size == 1 for tensor in call.first(len(call.inputs))), "its bounds are not single numbers")
     start, stop, step = (listed(call[place], "bounds")[0] for place in range(3))
     if start == 0 and step == 1:  # then the end may be the batch
@@ -243,13 +243,13 @@ def _range(call: Call) -> Given:
     return one_output(Tensor(call[0].kind, (max(0, -((fixed(start) - fixed(stop)) // by)),)))  # len() has a limit
 
 
-def _cast(call: Call) -> Given:
+def _cast(call: Call) -> NodeCost:
     kind = call[1].kind if call.node.operator == "CastLike" else call.number("to")
     known = call[0].known if kind in (6, INT64) else None
     return one_output(Tensor(kind, call[0].shape, known))
 
 
-def _identity(call: Call) -> Given:
+def _identity(call: Call) -> NodeCost:
     return one_output(call[0])
 
 

@@ -33,7 +33,7 @@ class Tensor(NamedTuple):
         return math.prod(self.shape)
 
 
-class Given(NamedTuple):
+class NodeCost(NamedTuple):
     """The outputs of an operator, and their cost.
 
     :param work: multiply-adds, or steps of another kind.
@@ -98,7 +98,7 @@ class Call:
         return value
 
 
-Rule = Callable[[Call], Given]
+Rule = Callable[[Call], NodeCost]
 
 
 def require(condition: bool, reason: str) -> None:
@@ -110,9 +110,9 @@ def require(condition: bool, reason: str) -> None:
 # what several rules need
 
 
-def one_output(tensor: Tensor, *, work: Size = 0, scratch: Size = 0) -> Given:
+def one_output(tensor: Tensor, *, work: Size = 0, scratch: Size = 0) -> NodeCost:
     """The cost of an operator with one output, which must be written at least."""
-    return Given((tensor,), work + tensor.size, scratch)
+    return NodeCost((tensor,), work + tensor.size, scratch)
 
 
 def broadcast(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:

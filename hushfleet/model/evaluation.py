@@ -21,7 +21,7 @@ class Evaluation(NamedTuple):
     loss: float
 
 
-class Outcomes(NamedTuple):
+class Evaluations(NamedTuple):
     """The result of each sample: `correct` bool `[n]`, `losses` float64 `[n]`."""
 
     correct: np.ndarray
@@ -32,8 +32,8 @@ class Outcomes(NamedTuple):
             return Evaluation(float("nan"), float("nan"))
         return Evaluation(float(self.correct.mean()), float(self.losses.mean()))
 
-    def take(self, indices: np.ndarray) -> Outcomes:
-        return Outcomes(self.correct[indices], self.losses[indices])
+    def take(self, indices: np.ndarray) -> Evaluations:
+        return Evaluations(self.correct[indices], self.losses[indices])
 
 
 LogitsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -45,7 +45,7 @@ def evaluate(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) 
     return evaluate_each(logits_of, params, samples).mean()
 
 
-def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> Outcomes:
+def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> Evaluations:
     """The same for every sample, for means over parts of a test set."""
     objective = samples.targets.objective(CROSS_ENTROPY)
     correct, losses = np.empty(len(samples), bool), np.empty(len(samples))
@@ -55,7 +55,7 @@ def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamp
         part = slice(first, first + len(batch))
         losses[part], _ = objective.loss_and_cotangent(logits, batch.y)
         correct[part] = samples.targets.right(logits, batch.labels)
-    return Outcomes(correct, losses)
+    return Evaluations(correct, losses)
 
 
 def accuracies_on_parts(

@@ -114,7 +114,7 @@ class LocalRound:
         return Trained(context, end, own, loss, *rest)
 
 
-class Step(NamedTuple):
+class BatchStep(NamedTuple):
     """One batch of an executor.
 
     :param rows: which clients still train: the first ones of every array, or all of one client.
@@ -128,14 +128,14 @@ class Step(NamedTuple):
 class Executor(Protocol):
     """The machine that runs one local training."""
 
-    def steps(self) -> Iterator[Step]: ...
+    def steps(self) -> Iterator[BatchStep]: ...
 
     def optimizer(self) -> Optimizer: ...
 
     def move(self, optimizer: Optimizer, params: Array, gradient: Array, entries: Entries) -> None:
         """One step of `params [..., d]`, in place, on `entries` alone."""
 
-    def count_loss(self, step: Step, loss: Any) -> None:
+    def count_loss(self, step: BatchStep, loss: Any) -> None:
         """Notes a batch's mean loss."""
 
 
@@ -217,7 +217,7 @@ class OneClient:
         optimizer.step(self.step[entries.span], gradient)
         params[entries.span] += self.step[entries.span]
 
-    def count_loss(self, step: Step, loss: float) -> None:
+    def count_loss(self, step: BatchStep, loss: float) -> None:
         count = int(step.batch.sizes)
         self.loss_sum += loss * count
         self.seen += count
@@ -227,14 +227,14 @@ class OneClient:
         """Mean per sample."""
         return self.loss_sum / max(self.seen, 1)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[BatchStep]:
         count, out = len(self.samples), np.empty(self.round.method.layout.size, np.float32)
         plan, done = list(epochs(count, self.config, self.record)), 0
         for epoch, batches in enumerate(plan):
             for indices in drawn_batches(count, self.config.batch_size, batches, self.record, self.rng):
                 if self.on_batch:
                     self.on_batch(done, sum(plan))
-                yield Step(epoch, ..., self._batch(indices, out))
+                yield BatchStep(epoch, ..., self._batch(indices, out))
                 done += 1
 
     def _batch(self, indices: np.ndarray, out: np.ndarray) -> Batch:

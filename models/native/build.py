@@ -92,7 +92,7 @@ def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | 
 
 
 def _load_cached(path: Path) -> ctypes.CDLL | None:
-    """Loads a cached library; None if there is none, or it cannot be loaded, as from a folder that forbids execution."""
+    """Loads a cached library; None if it is missing or cannot be loaded, as from a folder that forbids execution."""
     if read_cached(path) is not None:  # loaders do not mind the digest after a library's end
         with contextlib.suppress(OSError):
             return ctypes.CDLL(str(path))

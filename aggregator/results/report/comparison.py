@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table as TerminalTable
 
-from hushfleet.aggregator.results.gains import Comparison, Gain, Verdict
+from hushfleet.aggregator.results.gains import Comparison, Gain, GainVerdict
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.page import Cell, Table
 from hushfleet.aggregator.results.report.terminal import terminal_table
@@ -125,7 +125,7 @@ def _gain(seeds: Sequence[Comparison]) -> Gain | None:
     return Gain.of([each.gain.mean for each in seeds if each.gain])
 
 
-def _verdict(seeds: Sequence[Comparison]) -> Verdict | None:
+def _verdict(seeds: Sequence[Comparison]) -> GainVerdict | None:
     verdicts, gain = {each.verdict for each in seeds}, _gain(seeds)
     if len(seeds) == 1 or gain is None or "nothing" in verdicts:
         return "nothing" if "nothing" in verdicts else seeds[0].verdict

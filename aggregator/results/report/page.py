@@ -49,7 +49,7 @@ class Plot:
 
 
 class Cell(str):
-    """A cell of a table or a tile's number in a class of the style sheet: `open`, or a `Verdict`."""
+    """A cell of a table or a tile's number in a class of the style sheet: `open`, or a `GainVerdict`."""
 
     css: str
 

@@ -16,7 +16,7 @@ from statistics import fmean
 from hushfleet.aggregator.results.gains import (
     Comparison,
     Gain,
-    Verdict,
+    GainVerdict,
     chance,
     common_test,
     own_data,
@@ -30,13 +30,13 @@ from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, guess_rate, protection
 from hushfleet.privacy.terms import TRUST, Trust
 
-_VERBS: dict[Verdict, str] = {
+_VERBS: dict[GainVerdict, str] = {
     "better": "beats training alone",
     "worse": "is worse than training alone",
     "close": "is too close to training alone to call",
     "nothing": "has learned nothing",
 }
-VERDICTS: dict[Verdict | None, str] = {
+VERDICTS: dict[GainVerdict | None, str] = {
     "better": "better than alone",
     "worse": "worse than alone",
     "close": "too close to call",
@@ -137,7 +137,7 @@ def answer(result: Result, headline: Headline) -> str:
     """Says whether federating beats training alone."""
     own = "on each device's own kind of data" + (", by the labels that it has" if result.partition == "given" else "")
     tests = ((headline.common, "on the common test set"), (headline.local, own))
-    found: dict[Verdict, list[str]] = {}
+    found: dict[GainVerdict, list[str]] = {}
     for each, where in tests:
         if each.verdict is not None:
             found.setdefault(each.verdict, []).append(_found(each, where))
@@ -316,7 +316,7 @@ def gain_of(point: Repeated) -> Gain:
     return Gain(point.gain_over_local_only or 0.0, point.gain_standard_error)
 
 
-def verdict_of(result: Result, point: Repeated) -> Verdict | None:
+def verdict_of(result: Result, point: Repeated) -> GainVerdict | None:
     """The verdict on a point of a sweep, by the same rule as for the run itself."""
     reached = point.accuracy_global if result.details.own_heads else point.accuracy_own_common
     images = result.details.common_test_images or 0

@@ -47,7 +47,7 @@ from hushfleet.simulator.engines.vmap.replay import ReplayedGradient
 from hushfleet.training.batch import Batch, NoisedBatch
 from hushfleet.training.draws import Inputs, epochs
 from hushfleet.training.entries import Entries
-from hushfleet.training.local_round import LocalRound, Step, Trained, train_vector
+from hushfleet.training.local_round import BatchStep, LocalRound, Trained, train_vector
 from hushfleet.training.optim import Optimizer
 from hushfleet.training.own_samples import LoadedSamples
 
@@ -326,11 +326,11 @@ class _ManyClients:
             gradient *= entries.mask[: len(gradient)]
         optimizer.step(params, gradient)
 
-    def count_loss(self, step: Step, loss: Tensor) -> None:
+    def count_loss(self, step: BatchStep, loss: Tensor) -> None:
         self._loss_sums[step.rows] += loss.double() * step.batch.sizes
         self._seen[step.rows] += step.batch.sizes
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[BatchStep]:
         for cohort in self._batches:
             rows = slice(cohort.active)
             gradient = self._trainer.replayed or self._trainer.gradient
@@ -338,7 +338,7 @@ class _ManyClients:
             if self._mechanisms:
                 noises = [each.member.noise for each in self._group[rows]]
                 batch = NoisedBatch(batch, self._mechanisms[rows], noises, self._total[rows])
-            yield Step(cohort.epoch, rows, batch)
+            yield BatchStep(cohort.epoch, rows, batch)
 
 
 def _trainings(method: TaskMethod) -> list[tuple[Sgd, bool]]:
