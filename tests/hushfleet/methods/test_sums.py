@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 from hushfleet.config.spec import PrivacySpec, SecureSpec
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import METHODS, make_method
+from hushfleet.methods.hush import FirstPrior
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig
+from hushfleet.methods.personal import Head, Personal
 from hushfleet.methods.stages import ClipWhole, Gaussian, KeepLargest, Transform
 from hushfleet.methods.state import RoundContext, RoundTerms
 from hushfleet.methods.sums import check_sums
@@ -89,3 +92,16 @@ def test_noise_is_left_to_the_ring() -> None:
     release = method.release(context, update, SeededNoise(0, 0, 0))
     np.testing.assert_allclose(release.values, update * 2.0 / np.linalg.norm(update), rtol=1e-5)
     np.testing.assert_allclose(release.noise_stds, 2.0 * 8.9)
+
+
+def test_with_records_a_derived_choice_of_entries_is_not_taken_for_its_base() -> None:
+    record, sgd = replace(PRIVACY, unit="record"), TrainingConfig(optimizer="sgd", local_steps=1)
+    for personal in (Personal(), FirstPrior()):
+        check_sums(Method(personal), record, sgd)
+
+    class Derived(FirstPrior):
+        """May look at what the device has of its own."""
+
+    for personal in (Derived(), Head()):
+        with pytest.raises(PrivacyError, match="gradients may not see what a device has of its own"):
+            check_sums(Method(personal), record, sgd)
