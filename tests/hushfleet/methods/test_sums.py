@@ -99,7 +99,7 @@ def test_with_records_a_derived_choice_of_entries_is_not_taken_for_its_base() ->
     for personal in (Personal(), FirstPrior()):
         check_sums(Method(personal), record, sgd)
 
-    class Derived(FirstPrior):
+    class Derived(Personal):
         """May look at what the device has of its own."""
 
     for personal in (Derived(), Head()):
