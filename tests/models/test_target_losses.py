@@ -53,10 +53,10 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return export
 
 
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize(("kind", "outputs"), [("binary", 3), ("squared", 1), ("huber", 3)])
 @settings(max_examples=15, deadline=None)
-@given(batch=st.integers(1, 9), outputs=st.sampled_from([1, 3]), seed=st.integers(0, 2**32 - 1))
-def test_single_gradients(graphs: Any, kind: Any, batch: int, outputs: int, seed: int) -> None:
+@given(batch=st.integers(1, 9), seed=st.integers(0, 2**32 - 1))
+def test_single_gradients(graphs: Any, kind: Any, outputs: int, batch: int, seed: int) -> None:
     model, rng, objective = made(outputs), np.random.default_rng(seed), Objective(kind)
     params = rng.standard_normal(model.layout.size, np.float32)
     x, y, masks = random_batch(model, batch, rng, objective)
