@@ -1,4 +1,4 @@
-"""What each board of a fleet has spent, kept beside the register for the day on which its card is lost.
+"""Charges of each board of a fleet, kept beside the register for the day on which its card is lost.
 
 The board's own ledger is what counts, and it is gone with the card. So the aggregator notes a round for every board
 that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a
@@ -26,7 +26,7 @@ BEFORE_TRAINING = frozenset({"budget", "memory", "no-data", "no-privacy", "graph
 
 
 class ChargeBook:
-    """Of the run of `engine`."""
+    """Charges of the run of `engine`."""
 
     def __init__(self, register: DeviceRegister, engine: RoundEngine) -> None:
         self._register, self._engine = register, engine

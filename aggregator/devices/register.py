@@ -118,7 +118,7 @@ class DeviceRegister(SqliteFile):
     # devices
 
     def devices(self) -> list[KnownDevice]:
-        """By id."""
+        """Returns all entries, by id."""
         return [_known(row) for row in self.rows(f"{_SELECT} ORDER BY id")]
 
     def device(self, device: str) -> KnownDevice | None:
@@ -190,7 +190,7 @@ class DeviceRegister(SqliteFile):
     # what was spent
 
     def note_charges(self, task: str, round: int, charges: Mapping[str, bytes], *, certain: bool) -> None:
-        """Of each device, its packed `Charge`.
+        """Notes the packed `Charge` of each device.
 
         :param certain: what it has spent indeed; else what it may have spent, which never replaces what is there.
         """
@@ -202,7 +202,7 @@ class DeviceRegister(SqliteFile):
             )
 
     def drop_charges(self, task: str, round: int, devices: Iterable[str]) -> None:
-        """Of devices that have said, before they trained, that they would not."""
+        """Drops the charges of devices that have said, before they trained, that they would not."""
         with self.transaction():
             self.write_all(
                 "DELETE FROM charges WHERE id = ? AND task = ? AND round = ?",

@@ -70,7 +70,7 @@ class EarlyChunks:
         self._all_bytes += cost
 
     def take(self, device: str, offer: Offer) -> list[Chunk]:
-        """What is held of an update that is offered now; whatever else is held of the device is dropped."""
+        """Returns the chunks that are held of an update that is offered now, and drops all others of the device."""
         held = self._held.get(device, {})
         self.drop(device)
         return [chunk for chunk in held.values() if (chunk.digest, chunk.size) == (offer.digest, offer.size)]
@@ -153,11 +153,11 @@ class Transfers:
 
     @property
     def due_at(self) -> float:
-        """When `gaps` may have something to say; inf without transfers."""
+        """Time at which `gaps` may have something to say; inf without transfers."""
         return max(self._look_at, self._looked_at + LOOK_EVERY_S) if self._open else float("inf")
 
     def gaps(self, *, now: float) -> list[tuple[str, Missing]]:
-        """Whom to tell what is missing; each is told later and later until something comes."""
+        """Returns devices to be told their missing chunks, with growing pauses until something comes."""
         told = []
         is_time = now >= self.due_at
         if is_time:

@@ -21,7 +21,7 @@ _MAY_COME_AGAIN = ("store-full", "state-unknown")
 
 
 class Uploads:
-    """What is on its way to the engine.
+    """Updates on their way to the engine.
 
     :param refusals: counts the updates that are refused.
     :param clock: monotonic seconds.

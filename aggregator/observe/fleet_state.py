@@ -1,4 +1,4 @@
-"""Where a fleet stands, gathered from the run's events: what a display shows and a timeline records.
+"""The state of a fleet, gathered from the run's events: displays show it and timelines record it.
 
 The aggregator sees little of a device: that it is there (`presence`), that it trains, that it begins to send
 (`offer`), and the answer to its update. A device's state follows from these and from its part in the open round:

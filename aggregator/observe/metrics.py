@@ -1,4 +1,4 @@
-"""What a round is worth in numbers, and what each device has spent against each of the two adversaries."""
+"""Metrics of a round, and what each device has spent against each of the two adversaries."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def privacy_tables(
 
 
 class _Spent:
-    """What one device was charged so far.
+    """Charges of one device so far.
 
     :param first: its first charge.
     """

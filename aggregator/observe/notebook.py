@@ -1,4 +1,4 @@
-"""What a run says in a notebook: one display that is redrawn, where a terminal has lines and a panel."""
+"""A run in a notebook: one display that is redrawn, where a terminal has lines and a panel."""
 
 from __future__ import annotations
 

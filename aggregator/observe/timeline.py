@@ -269,7 +269,7 @@ def _scenario_marks(scenario: Iterable[Event], clock: _Clock) -> list[TimelineMa
 
 
 def _without_repetitions(marks: list[TimelineMark]) -> list[TimelineMark]:
-    """By time, and of devices the first `MOST_DEVICE_MARKS` only.
+    """Sorts marks by time, and keeps the first `MOST_DEVICE_MARKS` of devices only.
 
     The scenario is exact about the servers, so what the log noticed of the same crash is left out.
     """

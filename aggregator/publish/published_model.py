@@ -18,7 +18,7 @@ from hushfleet.wire.format.difference import EncodedDifference, params_digest
 
 
 class NextModel(NamedTuple):
-    """What may be published next.
+    """A model that may be published next.
 
     :param target: the model float32 `[d]` that was aimed at, before the difference to it was rounded.
     :param published: the model and the vectors behind it, float32.
@@ -77,7 +77,7 @@ class PublishedModel:
 
     @property
     def vectors(self) -> dict[str, np.ndarray]:
-        """What is published with it, float32 `[d]`, by name."""
+        """Vectors that are published with the model, float32 `[d]`, by name."""
         return self.vectors_of(self.published)
 
     def vectors_of(self, published: np.ndarray) -> dict[str, np.ndarray]:

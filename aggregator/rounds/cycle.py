@@ -51,7 +51,7 @@ class RoundCycle:
         self._roster, self._charges = roster, charges
         self._retry_close_at = self._retry_open_at = 0.0
         self._announce_at = math.inf
-        self._said = ""  # why no round opens
+        self._open_error = ""  # why no round opens
         self._clock, self._idle_since = clock, clock()
         self.finished_at: float | None = None
 
@@ -132,12 +132,12 @@ class RoundCycle:
         try:
             engine.open_round(self._present, roster=self._current_roster())
         except (StoreError, BadInput) as error:
-            if str(error) != self._said:  # it may last for days, as where the operator has a roster to sign
+            if str(error) != self._open_error:  # it may last for days, as where the operator has a roster to sign
                 log.error("the next round cannot be opened yet: %s", error)
-            self._said = str(error)
+            self._open_error = str(error)
             self._idle_since, self._retry_open_at = now, now + RETRY_S
             return False
-        self._said = ""
+        self._open_error = ""
         # the operator may not have signed a roster yet without the devices that are locked out: nobody waits for them
         engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
         self._log.note("round_open", **open_fields(engine))

@@ -1,4 +1,4 @@
-"""What the aggregator must not forget, in one SQLite file beside the checkpoints of the global model.
+"""The aggregator's durable state, in one SQLite file beside the checkpoints of the global model.
 
 Everything that an accepted update changes is one transaction, and so is the end of a round, so after
 `kill -9` at any point the store shows the state before or after a step, never between.
@@ -221,11 +221,11 @@ class AggregatorStore(SqliteFile):
         return [DeviceRow(*row) for row in self.rows(f"{_SELECT_DEVICE} ORDER BY id")]
 
     def add_device(self, device: str, *, public_key: bytes, board: str = "", session: int = -1) -> None:
-        """One of `add_devices`."""
+        """Adds one device, as `add_devices` does."""
         self.write(_ADD_DEVICE, (device, public_key, board, session))
 
     def add_devices(self, rows: Iterable[tuple[str, bytes, str, int]], *, replaced: Collection[str] = ()) -> None:
-        """Ids, keys, boards and sessions, in one transaction.
+        """Adds devices (ids, keys, boards and sessions) in one transaction.
 
         Of a device that is there with this key only board and session are brought up to date. With another key it is
         another device: what was held of the former one is dropped.
@@ -245,7 +245,7 @@ class AggregatorStore(SqliteFile):
         return None if row is None else row[0]
 
     def put_public_state(self, device: str, *, digest: bytes, state: bytes) -> None:
-        """Of a device that `add_device` has made known."""
+        """Stores the public state of a device that `add_device` has made known."""
         self.write("UPDATE devices SET public_digest = ?, public_state = ? WHERE id = ?", (digest, state, device))
 
     # rounds
@@ -359,7 +359,7 @@ class AggregatorStore(SqliteFile):
         self.write("INSERT INTO answers VALUES (?, ?, ?, ?, ?)", (round, device, digest, len(data), data))
 
     def answer_digest(self, round: int, device: str) -> bytes | None:
-        """Of the answer that was accepted, also after the round was closed."""
+        """Returns the SHA-256 of the answer that was accepted, also after the round was closed; None without one."""
         row = self.row("SELECT digest FROM answers WHERE round = ? AND device = ?", (round, device))
         return None if row is None else row[0]
 

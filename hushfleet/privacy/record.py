@@ -63,7 +63,7 @@ class RecordMechanism:
             check_record_bound(self.clip_norm)
 
     def charge(self) -> Charge:
-        """What one round costs, against the server as against anybody else."""
+        """Returns the cost of one round, against the server as against anybody else."""
         return Charge(
             unit="record",
             adjacency=RECORD_ADJACENCY,

@@ -49,7 +49,7 @@ class CommitteeRule:
 def committee_rule(
     cohort: int, *, honest_fraction: float, roster: int | None = None, drop_out: float = DROP_OUT
 ) -> CommitteeRule:
-    """For a cohort of so many devices.
+    """Returns the rule for a cohort of so many devices.
 
     :param honest_fraction: of the devices in the roster, at least.
     :param roster: how many devices it has; None: as many as the cohort.

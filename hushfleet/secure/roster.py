@@ -32,7 +32,7 @@ _FIRST_FORMAT = {"devices", "keys", "signature"}
 
 @dataclass(frozen=True)
 class RosterContent(Checked):
-    """What an operator is asked to sign.
+    """The content that an operator is asked to sign.
 
     :param devices: ids, rising.
     :param keys: the Ed25519 public key of each, 32 bytes, one after the other.
@@ -69,7 +69,7 @@ class RosterContent(Checked):
 
     @property
     def content(self) -> RosterContent:
-        """What an operator was asked to sign, without what was settled with the signature."""
+        """The content that an operator was asked to sign, without what was settled with the signature."""
         return RosterContent(**{each.name: getattr(self, each.name) for each in fields(RosterContent)})
 
     @property
@@ -99,7 +99,7 @@ class RosterContent(Checked):
 
 @dataclass(frozen=True)
 class Roster(RosterContent):
-    """What boards are given: `RosterContent.signed` makes it, or `of`, where nobody but the aggregator vouches for it.
+    """The roster that boards get: `RosterContent.signed` makes it, or `of`, where only the aggregator vouches for it.
 
     :param number: rises with each roster that an operator signs; of a list that is to be signed: at which it was
         written; else 0.
@@ -151,7 +151,7 @@ class Roster(RosterContent):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the roster for people."""
         if not self.signature:
             return "a roster that no operator has signed"
         return f"roster {self.number} of {time.strftime('%Y-%m-%d', time.gmtime(self.date))}"

@@ -131,7 +131,7 @@ class _Composition:
 
     @cached_property
     def _nodes(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """For each pair: steps, log weights and losses at the nodes of a quadrature."""
+        """Steps, log weights and losses of each pair at the nodes of a quadrature."""
         nodes = []
         for (pair, count), (low, high) in zip(self.history, self._ends, strict=True):
             s, q = pair.noise_multiplier, pair.sample_rate

@@ -12,7 +12,7 @@ from hushfleet.errors import NotFinite
 
 
 class Coding(NamedTuple):
-    """What both sides know before the values are read.
+    """Facts that both sides know before the values are read.
 
     :param counts: number of values in each layer, in order; their sum is k.
     :param steps: the header's number for each layer; empty for a codec without steps.

@@ -33,7 +33,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class DifferenceHeader(Checked):
-    """What a difference is between.
+    """Header of a difference: the two models that it is between.
 
     :param round: the round whose close made `result` of `base`.
     :param base: SHA-256 of the model that it is applied to, float32 `[d]` as it travels.
@@ -150,7 +150,7 @@ def _of_changed(values: np.ndarray, counts: Sequence[int], steps: Sequence[float
 
 
 def _changed(counts: Sequence[int], steps: Sequence[float]) -> dict[str, Any]:
-    """What the codec is told of the layers that changed."""
+    """Returns the codec's arguments for the layers that changed."""
     changed = [place for place, step in enumerate(steps) if step]
     return {"counts": [counts[place] for place in changed], "steps": [steps[place] for place in changed]}
 

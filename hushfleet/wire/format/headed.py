@@ -13,7 +13,7 @@ HEAD_BYTES = _HEAD.size
 
 
 def headed(magic: bytes, version: int, header: bytes | memoryview) -> bytes:
-    """What a blob with this header begins with. Raises `TooLarge`."""
+    """Returns the beginning of a blob with this header. Raises `TooLarge`."""
     _check_length(len(header), magic)
     return _HEAD.pack(magic, version, 0, len(header)) + header
 

@@ -36,8 +36,8 @@ from hushfleet.wire.format.topics import NAME_RULE, Name, is_name
 MAGIC = b"HF"
 VERSION = 3
 FLEET_VERSION = 2
-"""Of the messages by which boards enrol, say how they are and ask for a release: a board of an earlier version must
-still be heard, and be offered the release that it lacks."""
+"""Version of the messages of enrolment, health and releases: a board of an earlier version must still be heard, and be
+offered the release that it lacks."""
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_COHORT = 4096
 MAX_CONTROLS = 16
@@ -92,7 +92,7 @@ class TaskNotice(Checked):
 
 
 class DifferenceRef(NamedTuple):
-    """Where the difference between two global models is to be had (`hushfleet.wire.format.difference`).
+    """Reference to the difference between two global models (`hushfleet.wire.format.difference`).
 
     :param base: the first 8 bytes of the SHA-256 of the model that it is applied to.
     :param digest: SHA-256 of the blob.
@@ -273,7 +273,7 @@ class Ask(Checked):
 
 @dataclass(frozen=True)
 class Known(Checked):
-    """What the aggregator knows of a device: the answer to its `Ask`.
+    """The answer to an `Ask`: the aggregator's knowledge of a device.
 
     :param epoch: of the aggregator.
     :param nonce: of the `Ask`, so that no earlier answer can be given for this one.

@@ -31,7 +31,7 @@ class LinkDown(NamedTuple):
 
 
 class Will(NamedTuple):
-    """What the broker publishes (retained, QoS 1) when the connection dies without a goodbye."""
+    """Message that the broker publishes (retained, QoS 1) when the connection dies without a goodbye."""
 
     topic: str
     payload: bytes

@@ -1,4 +1,4 @@
-"""What the owner of an MQTT link and the link's thread share, behind one lock.
+"""State that the owner of an MQTT link and the link's thread share, behind one lock.
 
 The owner puts orders in and takes events out; the thread does the reverse. Nothing here touches the network.
 """
@@ -164,7 +164,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def down(self, reason: str) -> None:
-        """What was in flight is forgotten: the application asks for what did not arrive."""
+        """Drops what was in flight: the application asks for what did not arrive."""
         with self._changed:
             self._up = self._accepted = False
             self._generation += 1

@@ -18,9 +18,9 @@ from dataclasses import replace
 from hushfleet.errors import BadInput, TooLarge
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Connection, ConnectOptions, Timing
+from hushfleet.wire.link.connection_errors import explained, explained_silence
 from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES, LinkEvent, Will, check_filter
 from hushfleet.wire.link.mailbox import Mailbox, Publish
-from hushfleet.wire.link.words import words_of, words_of_silence
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class MqttLink:
         # of each recent connection that ended at once, the largest payload the broker did not acknowledge
         self._short_lives: list[int] = []
         self._unanswered = 0  # connections in a row that were made, and at which no login was answered
-        self._port_words = ""
+        self._port_reason = ""
 
     def open(self) -> None:
         if self._thread is not None:
@@ -144,7 +144,7 @@ class MqttLink:
             reason = connection.serve()
             was_made = True
         except OSError as error:
-            reason = words_of(error, self.address)
+            reason = explained(error, self.address)
         except Exception as error:  # paho raises a few kinds of its own; none may end the thread
             log.exception("unexpected error in the link's thread")
             reason = f"the connection to {self.address} failed: {type(error).__name__}: {error}"
@@ -158,8 +158,8 @@ class MqttLink:
         """Why logins are not answered, where it is known; asked once, at the second of them in a row."""
         self._unanswered = 0 if connection.was_refused else self._unanswered + 1
         if self._unanswered == 2:
-            self._port_words = words_of_silence(self.address)
-        return self._port_words if self._unanswered >= 2 else ""
+            self._port_reason = explained_silence(self.address)
+        return self._port_reason if self._unanswered >= 2 else ""
 
     def _shorten(self, connection: Connection) -> str:
         """Many routers forget a connection on which nothing was sent for a while (NAT), and drop what comes later
@@ -175,7 +175,7 @@ class MqttLink:
         )
 
     def _diagnosis(self, connection: Connection) -> str:
-        """What it means that connection after connection ends as soon as it is made."""
+        """Explains that connection after connection ends as soon as it is made."""
         self._unanswered = 0
         # once two devices take the connection from each other, each waits ever longer, and the other lives as long
         is_known = len(self._short_lives) == SHORT_LIVES

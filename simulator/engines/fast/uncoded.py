@@ -14,6 +14,7 @@ from hushfleet.wire.format.forms import codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import (
     EncodedUpdate,
+    UpdateFormat,
     UpdateHeader,
     payload_digest,
     read_coded,
@@ -24,7 +25,7 @@ from hushfleet.wire.format.update import (
 _PLACE_BYTES = 4
 
 
-class UncodedUpdates:
+class UncodedUpdates(UpdateFormat):
     """FOR SIMULATION ONLY: values as the aggregator would decode them, in files that each round writes anew.
 
     :param folder: of the files.
