@@ -76,10 +76,12 @@ class EarlyChunks:
         return [chunk for chunk in held.values() if (chunk.digest, chunk.size) == (offer.digest, offer.size)]
 
     def drop(self, device: str) -> None:
+        """Drops what is held of a device."""
         self._held.pop(device, None)
         self._all_bytes -= self._bytes.pop(device, 0)
 
     def clear(self) -> None:
+        """Drops everything."""
         self._held.clear()
         self._bytes.clear()
         self._all_bytes = 0
@@ -188,6 +190,7 @@ class Transfers:
         self._early.drop(device)
 
     def clear(self) -> None:
+        """Drops all transfers, the queue and what came early."""
         self._early.clear()
         self._open.clear()
         self._queue.clear()

@@ -176,7 +176,7 @@ class FleetDisplay:
         )
 
     def _devices(self) -> RenderableType:
-        """How many are in which state; and who, in a small fleet."""
+        """Formats how many devices are in which state, with their names in a small fleet."""
         states = self.state.states()
         counts = Counter(states.values())
         present, devices = len(states) - counts["lost"], max(self.state.device_count, len(states))

@@ -55,6 +55,7 @@ class RoundSummary:
     suspected_wraps: int = 0
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values, for the store and the log."""
         return asdict(self)
 
 
@@ -81,7 +82,7 @@ def eq20_bytes(shared: Sequence[int], size: int) -> float:
 def privacy_tables(
     store: AggregatorStore, rounds: Iterable[float], *, delta: float, accountant: Accountant = "exact"
 ) -> list[dict[str, PrivacyRow]]:
-    """After each of these rounds, a row for every device that was charged by then, by id. Charges are read once.
+    """Returns, after each of these rounds, a row for every device that was charged by then, by id.
 
     `epsilon_server` is over every accepted round, or what the device itself reported, if that is more (a
     device also counts updates that were never accepted). `epsilon_release` is over those of them that are closed.

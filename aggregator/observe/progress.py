@@ -1,4 +1,4 @@
-"""Nothing long is silent: a line that redraws itself on a terminal, and in a file or a pipe one every ten seconds."""
+"""Progress of long work: a line that redraws itself on a terminal; in a file or a pipe, one every ten seconds."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ def _described(work: Work) -> str:
 
 
 def format_time(seconds: float) -> str:
+    """Formats seconds: `34 s`, `12 min`, `2.5 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

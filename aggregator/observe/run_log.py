@@ -60,6 +60,7 @@ class RunLog:
             self.note("link", state=state)
 
     def presence(self, device: str, state: str, *, board: str = "") -> None:
+        """Notes the presence of a device where it has changed."""
         if self._states.get(device) != state:
             self._states[device] = state
             self.note("presence", device=device, state=state, board=board)

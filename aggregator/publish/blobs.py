@@ -103,7 +103,7 @@ class ChunkServer:
 
     @property
     def due_at(self) -> float:
-        """When there is something to send; inf if nothing was asked for."""
+        """Time of the next chunk; inf if nothing was asked for."""
         return min((each.due_at for each in self._passes.values()), default=math.inf)
 
     def frames(self, *, now: float, limit: int) -> Iterator[Frame]:

@@ -21,7 +21,7 @@ class _Offered(NamedTuple):
 
 
 class Differences:
-    """Those that are offered to devices, oldest first; together they are smaller than one model.
+    """Differences that are offered to devices, oldest first; together they are smaller than one model.
 
     :param full_bytes: of a whole model.
     """

@@ -1,4 +1,4 @@
-"""How precisely a new global model is given to devices: by a step that is tied to the noise that it carries."""
+"""The precision of a published global model: its step is tied to the noise that it carries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the task file to all that a run needs: the package for the devices, the graphs, the first model."""
+"""Makes all that a run needs of a task file: the package for the devices, the graphs, the first model."""
 
 from __future__ import annotations
 

@@ -81,6 +81,7 @@ class PublishedModel:
         return self.vectors_of(self.published)
 
     def vectors_of(self, published: np.ndarray) -> dict[str, np.ndarray]:
+        """Splits the vectors, float32 `[d]` each, from what was published."""
         parts = published.reshape(-1, self._layout.size)[1:]
         return dict(zip(self._vectors, parts, strict=True))
 
@@ -135,7 +136,7 @@ class PublishedModel:
             self.differences.write(following.difference)
 
     def advance(self, round: int, following: NextModel) -> None:
-        """It is the current one, now that the transaction is committed."""
+        """Makes a model the current one, once the transaction is committed."""
         if following.digest != self.digest:
             self.differences.advance(following.difference)
         self._set(following.published, following.digest)

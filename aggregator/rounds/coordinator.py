@@ -123,8 +123,8 @@ class Coordinator:
     # the loop
 
     def run(self, stop: threading.Event | None = None, *, linger_s: float = LINGER_S) -> None:
-        """Until devices were told that the task has finished, and for `linger_s` none has asked for the final model, or
-        until `stop` is set."""
+        """Runs until devices were told that the task has finished and none has asked for the final model for `linger_s`
+        seconds, or until `stop` is set."""
         self.start()
         try:
             while not (stop is not None and stop.is_set()):
@@ -224,7 +224,7 @@ class Coordinator:
         self._refusals.add(device if listed else None, code, str(error))
 
     def _warn_of_version(self, device: str, error: OtherVersion) -> None:
-        """Once for each name, and for so many of them as anyone may invent."""
+        """Warns once for each name, and of `MAX_WARNED` names at most, since anyone may invent more."""
         if device not in self._other_versions and len(self._other_versions) < MAX_WARNED:
             self._other_versions.add(device)
             log.warning("%s cannot take part: %s", device, error)
@@ -247,7 +247,7 @@ class Coordinator:
         return key
 
     def _settle_births(self) -> None:
-        """Presence, of accepted devices only."""
+        """Notes the presence of accepted devices."""
         try:
             births = self.enrolment.settle()
         except StoreError as error:

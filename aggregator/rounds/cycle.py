@@ -1,4 +1,4 @@
-"""One round after the other: opened when enough devices are present, announced, closed when it is over."""
+"""The cycle of rounds: each is opened when enough devices are present, announced, and closed when it is over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("hushfleet.aggregator")
 
 
 class RoundCycle:
-    """Drives the engine; what it says of rounds is announced through the outbox.
+    """Drives the engine and announces its rounds through the outbox.
 
     :param present: who is, at every moment; kept by the caller.
     :param on_closed: told of SHA-256 of the blobs that devices need no more, before the log has the closed round.
@@ -80,12 +80,12 @@ class RoundCycle:
             self.finished_at = self._clock()
 
     def expect(self, devices: Iterable[str]) -> None:
-        """Before these devices are told that they may train. Raises `StoreError`; then they are not told."""
+        """Notes charges before devices are told that they may train. Raises `StoreError`; then they are not told."""
         if self._charges is not None:
             self._charges.expect(devices)
 
     def declined(self, device: str, code: str) -> None:
-        """It will send no update in the open round."""
+        """Takes back the charge of a device that will send no update in the open round."""
         if self._charges is not None:
             try:
                 self._charges.declined(device, code)

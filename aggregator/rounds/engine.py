@@ -98,6 +98,7 @@ class RoundEngine:
 
     @property
     def global_digest(self) -> bytes:
+        """SHA-256 of what devices get as the current model."""
         return self.model.digest
 
     @property
@@ -117,10 +118,12 @@ class RoundEngine:
 
     @property
     def closed_rounds(self) -> int:
+        """Number of closed rounds."""
         return self._progress.closed_rounds
 
     @property
     def finished(self) -> bool:
+        """Whether no further round will open."""
         return self._progress.finished
 
     @property
@@ -292,6 +295,7 @@ class RoundEngine:
         self.responses.lost(device, now=self._monotonic())
 
     def back(self, device: str) -> None:
+        """Notes that a lost device is connected again."""
         self.responses.back(device)
 
     def exclude(self, *devices: str) -> None:

@@ -38,10 +38,12 @@ class Outbox:
         self._publish(self.topics.server, self._state(state), retain=True)
 
     def task(self, task: str, package: BlobRef) -> None:
+        """Publishes the id and the package of the task, retained."""
         notice = TaskNotice(task, package.digest, package.size, self.epoch)
         self._publish(self.topics.task, notice, retain=True)
 
     def round(self, plan: RoundPlan) -> None:
+        """Publishes the plan of a round, retained."""
         self._publish(self.topics.round, replace(plan, epoch=self.epoch), retain=True)
 
     def frame(self, frame: Frame) -> None:

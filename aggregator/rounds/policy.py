@@ -58,7 +58,7 @@ def rises_no_more(accuracies: Sequence[float | None], patience: int) -> bool:
 
 
 class ClosingRule:
-    """Who is still expected in the open round, and whether waiting for them is worth it.
+    """The rule of who is still expected in the open round, and whether waiting for them is worth it.
 
     :param rules: of the task.
     :param least_ready: how many devices a next round needs, see `least_devices`.
@@ -137,6 +137,7 @@ class ClosingRule:
         self._waiting |= new
 
     def accept(self, device: str) -> None:
+        """Counts an accepted update, or answer."""
         self.accepted += 1
         self._waiting.discard(device)
 
@@ -158,6 +159,7 @@ class ClosingRule:
         self._gone.setdefault(device, now)
 
     def back(self, device: str) -> None:
+        """Notes that a lost device is connected again."""
         self._gone.pop(device, None)
 
     def decide(self, now: float, *, ready: int) -> Decision:

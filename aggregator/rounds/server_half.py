@@ -50,6 +50,7 @@ class ServerHalf:
 
 
 def server_state_to_bytes(state: ServerArrays) -> bytes:
+    """Packs the server half's named arrays as an .npz file."""
     out = io.BytesIO()
     arrays: dict[str, Any] = dict(state)
     np.savez(out, **arrays)

@@ -82,7 +82,7 @@ class LedgerView:
         raise NotImplementedError
 
     def rounds_charged(self, task: str | None = None) -> int:
-        """In how many (task, round) pairs something was released."""
+        """Number of (task, round) pairs in which something was released."""
         return len({(entry.task, entry.round) for entry in self.entries(task)})
 
     def unit(self, task: str | None = None, *, extra: Charge | None = None) -> str:
@@ -221,7 +221,7 @@ class Ledger(LedgerView):
             raise LedgerError(f"round {round} of task {task!r} could not be charged: {error}") from error
 
     def entries(self, task: str | None = None) -> list[LedgerEntry]:
-        """All entries in the order of writing, or those of one task, from a verified chain."""
+        """Returns all entries in the order of writing, or those of one task, from a verified chain."""
         try:
             count, head = self._head()
             rows = self._connection.execute("SELECT * FROM privacy_ledger ORDER BY seq").fetchall()
@@ -269,7 +269,7 @@ def epsilon_server_of(
 
 
 def rounds_left(charges: Sequence[Charge], following: Charge, *, delta: float, limit: float, at_most: int) -> int:
-    """How many more rounds that each cost `following` stay within `limit`; those above `at_most` are not counted."""
+    """Returns how many more rounds, each of cost `following`, stay within `limit`; `at_most` is the most it counts."""
 
     def fits(rounds: int) -> bool:
         more = replace(following, steps=following.steps * rounds)

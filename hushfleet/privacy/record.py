@@ -117,7 +117,7 @@ def check_record_bound(bound: float) -> None:
 
 
 def gradients_factor(gradients_per_batch: int) -> float:
-    """How many times less noise than each of its gradients has a batch's whole release has, over its sensitivity."""
+    """Returns the factor by which the noise multiplier of one gradient exceeds that of a batch's whole release."""
     return math.sqrt(gradients_per_batch)
 
 

@@ -70,7 +70,7 @@ _ROOM = 1e-6
 
 @dataclass(frozen=True)
 class Scale:
-    """How fine a ring is: a function of public numbers, none of them in units of the values.
+    """The resolution of a ring: a function of public numbers, none of them in units of the values.
 
     :param steps: of the grid in a clip norm.
     :param bound: Delta^2, a whole number: no rounded update has a larger square norm; with records, what one of them
@@ -169,7 +169,7 @@ def least_bits(
 
 
 class Ring:
-    """Between clipped values and integers modulo a prime.
+    """Converts between clipped values and integers modulo a prime.
 
     :param prime: of the field.
     :param clip_norm: C, the most that what is protected changes a device's values by.
@@ -234,7 +234,7 @@ class Ring:
         return summed
 
     def suspected_wraps(self, total: np.ndarray) -> int:
-        """How many values lie beyond 6 of the 6.5 deviations that fit: of honest sums, hardly ever one.
+        """Counts the values beyond 6 of the 6.5 deviations that fit; honest sums hardly ever have one.
 
         A normal value lies there with a probability of 2e-9, and wraps around with one of 8e-11.
         """

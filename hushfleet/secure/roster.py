@@ -74,7 +74,7 @@ class RosterContent(Checked):
 
     @property
     def honest_devices(self) -> int:
-        """How many of the devices are honest, at least."""
+        """Least number of honest devices."""
         return len(self.devices) - corrupt_devices(len(self.devices), honest_fraction=self.honest_fraction)
 
     def signed(
@@ -94,6 +94,7 @@ class RosterContent(Checked):
         return replace(unsigned, signature=operator.sign(unsigned._signed_bytes()))
 
     def key(self, index: int) -> bytes:
+        """Returns the public key of the device with this index, 32 bytes."""
         return self.keys[KEY_BYTES * index : KEY_BYTES * (index + 1)]
 
 
@@ -143,6 +144,7 @@ class Roster(RosterContent):
         return roster
 
     def to_bytes(self) -> bytes:
+        """Packs the roster; `from_bytes` is the inverse."""
         return pack(self)
 
     def digest(self) -> bytes:

@@ -1,4 +1,4 @@
-"""One round's secure sum, as a device, a committee member and the aggregator see it: who takes part, and their keys."""
+"""The secure sum of one round for device, committee member and aggregator: who takes part, and their keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From noise to epsilon and back.
+"""Conversion of noise to epsilon and back.
 
 Pure functions of numbers, NumPy only, so that a board computes the very figures that the aggregator prints. Two
 accountants, both upper bounds:

@@ -1,4 +1,4 @@
-"""How blobs with a header begin: two bytes of magic, version, 0, u32 header length, header (msgpack)."""
+"""The beginning of blobs with a header: two bytes of magic, version, 0, u32 header length, header (msgpack)."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class DifferenceRef(NamedTuple):
 
 @dataclass(frozen=True)
 class SecurePlan(Checked):
-    """How a round's secure sum is made: who takes part follows from these, whatever the size of the fleet.
+    """The parameters of a round's secure sum: they determine who takes part, whatever the size of the fleet.
 
     :param roster: the blob that lists devices and keys (`hushfleet.secure.roster`).
     :param rate: with which probability a device of the roster is in the cohort; who is follows from the task, the round
@@ -166,7 +166,7 @@ class RoundPlan(Checked):
         require(together < self.global_bytes, "differences", together, f"below global_bytes = {self.global_bytes}")
 
     def differences_from(self, held: Collection[bytes]) -> tuple[DifferenceRef, ...] | None:
-        """Those that lead to the global model from one of the blobs in `held`, the fewest; None if none do.
+        """Returns the fewest differences that lead from a blob in `held` to the global model; None if none do.
 
         :param held: SHA-256 of each blob that there is. Empty differences: the global model is among them.
         """
@@ -382,7 +382,7 @@ def _head_and_body(message: Message) -> bytes:
 
 
 def _context(federation: str) -> bytes:
-    """Before what is signed. A name has no zero byte, so no two federations sign the same bytes for anything."""
+    """Returns the prefix of signed bytes. A name has no zero byte, so no two federations sign the same bytes."""
     return b"hushfleet " + federation.encode() + b"\0"
 
 

@@ -89,15 +89,19 @@ class Topics:
         return f"{self.prefix}/blob/{digest.hex()}"
 
     def state(self, device: str) -> str:
+        """Topic of a device's presence, retained."""
         return f"{self._client(device)}/up/state"
 
     def msg(self, device: str) -> str:
+        """Topic of a device's messages."""
         return f"{self._client(device)}/up/msg"
 
     def chunk(self, device: str) -> str:
+        """Topic of the chunks that a device sends."""
         return f"{self._client(device)}/up/chunk"
 
     def down(self, device: str) -> str:
+        """Topic of the messages to a device."""
         return f"{self._client(device)}/down"
 
     # between a board and the fleet service
@@ -111,9 +115,11 @@ class Topics:
         return f"{self.prefix}/enrol/{check_name(device, 'the device id')}/down"
 
     def renewal(self, device: str) -> str:
+        """Topic on which a board asks for a new certificate."""
         return f"{self._client(device)}/up/enrol"
 
     def health(self, device: str) -> str:
+        """Topic of a board's health."""
         return f"{self._client(device)}/up/health"
 
     def wants(self, device: str) -> str:
@@ -121,7 +127,7 @@ class Topics:
         return f"{self._client(device)}/up/wants"
 
     def fleet(self, device: str) -> str:
-        """From the fleet service to one board."""
+        """Topic of the messages from the fleet service to one board."""
         return f"{self._client(device)}/fleet"
 
     def release(self, digest: bytes) -> str:

@@ -134,7 +134,7 @@ class MqttLink:
                 mailbox.down("the link's thread ended, which is a defect; open a new link")
 
     def _one_connection(self) -> tuple[str, float]:
-        """The reason of its end, and the seconds that it lived."""
+        """Runs one connection; returns the reason of its end, and the seconds that it lived."""
         try:
             connection = Connection(self._options, self._mailbox)
         except BadInput as error:  # a TLS file vanished since this link was made; it may come back
@@ -155,15 +155,14 @@ class MqttLink:
         return reason, connection.lived_s
 
     def _asked_port(self, connection: Connection) -> str:
-        """Why logins are not answered, where it is known; asked once, at the second of them in a row."""
+        """Explains why logins are not answered, if it is known; asks the port once, at the second of them in a row."""
         self._unanswered = 0 if connection.was_refused else self._unanswered + 1
         if self._unanswered == 2:
             self._port_reason = explained_silence(self.address)
         return self._port_reason if self._unanswered >= 2 else ""
 
     def _shorten(self, connection: Connection) -> str:
-        """Many routers forget a connection on which nothing was sent for a while (NAT), and drop what comes later
-        without a word. So something is sent more often, once that may have happened."""
+        """Sends more often once a router (NAT) may have forgotten the idle connection and dropped what came later."""
         before = self._options.keepalive_s
         after = min(before, max(LEAST_KEEPALIVE_S, before // 3))
         if not connection.went_silent or after == before:
