@@ -117,7 +117,7 @@ def bits_of(update: Update, step: float, wire: WireSpec) -> Figures:
     """The coded values alone, without header and signature, against their entropy."""
     header, sent = update.header_for(wire), np.empty_like(update.values)
     key = header.dither_key
-    coded = quantized.encode_values(update.values, counts=update.counts, steps=header.steps, dither_key=key, sent=sent)
+    coded = quantized.encode_values(update.values, header.coding(update.counts), sent)
     scale = np.repeat(np.asarray(header.steps, np.float32), update.counts).astype(np.float64)
     levels = np.rint(sent / scale + quantized.dither(key, sent.size)).astype(np.int64)  # back from x' = (q - u) * step
     limit = entropy_bytes(levels, update.counts)

@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
             sums_of,
             view_of,
         )
-        from hushfleet.aggregator.config.task import LEAST_SHARE
+        from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
         from hushfleet.privacy.accounting.epsilon import check_delta
         from hushfleet.privacy.adversaries import multipliers
         from hushfleet.privacy.adversaries import noise_multiplier as noise_multiplier_of

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.sections import (
@@ -23,8 +23,9 @@ from hushfleet.aggregator.config.sections import (
     WireSection,
     is_path,
 )
+from hushfleet.aggregator.config.secure_sums import check_task, spec_of
 from hushfleet.config.schema import Checked, Count, from_plain, hints, read_file, to_plain, unknown
-from hushfleet.config.spec import MAX_SECURE_ROUNDS, PrivacySpec, SecureSpec
+from hushfleet.config.spec import PrivacySpec, SecureSpec
 from hushfleet.config.toml_text import without_none
 from hushfleet.config.written import faults, with_lines
 from hushfleet.errors import BadInput, Malformed, PrivacyError
@@ -36,14 +37,10 @@ from hushfleet.model.losses import find_loss
 from hushfleet.model.targets import Targets
 from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
-from hushfleet.privacy.ring import least_bits
-from hushfleet.secure.committee import least_honest
-from hushfleet.secure.field import PRIMES
 from hushfleet.wire.format.forms import codec_of
 from hushfleet.wire.format.topics import Name
 
 RECORD_DELTA = 1e-5
-LEAST_SHARE = 0.9  # of a cohort, without which a secure sum is not opened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +59,11 @@ class Task(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._complete_sums()
         secure = self.privacy.accounting == "secure"
+        if secure:
+            self._complete_sums()
+        elif self.wire.codec == "masked":
+            raise ValueError('wire.codec = "masked" belongs to privacy.accounting = "secure"')
         self.round.check(self.data.devices, honest_fraction=self.privacy.honest_fraction if secure else None)
         self._check_epsilon()
         self._check_loss()
@@ -80,26 +80,10 @@ class Task(Checked):
         return plain
 
     def _complete_sums(self) -> None:
-        """Checks the requirements of secure sums, and derives the settings that the file leaves open."""
-        secure, codec = self.privacy.accounting == "secure", self.wire.codec
-        if not secure:
-            if codec == "masked":
-                raise ValueError('wire.codec = "masked" belongs to privacy.accounting = "secure"')
-            return
-        if codec not in ("masked", WireSection().codec):
-            raise ValueError(f'wire.codec = {codec!r}: secure sums have their own, "masked"; leave it out')
-        if self.round.aggregation != "mean":
-            raise ValueError(f"round.aggregation = {self.round.aggregation!r}: of a secure sum there is only the mean")
-        if self.privacy.reading != "user-level":
-            raise ValueError(f"privacy.reading = {self.privacy.reading!r}: with secure sums every round counts in full")
-        if math.isinf(self.privacy.clip_norm):
-            raise ValueError("privacy.clip_norm = inf: must be finite for sums of whole numbers")
-        least = self.round.min_updates
-        if least == 1:
-            cohort, rate = self.cohort_size, self.sampling_rate
-            least = max(2, math.ceil(LEAST_SHARE * (cohort - 3 * math.sqrt(cohort * (1 - rate))) - 1e-9))
+        """Adds what follows from secure sums where the file says nothing."""
+        min_updates = check_task(self)
         object.__setattr__(self, "wire", replace(self.wire, codec="masked"))
-        object.__setattr__(self, "round", replace(self.round, min_updates=least))
+        object.__setattr__(self, "round", replace(self.round, min_updates=min_updates))
         try:
             check_sums(self.parts(), self._some_privacy(), self.method.config())
         except (PrivacyError, BadInput) as error:
@@ -125,39 +109,13 @@ class Task(Checked):
         return self.cohort_size / self.data.devices
 
     def secure_spec(self, *, noise_multiplier: float = 0.0, size: int | None = None) -> SecureSpec | None:
-        """The specification of secure sums; None with another accounting.
+        """Returns the specification of secure sums; None with another accounting.
 
-        :param size: values in an update, which say how many bits each takes; None: 32, whatever there are.
-
-        Raises `PrivacyError` where no honest devices are left, or no ring is fine enough.
+        Parameters and errors are those of `secure_sums.spec_of`.
         """
         if self.privacy.accounting != "secure":
             return None
-        if self.round.rounds > MAX_SECURE_ROUNDS:
-            raise PrivacyError(
-                f"round.rounds = {self.round.rounds}: with secure sums {MAX_SECURE_ROUNDS} at most, since a round's "
-                "number draws its committee, and whoever runs the rounds could choose among them"
-            )
-        least, fraction = self.round.min_updates, self.privacy.honest_fraction
-        most = math.ceil(self.cohort_size + 6 * math.sqrt(self.cohort_size * (1 - self.sampling_rate)))
-        honest = least_honest(least, devices=self.data.devices, honest_fraction=fraction, drawn=most)
-        if honest == 0:
-            raise PrivacyError(
-                f"a sum of round.min_updates = {least} of {self.data.devices} devices, of which a share of "
-                f"privacy.honest_fraction = {fraction:g} is honest, may have no honest one: ask for larger sums"
-            )
-        bits: Literal[16, 24, 32] = 32
-        if size is not None:
-            records = self.method.config().batch_size if self.privacy.unit == "record" else 0
-            bits = least_bits(
-                PRIMES,
-                noise_multiplier=noise_multiplier,
-                honest_devices=honest,
-                devices=most,
-                size=size,
-                records=records,
-            )
-        return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
+        return spec_of(self, noise_multiplier=noise_multiplier, size=size)
 
     @property
     def targets(self) -> Targets:

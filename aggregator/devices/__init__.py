@@ -1,1 +1,1 @@
-"""Who may take part."""
+"""The register of devices that may take part."""

@@ -1,4 +1,4 @@
-"""What each board of a fleet has spent, kept beside the register for the day on which its card is lost.
+"""Charges of each board of a fleet, kept beside the register for the day on which its card is lost.
 
 The board's own ledger is what counts, and it is gone with the card. So the aggregator notes a round for every board
 that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a
@@ -22,11 +22,11 @@ from hushfleet.config.schema import pack
 from hushfleet.privacy.mechanism import Charge
 
 BEFORE_TRAINING = frozenset({"budget", "memory", "no-data", "no-privacy", "graph", "paused", "busy"})
-"""Declines after which nothing was committed: whoever says so has spent nothing."""
+"""Declines after which nothing was committed, so that the device has spent nothing."""
 
 
 class ChargeBook:
-    """Of the run of `engine`."""
+    """Charges of the run of `engine`."""
 
     def __init__(self, register: DeviceRegister, engine: RoundEngine) -> None:
         self._register, self._engine = register, engine
@@ -36,7 +36,7 @@ class ChargeBook:
             self.closed(engine.closed_rounds)  # a kill may have come between
 
     def expect(self, devices: Iterable[str]) -> None:
-        """These may train in the open round from now on, as far as they are in its cohort. Raises `StoreError`."""
+        """Notes that those of these devices that are in the cohort may train in the open round. Raises `StoreError`."""
         plan = self._engine.plan
         if plan is None or plan.phase != "open":
             return
@@ -52,12 +52,12 @@ class ChargeBook:
         self._told.update(told)
 
     def declined(self, device: str, code: str) -> None:
-        """The store has noted that the device will send no update in the open round. Raises `StoreError`."""
+        """Takes back the charge of a device that declined before it trained. Raises `StoreError`."""
         if code in BEFORE_TRAINING:
             self._take_back(self._round, {device})
 
     def closed(self, round: int) -> None:
-        """The round is closed. Raises `StoreError`; it may be called again."""
+        """Notes what a closed round has charged. Raises `StoreError`; it may be called again."""
         store = self._engine.store
         spent = {row.device: pack(_charge(row)) for row in store.charges(round)}
         self._register.note_charges(self._engine.spec.task, round, spent, certain=True)

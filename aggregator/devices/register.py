@@ -124,7 +124,7 @@ class DeviceRegister(SqliteFile):
     # devices
 
     def devices(self) -> list[KnownDevice]:
-        """Gives all, by id."""
+        """Returns all entries, by id."""
         return [_known(row) for row in self.rows(f"{_SELECT} ORDER BY id")]
 
     def device(self, device: str) -> KnownDevice | None:

@@ -70,16 +70,18 @@ class EarlyChunks:
         self._all_bytes += cost
 
     def take(self, device: str, offer: Offer) -> list[Chunk]:
-        """What is held of an update that is offered now; whatever else is held of the device is dropped."""
+        """Returns the chunks that are held of an update that is offered now, and drops all others of the device."""
         held = self._held.get(device, {})
         self.drop(device)
         return [chunk for chunk in held.values() if (chunk.digest, chunk.size) == (offer.digest, offer.size)]
 
     def drop(self, device: str) -> None:
+        """Drops what is held of a device."""
         self._held.pop(device, None)
         self._all_bytes -= self._bytes.pop(device, 0)
 
     def clear(self) -> None:
+        """Drops everything."""
         self._held.clear()
         self._bytes.clear()
         self._all_bytes = 0
@@ -153,11 +155,11 @@ class Transfers:
 
     @property
     def due_at(self) -> float:
-        """When `gaps` may have something to say; inf without transfers."""
+        """Time at which `gaps` may have something to say; inf without transfers."""
         return max(self._look_at, self._looked_at + LOOK_EVERY_S) if self._open else float("inf")
 
     def gaps(self, *, now: float) -> list[tuple[str, Missing]]:
-        """Whom to tell what is missing; each is told later and later until something comes."""
+        """Returns devices to be told their missing chunks, with growing pauses until something comes."""
         told = []
         is_time = now >= self.due_at
         if is_time:
@@ -188,6 +190,7 @@ class Transfers:
         self._early.drop(device)
 
     def clear(self) -> None:
+        """Drops all transfers, the queue and what came early."""
         self._early.clear()
         self._open.clear()
         self._queue.clear()

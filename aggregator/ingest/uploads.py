@@ -21,7 +21,7 @@ _MAY_COME_AGAIN = ("store-full", "state-unknown")
 
 
 class Uploads:
-    """What is on its way to the engine.
+    """Updates on their way to the engine.
 
     :param refusals: counts the updates that are refused.
     :param clock: monotonic seconds.
@@ -37,7 +37,7 @@ class Uploads:
 
     @property
     def due_at(self) -> float:
-        """When `gaps` may have something to say, in seconds of the clock."""
+        """Time at which `gaps` may have something to say, in seconds of the clock."""
         return self._transfers.due_at
 
     def offer(self, device: str, offer: Offer) -> CheckedUpdate | None:

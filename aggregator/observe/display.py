@@ -23,7 +23,7 @@ from rich.text import Text
 
 from hushfleet.aggregator.observe.fleet_state import RunState
 from hushfleet.aggregator.observe.notebook import NotebookConsole
-from hushfleet.aggregator.observe.progress import Heartbeat, time_in_words
+from hushfleet.aggregator.observe.progress import Heartbeat, format_time
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.gains import Comparison
 from hushfleet.aggregator.results.report import page
@@ -141,7 +141,7 @@ class FleetDisplay:
             parts = [
                 f"round {self.state.round}/{self.state.rounds} goes on",
                 ", ".join(f"{count} {name}" for name, count in counts.most_common()),
-                *([] if not left else [f"about {time_in_words(left)} left"]),
+                *([] if not left else [f"about {format_time(left)} left"]),
             ]
         return " | ".join(parts)
 
@@ -176,7 +176,7 @@ class FleetDisplay:
         )
 
     def _devices(self) -> RenderableType:
-        """How many are in which state; and who, in a small fleet."""
+        """Formats how many devices are in which state, with their names in a small fleet."""
         states = self.state.states()
         counts = Counter(states.values())
         present, devices = len(states) - counts["lost"], max(self.state.device_count, len(states))

@@ -67,6 +67,7 @@ class EventLog:
         self._file.flush()
 
     def close(self) -> None:
+        """Closes the file; later writes raise `StoreError`."""
         self._file.close()
 
     def __enter__(self) -> Self:

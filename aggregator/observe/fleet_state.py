@@ -1,4 +1,4 @@
-"""Where a fleet stands, gathered from the run's events: what a display shows and a timeline records.
+"""The state of a fleet, gathered from the run's events: displays show it and timelines record it.
 
 The aggregator sees little of a device: that it is there (`presence`), that it trains, that it begins to send
 (`offer`), and the answer to its update. A device's state follows from these and from its part in the open round:
@@ -55,11 +55,12 @@ class SeenDevice:
 
     @property
     def is_open(self) -> bool:
-        """An answer is still expected."""
+        """Whether an answer is still expected."""
         return self.part in ("asked", "working", "offered")
 
     @property
     def is_there(self) -> bool:
+        """Whether the device is connected, as far as the events say."""
         return self.presence in ("ready", "training")
 
     def derived(self) -> Activity:
@@ -92,13 +93,13 @@ class Fleet:
         return device
 
     def _changed(self, device: SeenDevice) -> None:
-        """Before a device's state becomes another."""
+        """Is called before a device's state changes."""
 
     def _opened(self) -> None:
-        """After a round has opened, before its cohort is asked."""
+        """Is called after a round has opened, before its cohort is asked."""
 
     def _close(self, number: int) -> None:
-        """Nobody's answer counts from here on."""
+        """Closes the round: no further answer counts."""
         for device in self.devices.values():
             if device.is_open:
                 device.part = "late" if device.is_there else "none"

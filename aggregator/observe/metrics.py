@@ -1,4 +1,4 @@
-"""What a round is worth in numbers, and what each device has spent against each of the two adversaries."""
+"""Metrics of a round, and what each device has spent against each of the two adversaries."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ class RoundSummary:
     suspected_wraps: int = 0
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values, for the store and the log."""
         return asdict(self)
 
 
@@ -81,7 +82,7 @@ def eq20_bytes(shared: Sequence[int], size: int) -> float:
 def privacy_tables(
     store: AggregatorStore, rounds: Iterable[float], *, delta: float, accountant: Accountant = "exact"
 ) -> list[dict[str, PrivacyRow]]:
-    """After each of these rounds, a row for every device that was charged by then, by id. Charges are read once.
+    """Returns, after each of these rounds, a row for every device that was charged by then, by id.
 
     `epsilon_server` is over every accepted round, or what the device itself reported, if that is more (a
     device also counts updates that were never accepted). `epsilon_release` is over those of them that are closed.
@@ -110,7 +111,7 @@ def privacy_tables(
 
 
 class _Spent:
-    """What one device was charged so far.
+    """Charges of one device so far.
 
     :param first: its first charge.
     """

@@ -1,4 +1,4 @@
-"""What a run says in a notebook: one display that is redrawn, where a terminal has lines and a panel."""
+"""A run in a notebook: one display that is redrawn, where a terminal has lines and a panel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HTML = (
 
 
 class NotebookConsole(Console):
-    """All that is printed, and below it what moves, in one display; for a process whose code runs in a notebook."""
+    """Shows printed lines, and moving ones below them, in one display, for code that runs in a notebook."""
 
     def __init__(self) -> None:
         super().__init__(file=io.StringIO(), force_jupyter=False, force_terminal=False, width=_WIDTH)

@@ -1,4 +1,4 @@
-"""Nothing long is silent: a line that redraws itself on a terminal, and in a file or a pipe one every ten seconds."""
+"""Progress of long work: a line that redraws itself on a terminal; in a file or a pipe, one every ten seconds."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def shown(console: Console) -> Iterator[None]:
         with Live(_Line(), console=console, transient=True, refresh_per_second=8):
             yield
     else:
-        with Heartbeat(console, in_words):
+        with Heartbeat(console, describe):
             yield
 
 
 class Heartbeat:
     """A context manager; inside of it a line is printed whenever nothing was said for ten seconds.
 
-    :param words: the line; empty for none.
+    :param line: gives the line; empty for none.
     """
 
-    def __init__(self, console: Console, words: Callable[[], str]) -> None:
-        self._console, self._words = console, words
-        self._said, self._stop = threading.Event(), False
+    def __init__(self, console: Console, line: Callable[[], str]) -> None:
+        self._console, self._line = console, line
+        self._printed, self._stop = threading.Event(), False
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def said(self) -> None:
-        """Something else was printed."""
-        self._said.set()
+        """Notes that something else was printed."""
+        self._printed.set()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -54,33 +54,34 @@ class Heartbeat:
 
     def __exit__(self, *_: object) -> None:
         self._stop = True
-        self._said.set()
+        self._printed.set()
         self._thread.join()
 
     def _watch(self) -> None:
         while not self._stop:
-            if self._said.wait(EVERY_S):
-                self._said.clear()
-            elif line := self._words():
-                self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            if self._printed.wait(EVERY_S):
+                self._printed.clear()
+            elif text := self._line():
+                self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def in_words() -> str:
-    """What is under way, and how long it will take: as in "training alone: 12 of 100, 34 s, about 4 min left"."""
-    return "; ".join(map(_said_of, tuple(under_way)))
+def describe() -> str:
+    """Formats what is under way and how long it will take: "training alone: 12 of 100, 34 s, about 4 min left"."""
+    return "; ".join(map(_described, tuple(under_way)))
 
 
-def _said_of(work: Work) -> str:
+def _described(work: Work) -> str:
     left = work.left_s
     parts = [
         *([] if work.total is None else [f"{work.done} of {work.total}"]),
-        time_in_words(work.elapsed_s),
-        *([] if not left else [f"about {time_in_words(left)} left"]),
+        format_time(work.elapsed_s),
+        *([] if not left else [f"about {format_time(left)} left"]),
     ]
     return f"{work.what}: {', '.join(parts)}"
 
 
-def time_in_words(seconds: float) -> str:
+def format_time(seconds: float) -> str:
+    """Formats seconds: `34 s`, `12 min`, `2.5 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -98,5 +99,5 @@ class _Line:
         row = Table.grid(padding=(0, 1))
         work = next((work for work in reversed(tuple(under_way)) if work.total), None)
         bar = [] if work is None else [ProgressBar(work.total or 1, work.done, width=24)]
-        row.add_row(self._spinner, in_words(), *bar)
+        row.add_row(self._spinner, describe(), *bar)
         yield row

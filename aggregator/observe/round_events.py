@@ -15,7 +15,7 @@ from hushfleet.wire.format.messages import RoundPlan
 
 
 def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
-    """Of `run`: what begins, or goes on."""
+    """Returns the fields of `run`: the run that begins, or goes on."""
     method = method_of(spec)
     return {
         "task": spec.task,
@@ -34,7 +34,7 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
 
 
 def open_fields(engine: RoundEngine) -> dict[str, Any]:
-    """Of `round_open`: who takes part; of a secure sum, whose plan names nobody, how many they are."""
+    """Returns the fields of `round_open`: who takes part; for a secure sum, whose plan names nobody, how many."""
     plan = engine.announcement
     if plan.secure is None:
         return {"round": plan.round, "cohort": sorted(plan.cohort)}
@@ -50,7 +50,7 @@ def changed_plan(before: RoundPlan | None, engine: RoundEngine) -> tuple[str, di
 
 
 def finished_fields(engine: RoundEngine) -> dict[str, Any]:
-    """Of `finished`: why, where it is before the last round."""
+    """Returns the fields of `finished`: the reason, if it is before the last round."""
     if engine.closed_rounds >= engine.spec.rounds:
         return {}
     patience = engine.prepared.task.round.patience

@@ -1,4 +1,4 @@
-"""What the coordinator writes into the event log: each thing once, though devices repeat theirs and processes die."""
+"""The coordinator's event log: each event once, though devices repeat theirs and processes die."""
 
 from __future__ import annotations
 
@@ -60,12 +60,13 @@ class RunLog:
             self.note("link", state=state)
 
     def presence(self, device: str, state: str, *, board: str = "") -> None:
+        """Notes the presence of a device where it has changed."""
         if self._states.get(device) != state:
             self._states[device] = state
             self.note("presence", device=device, state=state, board=board)
 
     def offer(self, device: str, offer: Offer) -> None:
-        """Of an update for the open round: one for a device and round is all that a sender can cause."""
+        """Notes the offer of an update for the open round: a sender can cause one for a device and round."""
         plan = self._engine.plan
         if plan is None or device not in self._engine.cohort or (offer.task, offer.round) != (plan.task, plan.round):
             return

@@ -1,4 +1,4 @@
-"""From a run's event log to the timeline of its fleet: who was in which state when, and what came of each round.
+"""Reads the timeline of a fleet from a run's event log: the states of devices, and the outcome of each round.
 
 The same events in the same order make the same timeline, whether `at` are unix seconds of a live run or the seconds
 of a virtual clock. Memory is bounded: above `most_spans` the spans are let go, and sums and outcomes are kept.
@@ -269,7 +269,7 @@ def _scenario_marks(scenario: Iterable[Event], clock: _Clock) -> list[TimelineMa
 
 
 def _without_repetitions(marks: list[TimelineMark]) -> list[TimelineMark]:
-    """By time, and of devices the first `MOST_DEVICE_MARKS` only.
+    """Sorts marks by time, and keeps the first `MOST_DEVICE_MARKS` of devices only.
 
     The scenario is exact about the servers, so what the log noticed of the same crash is left out.
     """

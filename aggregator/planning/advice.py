@@ -8,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from hushfleet.aggregator.config.task import LEAST_SHARE, Task
+from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
+from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.planning.gain_table import Estimate, gain_table
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.methods.hush_rule import signal

@@ -1,1 +1,1 @@
-"""What is given to devices: the task package, blobs, new global models."""
+"""The task package, blobs and new global models that devices get."""

@@ -34,7 +34,7 @@ class Frame(NamedTuple):
 
 @dataclass
 class _Pass:
-    """What is to be sent of one blob, and how long the next pass waits for more to ask.
+    """One pass over a blob: the chunks to send, and how long the next pass waits for more requests.
 
     :param wanted: which chunks are.
     :param at: how far the running pass has come.
@@ -103,11 +103,11 @@ class ChunkServer:
 
     @property
     def due_at(self) -> float:
-        """When there is something to send; inf if nothing was asked for."""
+        """Time of the next chunk; inf if nothing was asked for."""
         return min((each.due_at for each in self._passes.values()), default=math.inf)
 
     def frames(self, *, now: float, limit: int) -> Iterator[Frame]:
-        """At most `limit` chunks that are due, each taken off the list as it is given out."""
+        """Yields at most `limit` chunks that are due, each taken off the list as it is given out."""
         for digest, running in [(digest, each) for digest, each in self._passes.items() if each.due_at <= now]:
             while limit > 0:
                 index = running.wanted.find(1, running.at)
@@ -119,10 +119,10 @@ class ChunkServer:
                 yield Frame(digest, next(split(running.blob, self._chunk_bytes, (index,), digest=digest)))
 
     def forget(self, digest: bytes) -> None:
-        """A blob is obsolete: what of it is still to be sent is not."""
+        """Drops the unsent chunks of an obsolete blob."""
         self._passes.pop(digest, None)
 
     def clear(self) -> None:
-        """The connection was lost: who still wants something asks again."""
+        """Drops all unsent chunks after a lost connection: devices ask again."""
         for each in self._passes.values():
             each.wanted[:], each.due_at = bytes(len(each.wanted)), math.inf

@@ -21,7 +21,7 @@ class _Offered(NamedTuple):
 
 
 class Differences:
-    """Those that are offered to devices, oldest first; together they are smaller than one model.
+    """Differences that are offered to devices, oldest first; together they are smaller than one model.
 
     :param full_bytes: of a whole model.
     """
@@ -33,7 +33,7 @@ class Differences:
 
     @property
     def refs(self) -> tuple[DifferenceRef, ...]:
-        """For a plan; the last one gives the current model."""
+        """References for a plan; the last one gives the current model."""
         return tuple(each.ref for each in self._offered)
 
     def find(self, digest: bytes) -> bytes | None:
@@ -65,7 +65,7 @@ class Differences:
         self._offered = self._with(new)
 
     def _with(self, new: EncodedDifference | None) -> list[_Offered]:
-        """As many as are cheaper than a whole model."""
+        """Returns the newest differences that are together cheaper than a whole model."""
         together, kept = 0, list[_Offered]()
         candidates = [] if new is None else [*self._offered, _offer(new.header, new.data)]
         for each in reversed(candidates[-MAX_DIFFERENCES:]):

@@ -1,4 +1,4 @@
-"""How precisely a new global model is given to devices: by a step that is tied to the noise that it carries."""
+"""The precision of a published global model: its step is tied to the noise that it carries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("hushfleet.aggregator")
 
 
 class Noise(NamedTuple):
-    """Of one accepted update: its weight in the mean, and the noise's standard deviation in each layer."""
+    """The weight of one accepted update in the mean, and its noise's standard deviation in each layer."""
 
     weight: float
     stds: tuple[float, ...]
@@ -40,7 +40,7 @@ def aggregate_noise_stds(updates: Collection[Noise], *, layers: int) -> list[flo
 
 
 def least_noise_stds(updates: Collection[Noise], *, layers: int) -> list[float]:
-    """What the standard deviation of the noise in each layer of a trimmed mean or a median is at least.
+    """Returns a lower bound on the noise's standard deviation in each layer of a trimmed mean or a median.
 
     No unbiased estimate of what the updates have in common is quieter than 1 / sqrt(sum 1 / std^2) (Cramér and Rao):
     for equal noise that is the mean's, and a device that names more than the others changes it hardly at all.
@@ -86,7 +86,7 @@ def worth_offering(differences: tuple[DifferenceRef, ...], held: Iterable[bytes]
 
 
 def download_bytes(plan: RoundPlan, held: bytes | None) -> int:
-    """What a device must fetch for the plan's global model: the differences that lead to it, or all of it.
+    """Returns the bytes that a device fetches for the plan's global model: differences that lead to it, or all of it.
 
     :param held: SHA-256 of the global model that it trained on in the last round in which it was accepted; None for a
         newcomer. A device that has fetched a later one in vain needs less; one that had to replace its store, more.

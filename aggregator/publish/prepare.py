@@ -1,4 +1,4 @@
-"""From the task file to all that a run needs: the package for the devices, the graphs, the first model."""
+"""Makes all that a run needs of a task file: the package for the devices, the graphs, the first model."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def prepare(
 
 
 def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | None:
-    """What makes features of images, or None where the model is given images. Raises `BadInput`."""
+    """Returns the model that makes features of images, or None where there is none. Raises `BadInput`."""
     section = task.model
     if section.features is None and section.share == "all":
         return None
@@ -213,7 +213,7 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
 
 
 def _load_own(section: DataSection, targets: Targets) -> DataSet | None:
-    """Of `arrays` and `csv`."""
+    """Loads `arrays` and `csv`."""
     path, shape, names = section.path, section.input_shape, section.class_names
     if path is None:
         return None

@@ -18,7 +18,7 @@ from hushfleet.wire.format.difference import EncodedDifference, params_digest
 
 
 class NextModel(NamedTuple):
-    """What may be published next.
+    """A model that may be published next.
 
     :param target: the model float32 `[d]` that was aimed at, before the difference to it was rounded.
     :param published: the model and the vectors behind it, float32.
@@ -77,10 +77,11 @@ class PublishedModel:
 
     @property
     def vectors(self) -> dict[str, np.ndarray]:
-        """What is published with it, float32 `[d]`, by name."""
+        """Vectors that are published with the model, float32 `[d]`, by name."""
         return self.vectors_of(self.published)
 
     def vectors_of(self, published: np.ndarray) -> dict[str, np.ndarray]:
+        """Splits the vectors, float32 `[d]` each, from what was published."""
         parts = published.reshape(-1, self._layout.size)[1:]
         return dict(zip(self._vectors, parts, strict=True))
 
@@ -135,7 +136,7 @@ class PublishedModel:
             self.differences.write(following.difference)
 
     def advance(self, round: int, following: NextModel) -> None:
-        """It is the current one, now that the transaction is committed."""
+        """Makes a model the current one, once the transaction is committed."""
         if following.digest != self.digest:
             self.differences.advance(following.difference)
         self._set(following.published, following.digest)

@@ -123,8 +123,8 @@ class Coordinator:
     # the loop
 
     def run(self, stop: threading.Event | None = None, *, linger_s: float = LINGER_S) -> None:
-        """Until devices were told that the task has finished, and for `linger_s` none has asked for the final model, or
-        until `stop` is set."""
+        """Runs until devices were told that the task has finished and none has asked for the final model for `linger_s`
+        seconds, or until `stop` is set."""
         self.start()
         try:
             while not (stop is not None and stop.is_set()):
@@ -211,7 +211,7 @@ class Coordinator:
             is_known = device is not None and self.enrolment.key(device) is not None
             self._refuse(device, "bad-signature" if is_known else "unknown-device", error)
             if isinstance(error, NotAccepted):
-                self._outbox.say(error.device, NotEnrolled(error.device, error.public_key, str(error)))
+                self._outbox.send(error.device, NotEnrolled(error.device, error.public_key, str(error)))
         except (Malformed, TooLarge) as error:
             if isinstance(error, OtherVersion):
                 self._warn_of_version(device or "?", error)
@@ -224,7 +224,7 @@ class Coordinator:
         self._refusals.add(device if listed else None, code, str(error))
 
     def _warn_of_version(self, device: str, error: OtherVersion) -> None:
-        """Once for each name, and for so many of them as anyone may invent."""
+        """Warns once for each name, and of `MAX_WARNED` names at most, since anyone may invent more."""
         if device not in self._other_versions and len(self._other_versions) < MAX_WARNED:
             self._other_versions.add(device)
             log.warning("%s cannot take part: %s", device, error)
@@ -245,7 +245,7 @@ class Coordinator:
         return key
 
     def _settle_births(self) -> None:
-        """Presence, of accepted devices only."""
+        """Notes the presence of accepted devices."""
         try:
             births = self.enrolment.settle()
         except StoreError as error:
@@ -263,7 +263,7 @@ class Coordinator:
             self._log.presence(device, birth.state, board=birth.board)
 
     def _apply_changes(self) -> None:
-        """What the operator has changed in the register, or a policy has blocked, also in the middle of a round."""
+        """Applies changes of the register by the operator or a policy, also in the middle of a round."""
         changes = self.enrolment.take_changes()
         for device, (_, reason) in changes.out.items():
             log.warning("%s is put out: %s", device, reason)
@@ -278,10 +278,10 @@ class Coordinator:
             # its birth is retained: most brokers send it again to who subscribes again
             self.link.subscribe(self.topics.state(device))
             self.link.unsubscribe(self.topics.state(device))
-        if changes.replaced and self.engine.came_anew(changes.replaced) and self._up:
+        if changes.replaced and self.engine.keys_changed(changes.replaced) and self._up:
             self._rounds.announce()
         for device, (key, reason) in changes.out.items() if self._up else ():  # last: the link may be lost
-            self._outbox.say(device, NotEnrolled(device, key, reason))
+            self._outbox.send(device, NotEnrolled(device, key, reason))
         for device in changes.accepted if self._up else ():
             self._outbox.call(device)
 
@@ -325,10 +325,10 @@ class Coordinator:
                 self._log.note("quarantine", device=device, reason=reason)
             except StoreError as error:
                 log.warning("%s could not be blocked: %s", device, error)
-        self._outbox.say(device, update.reply)
+        self._outbox.send(device, update.reply)
 
     def _on_ask(self, device: str, ask: Ask) -> None:
-        """Of two processes with one key, the one of the later session goes on, or else the one that asked first."""
+        """Answers a device that asks. Of two processes with one key, the later session goes on, or else the first."""
         if self.enrolment.comes_anew(device):
             self._settle_births()
             self._apply_changes()
@@ -354,7 +354,7 @@ class Coordinator:
         self._rounds.expect([device])
         if not known.yours:
             self._refusals.add(device, "duplicate", f"session {ask.session} asked, but session {newest} is known")
-        self._outbox.say(device, known)
+        self._outbox.send(device, known)
         if device not in self.present and not self.enrolment.waits(device):
             self._outbox.call(device)
 
@@ -368,7 +368,7 @@ class Coordinator:
             for frame in self._blobs.frames(now=self._clock(), limit=FRAMES_A_STEP):
                 self._outbox.frame(frame)
             for device, missing in self._uploads.gaps():
-                self._outbox.say(device, missing)
+                self._outbox.send(device, missing)
         self._rounds.advance(linked=self._up)
 
     def _end_round(self, unused: set[bytes]) -> None:

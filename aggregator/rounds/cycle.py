@@ -1,4 +1,4 @@
-"""One round after the other: opened when enough devices are present, announced, closed when it is over."""
+"""The cycle of rounds: each is opened when enough devices are present, announced, and closed when it is over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("hushfleet.aggregator")
 
 
 class RoundCycle:
-    """Drives the engine; what it says of rounds is announced through the outbox.
+    """Drives the engine and announces its rounds through the outbox.
 
     :param present: who is, at every moment; kept by the caller.
     :param on_closed: told of SHA-256 of the blobs that devices need no more, before the log has the closed round.
@@ -51,7 +51,7 @@ class RoundCycle:
         self._roster, self._charges = roster, charges
         self._retry_close_at = self._retry_open_at = 0.0
         self._announce_at = math.inf
-        self._said = ""  # why no round opens
+        self._open_error = ""  # why no round opens
         self._clock, self._idle_since = clock, clock()
         self.finished_at: float | None = None
 
@@ -80,12 +80,12 @@ class RoundCycle:
             self.finished_at = self._clock()
 
     def expect(self, devices: Iterable[str]) -> None:
-        """Before these devices are told that they may train. Raises `StoreError`; then they are not told."""
+        """Notes charges before devices are told that they may train. Raises `StoreError`; then they are not told."""
         if self._charges is not None:
             self._charges.expect(devices)
 
     def declined(self, device: str, code: str) -> None:
-        """It will send no update in the open round."""
+        """Takes back the charge of a device that will send no update in the open round."""
         if self._charges is not None:
             try:
                 self._charges.declined(device, code)
@@ -132,12 +132,12 @@ class RoundCycle:
         try:
             engine.open_round(self._present, roster=self._current_roster())
         except (StoreError, BadInput) as error:
-            if str(error) != self._said:  # it may last for days, as where the operator has a roster to sign
+            if str(error) != self._open_error:  # it may last for days, as where the operator has a roster to sign
                 log.error("the next round cannot be opened yet: %s", error)
-            self._said = str(error)
+            self._open_error = str(error)
             self._idle_since, self._retry_open_at = now, now + RETRY_S
             return False
-        self._said = ""
+        self._open_error = ""
         # the operator may not have signed a roster yet without the devices that are locked out: nobody waits for them
         engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
         self._log.note("round_open", **open_fields(engine))

@@ -28,7 +28,6 @@ from hushfleet.aggregator.rounds.progress import Progress
 from hushfleet.aggregator.rounds.round_sum import commit
 from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of, stored_roster
 from hushfleet.aggregator.rounds.summary import summarise
-from hushfleet.aggregator.rounds.unmasking import Unmasking
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.config.schema import pack, unpack
 from hushfleet.config.spec import BlobRef
@@ -75,7 +74,6 @@ class RoundEngine:
         self.checks = UpdateChecks(prepared.spec, prepared.method, store, update_format)
         self._rules = prepared.task.round
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
-        self._unmasking = Unmasking(store, self.responses, monotonic=monotonic)
         self._device = device
         self._clock, self._monotonic = clock, monotonic
         self._masked = masked
@@ -100,6 +98,7 @@ class RoundEngine:
 
     @property
     def global_digest(self) -> bytes:
+        """SHA-256 of what devices get as the current model."""
         return self.model.digest
 
     @property
@@ -109,7 +108,7 @@ class RoundEngine:
 
     @property
     def announcement(self) -> RoundPlan:
-        """What devices should know at present: the open round, or that none is open, or that all are done."""
+        """The plan that devices should know at present: the open round, or that none is open, or that all are done."""
         return self._plan or self._progress.no_round
 
     @property
@@ -119,31 +118,33 @@ class RoundEngine:
 
     @property
     def closed_rounds(self) -> int:
+        """Number of closed rounds."""
         return self._progress.closed_rounds
 
     @property
     def finished(self) -> bool:
+        """Whether no further round will open."""
         return self._progress.finished
 
     @property
     def min_devices(self) -> int:
-        """How many devices must be present for a round to open: by default the cohort, or the whole fleet."""
+        """Number of devices that must be present for a round to open: by default the cohort, or the whole fleet."""
         devices = self.prepared.task.data.devices
         return least_devices(self._rules, devices=devices, drawn=self.drawn_at is not None)
 
     @property
     def drawn_at(self) -> float | None:
-        """With which probability a device is drawn for a secure sum; None where cohorts are chosen."""
+        """Probability that a device is drawn for a secure sum; None where cohorts are chosen."""
         return None if self.spec.privacy.secure is None else self.prepared.task.sampling_rate
 
     @property
     def accepted(self) -> int:
-        """How many updates of the open round were accepted."""
+        """Number of accepted updates of the open round."""
         return 0 if self._sum is None else self._sum.count
 
     def find_blob(self, digest: bytes) -> bytes | None:
-        """What devices may ask for: the task package, a graph, the current model, a difference that leads to it, or
-        the roster of the newest secure sum."""
+        """Returns a blob that devices may ask for: the task package, a graph, the current model, a difference that
+        leads to it, or the roster of the newest secure sum; None for an unknown digest."""
         found = self.prepared.blobs.get(digest) or self.model.find(digest)
         if found is None and self.roster is not None and hashlib.sha256(self.roster).digest() == digest:
             return self.roster
@@ -151,7 +152,7 @@ class RoundEngine:
 
     @property
     def cohort(self) -> Collection[str]:
-        """Who takes part in the open round, whether its plan names them or not."""
+        """The devices that take part in the open round, whether its plan names them or not."""
         return () if self._sum is None else self._sum.cohort
 
     # a round
@@ -181,21 +182,21 @@ class RoundEngine:
         self._begin(self._plan)
 
     def _held(self, device: str) -> bytes:
-        """Digest of the public state that is held of it."""
+        """Returns the digest of the public state that is held of the device, 16 bytes."""
         row = self.store.device(device)
         return row.public_digest if row and row.public_digest else self._newcomer_digest
 
-    def came_anew(self, devices: Collection[str]) -> bool:
-        """These have come with another key, as new cards do; whether the open round's plan is another one now.
+    def keys_changed(self, devices: Collection[str]) -> bool:
+        """Notes devices with another key, as new cards have; returns whether the open round's plan has changed.
 
         They may take part in the round, unless they know that an earlier card may have, so it waits for them again.
         """
         if self.collects_updates:
-            self.responses.came_anew(*devices)
+            self.responses.keys_changed(*devices)
         return self._look_at_states()
 
     def _look_at_states(self) -> bool:
-        """Whether the open round's plan is another one now: a device has come with another key, and begins anew.
+        """Updates the open plan where a device has another key and begins anew; returns whether it has changed.
 
         A plan that named the former board's state would make the next one take itself for a copy that was put back.
         """
@@ -261,7 +262,7 @@ class RoundEngine:
             return
         if not isinstance(self._sum, SecureSum):
             raise Refusal("malformed", "this task has no secure sums", final=False)
-        self._unmasking.take(self._sum, update.device, update.data, digest=update.digest)
+        self._sum.take_answer(update)
         update.acknowledge("accepted")
 
     def admit(self, update: CheckedUpdate) -> bool:
@@ -282,7 +283,7 @@ class RoundEngine:
         return is_new(update, self.store, plan, cohort=self.cohort, expects=self.responses.expects)
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
-        """A cohort member says that it will not send an update. False if it is of no consequence."""
+        """Notes that a cohort member will not send an update; returns False if this has no consequence."""
         if self._plan is None or round != self._plan.round or not self.responses.expects(device):
             return False
         self.store.put_decline(round, device, code=code, reason=reason)
@@ -290,19 +291,20 @@ class RoundEngine:
         return True
 
     def lost(self, device: str) -> None:
-        """The device's connection died; see `ClosingRule.lost`."""
+        """Notes that the device's connection died; see `ClosingRule.lost`."""
         self.responses.lost(device, now=self._monotonic())
 
     def back(self, device: str) -> None:
+        """Notes that a lost device is connected again."""
         self.responses.back(device)
 
     def exclude(self, *devices: str) -> None:
-        """Nothing more is taken from these devices, nor expected of them; what was accepted stays."""
+        """Takes nothing more from these devices and expects nothing of them; what was accepted stays."""
         self._excluded.update(devices)
         self.responses.answer(*devices)
 
     def include(self, device: str) -> None:
-        """The device may take part again, from the next round on."""
+        """Lets the device take part again, from the next round on."""
         self._excluded.discard(device)
 
     def should_close(self, now: float | None = None, *, ready: int = 0) -> bool:
@@ -325,15 +327,15 @@ class RoundEngine:
         return decision == "close"
 
     def _closing(self, collected: SecureSum, now: float) -> Decision:
-        """No update is waited for any more, or no answer: the set of devices is settled, or the sum is tried."""
+        """Settles the set of devices once no update is waited for, or tries to open the sum once no answer is."""
         if not collected.asks_members:
-            return self._unmasking.closing(collected, now)
+            return collected.closing(now)
         if collected.count < self._least_updates:
             return "close"
         plan = collected.fixed()
         self.store.fix_sum(plan.round, secure=pack(plan.secure))
         self._plan = plan
-        self._unmasking.begin(collected, plan, excluded=self._excluded)
+        collected.ask(plan, excluded=self._excluded)
         return "wait"
 
     def close(self) -> RoundSummary:
@@ -394,10 +396,10 @@ class RoundEngine:
             return
         added = collected.resume()
         if isinstance(collected, SecureSum) and row.phase == "unmask":
-            self._unmasking.begin(collected, plan, excluded=self._excluded)
+            collected.ask(plan, excluded=self._excluded)
             return
         self._look_at_states()
-        self.responses.came_anew(*self.store.new_cards(row.round))
+        self.responses.keys_changed(*self.store.new_cards(row.round))
         for device in added:
             self.responses.accept(device)
         self.responses.decline(*(device for _, device, _, _ in self.store.declines(row.round)))
@@ -409,7 +411,17 @@ class RoundEngine:
         if self.roster is None:
             raise StoreError(f"the roster of round {plan.round} is not in the store")
         roster = stored_roster(self.roster)
-        return SecureSum(plan, half, spec, roster, checks=self.checks, store=self.store, masked=self._masked)
+        return SecureSum(
+            plan,
+            half,
+            spec,
+            roster,
+            checks=self.checks,
+            store=self.store,
+            responses=self.responses,
+            monotonic=self._monotonic,
+            masked=self._masked,
+        )
 
     def _begin(self, plan: RoundPlan) -> None:
         """Raises `BadInput` where no sum can be made, unless that is so by the draw of this round alone."""

@@ -1,4 +1,4 @@
-"""What the aggregator says: signed messages, on the link whose will says that it is gone."""
+"""The aggregator's signed messages, on the link whose will says that it is gone."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ class Outbox:
         self.topics, self.identity, self.epoch = Topics(federation), identity, epoch
         self.link = connect(Will(self.topics.server, self._encoded(self._state("lost"))))
 
-    def say(self, device: str, message: Message) -> None:
-        """To one device."""
+    def send(self, device: str, message: Message) -> None:
+        """Publishes a message to one device."""
         self._publish(self.topics.down(device), message)
 
     def call(self, device: str) -> None:
         """Makes one device announce itself again."""
-        self.say(device, self._state("ready"))
+        self.send(device, self._state("ready"))
 
     def state(self, state: Literal["ready", "lost"]) -> None:
-        """Of the aggregator, retained; likewise `task` and `round`."""
+        """Publishes the aggregator's state, retained."""
         self._publish(self.topics.server, self._state(state), retain=True)
 
     def task(self, task: str, package: BlobRef) -> None:
+        """Publishes the id and the package of the task, retained."""
         notice = TaskNotice(task, package.digest, package.size, self.epoch)
         self._publish(self.topics.task, notice, retain=True)
 
     def round(self, plan: RoundPlan) -> None:
+        """Publishes the plan of a round, retained."""
         self._publish(self.topics.round, replace(plan, epoch=self.epoch), retain=True)
 
     def frame(self, frame: Frame) -> None:
-        """A chunk of a blob, to all who want one."""
+        """Publishes a chunk of a blob to all that want it."""
         self.link.publish(self.topics.blob(frame.digest), frame.data)
 
     def _state(self, state: Literal["ready", "lost"]) -> ServerState:

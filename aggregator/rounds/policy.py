@@ -1,4 +1,4 @@
-"""Who takes part in a round, when it opens and when it is over: the rules alone, without models, stores or messages.
+"""The rules of who takes part in a round, when it opens and when it is over, without models, stores or messages.
 
 The aggregator asks them in real time, and the simulator's virtual clock asks the same ones about fleets that are
 only computed, so that a policy that is compared there is the policy that the field will have.
@@ -18,7 +18,7 @@ from hushfleet.wire.format.messages import MAX_COHORT, MAX_MESSAGE_BYTES
 LONGEST_GRACE_S = 60.0
 LONGEST_ANSWERS_GRACE_S = 10.0
 MOST_EXTENSIONS = 3
-"""For a committee's answers: a few members that stay silent must not hold up a fleet for ever."""
+"""Extensions of the deadline for a committee's answers, since a few silent members must not hold up a fleet."""
 _STREAM = 0x434F4852
 _PLAN_FIXED_BYTES = 2048  # with the most controls and differences that a plan may have
 _PLAN_ENTRY_BYTES = 20
@@ -27,7 +27,7 @@ Decision = Literal["wait", "extend", "close"]
 
 
 def choose_cohort(present: Iterable[str], *, size: int, seed: int, round: int) -> list[str]:
-    """The cohort, sorted; never larger than a round plan can name.
+    """Returns the cohort, sorted; never larger than a round plan can name.
 
     :param size: how many; 0 for all that are present.
 
@@ -58,7 +58,7 @@ def rises_no_more(accuracies: Sequence[float | None], patience: int) -> bool:
 
 
 class ClosingRule:
-    """Who is still expected in the open round, and whether waiting for them is worth it.
+    """The rule of who is still expected in the open round, and whether waiting for them is worth it.
 
     :param rules: of the task.
     :param least_ready: how many devices a next round needs, see `least_devices`.
@@ -100,21 +100,21 @@ class ClosingRule:
 
     @property
     def grace_s(self) -> float:
-        """How long a lost device is waited for: a quarter of the deadline, at most a minute."""
+        """Seconds to wait for a lost device: a quarter of the deadline, at most a minute."""
         return min(LONGEST_GRACE_S, self._rules.deadline_s / 4)
 
     @property
     def answers_grace_s(self) -> float:
-        """How long other members are waited for once enough have answered."""
+        """Seconds to wait for other members once enough have answered."""
         return min(LONGEST_ANSWERS_GRACE_S, self._rules.deadline_s / 20)
 
     @property
     def announced_deadline_s(self) -> float:
-        """Of the plan: another number after each extension, so that devices see that it has changed."""
+        """The deadline in the plan, in seconds: each extension changes it, so that devices see a new plan."""
         return self._rules.deadline_s * (1 + self.extensions)
 
     def close_by(self, at: float) -> None:
-        """There is enough: nobody is waited for longer than until then."""
+        """Moves the deadline forward, once there is enough."""
         self.deadline = min(self.deadline, at)
 
     def wait_longer(self, now: float) -> bool:
@@ -129,28 +129,29 @@ class ClosingRule:
         """Whether this cohort member has neither been accepted nor given another final answer."""
         return device in self._waiting
 
-    def came_anew(self, *devices: str) -> None:
-        """In the place of those of the cohort other cards have come, which may answer, whatever the former ones did."""
+    def keys_changed(self, *devices: str) -> None:
+        """Expects answers again of cohort members that have come with another key, whatever their former cards did."""
         new = self._cohort.intersection(devices)
         self._new_cards |= new
         self._declined -= new
         self._waiting |= new
 
     def accept(self, device: str) -> None:
+        """Counts an accepted update, or answer."""
         self.accepted += 1
         self._waiting.discard(device)
 
     def decline(self, *devices: str) -> None:
-        """They said that no update will come."""
+        """Notes devices that will send no update."""
         self._declined.update(devices)
         self.answer(*devices)
 
     def answer(self, *devices: str) -> None:
-        """They gave a final answer that is no update."""
+        """Notes devices that gave a final answer other than an update."""
         self._waiting.difference_update(devices)
 
     def lost(self, device: str, *, now: float) -> None:
-        """Its connection died. Unless it is `back` within the grace period, nothing is expected of it.
+        """Notes that a connection died. Unless the device is `back` within the grace period, nothing is expected of it.
 
         A board that reboots after a power cut sends what it has committed, and closing without it would waste the
         privacy that it spent.
@@ -158,10 +159,11 @@ class ClosingRule:
         self._gone.setdefault(device, now)
 
     def back(self, device: str) -> None:
+        """Notes that a lost device is connected again."""
         self._gone.pop(device, None)
 
     def decide(self, now: float, *, ready: int) -> Decision:
-        """`extend` is given at a deadline with too few updates; the deadline is then a new one already.
+        """Decides whether the round is over; `extend` means that a deadline with too few updates was moved.
 
         :param ready: how many devices are present for a next round.
 
@@ -188,7 +190,7 @@ class ClosingRule:
 
 
 def least_devices(rules: RoundSection, *, devices: int, drawn: bool = False) -> int:
-    """How many devices must be present for a round to open: by default the cohort, or the whole fleet.
+    """Returns how many devices must be present for a round to open: by default the cohort, or the whole fleet.
 
     :param drawn: whether the cohort is drawn from all devices, present or not, as for a secure sum.
     """
@@ -198,7 +200,7 @@ def least_devices(rules: RoundSection, *, devices: int, drawn: bool = False) -> 
 def may_open(
     rules: RoundSection, present: int, *, least: int, closed_rounds: int, waited_s: float, rate: float = 1.0
 ) -> bool:
-    """All that are asked for; or, where the task asks for no number, some after a deadline's wait.
+    """Whether a round may open: all are present, or, where the task asks for no number, some after a deadline's wait.
 
     :param least: of `least_devices`.
     :param waited_s: since the last round closed.

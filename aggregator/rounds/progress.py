@@ -1,6 +1,6 @@
-"""What the closed rounds of a run have left: a global model, the state of the server half, who trained on what.
+"""The result of the closed rounds of a run: a global model, the state of the server half, who trained on what.
 
-A closing round leaves all of it in one transaction, so a new process finds what the last one had.
+A closing round stores all of it in one transaction, so a new process finds what the last one had.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Progress:
 
     @property
     def no_round(self) -> RoundPlan:
-        """The message for devices while no round is open."""
+        """The plan that devices get while no round is open."""
         phase: Phase = "finished" if self.finished else "closed"
         return self._announced(self.closed_rounds, phase, cohort={}, noise_split=1, deadline_s=0.0)
 
@@ -84,11 +84,11 @@ class Progress:
 
     @property
     def server_half(self) -> ServerRound:
-        """For the next round, or the open one."""
+        """The method's server half for the next round, or the open one."""
         return ServerRound(self._method, self.model.params, self._server)
 
     def next_model(self, round: int, collected: RoundSum | None) -> NextModel:
-        """What devices get after the open round: at the end, what the method makes of all rounds.
+        """Returns the model that devices get after the open round; at the end, what the method makes of all rounds.
 
         :param collected: its open sum; None where the model stays as it is.
         """
@@ -138,7 +138,7 @@ class Progress:
     def _with_vectors(
         self, following: NextModel, server: ServerArrays, round: int, collected: RoundSum
     ) -> tuple[NextModel, ServerArrays]:
-        """What is published with the vectors of the new state, and that state with them as devices have them."""
+        """Returns the model with the vectors of the new state, and that state with the vectors as devices have them."""
         names, params = self._method.server.vectors, following.params
         if not names:
             return following, server

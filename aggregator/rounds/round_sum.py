@@ -1,4 +1,4 @@
-"""What a round makes of its updates: how one is read, what it is added to, and what comes of all of them.
+"""The sum of a round's updates: how one is read, how it is added, and what the aggregate is.
 
 There are two ways: `plain_sum.PlainSum` sees every update, `secure_sum.SecureSum` opens their sum alone.
 """
@@ -58,7 +58,7 @@ class RoundSum(ABC):
 
     @property
     def reports(self) -> list[tuple[float, ...]]:
-        """What devices reported beside their values, in the order of their names."""
+        """Numbers that devices reported beside their values, in the order of their names."""
         return []
 
     @property

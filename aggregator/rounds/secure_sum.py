@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
 
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.ingest.checks import UpdateChecks, terms_of
+from hushfleet.aggregator.rounds.policy import ClosingRule, Decision
 from hushfleet.aggregator.rounds.round_sum import Answers, RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
@@ -40,6 +41,8 @@ class SecureSum(RoundSum):
     """The sums of one round, and the committee's answers.
 
     :param plan: of the phase `open`, or of `unmask` with the set of devices.
+    :param responses: who is waited for; in the second phase, for the members of the committee.
+    :param monotonic: the clock of the deadline, in seconds.
     :param masked: False, FOR SIMULATION ONLY: devices send zeros for masks, and no answers are needed.
 
     Raises `BadInput` where no sum can be made of this roster in this round.
@@ -54,8 +57,11 @@ class SecureSum(RoundSum):
         *,
         checks: UpdateChecks,
         store: AggregatorStore,
+        responses: ClosingRule,
+        monotonic: Callable[[], float],
         masked: bool = True,
     ) -> None:
+        self._responses, self._monotonic = responses, monotonic
         self._plan, self._server, self._checks, self._store = plan, server, checks, store
         self._shared = ~checks.newcomer.mask
         self._counts = checks.counts(self._shared)
@@ -96,7 +102,7 @@ class SecureSum(RoundSum):
             header, _ = self._decoded(update.device, stored[0])
             self._add(update.device, self._values(header, stored[0]))
         for member, data in self._store.answers(self._plan.round).items():
-            self._answers[member] = self.read_answer(member, data).values
+            self._answers[member] = self._read_answer(member, data).values
         return sorted(self._included)
 
     # the committee
@@ -119,11 +125,6 @@ class SecureSum(RoundSum):
         sizes = [len(encode_answer(header, values, identity=nobody)) for header in headers]
         return Answers(len(members), len(sizes), sum(sizes))
 
-    @property
-    def answered(self) -> Collection[str]:
-        """The members that have answered."""
-        return self._answers.keys()
-
     def fixed(self) -> RoundPlan:
         """Returns the plan that asks the committee for what was added so far."""
         included = self.round.pack_included(self._included)
@@ -131,11 +132,36 @@ class SecureSum(RoundSum):
             raise BadInput(f"the plan of round {self._plan.round} has no secure sum")
         return replace(self._plan, phase="unmask", secure=replace(self._plan.secure, included=included))
 
-    def ask(self, plan: RoundPlan) -> None:
-        """Takes the plan with the set of devices, once it is stored."""
+    def ask(self, plan: RoundPlan, *, excluded: Collection[str]) -> None:
+        """Takes the plan with the set of devices, once it is stored, and waits for the committee's answers."""
         self._plan = plan
+        rule = self.round.rule
+        self._responses.begin_answers(self.round.members, least=rule.threshold, now=self._monotonic())
+        self._responses.answer(*excluded)
+        for member in self._answers:
+            self._responses.accept(member)
+        self._hasten()
 
-    def read_answer(self, member: str, data: bytes) -> MemberAnswer:
+    def take_answer(self, update: CheckedUpdate) -> None:
+        """Checks, stores and keeps an answer that is expected. Raises `Refusal` or `StoreFull`."""
+        member, data = update.device, update.data
+        answer = self._read_answer(member, data)
+        self._store.put_answer(answer.header.round, member, data, digest=update.digest)
+        self._answers[member] = answer.values
+        self._responses.accept(member)
+        self._hasten()
+
+    def closing(self, now: float) -> Decision:
+        """Decides once nobody is waited for: what is there opens the sum, or somebody else may still answer."""
+        contradicted = self.masked and bool(self._answers) and not self.open()
+        return "extend" if contradicted and self._responses.wait_longer(now) else "close"
+
+    def _hasten(self) -> None:
+        """Shortens the wait once enough members have answered: the others' answers would only show who lies."""
+        if len(self._answers) >= self.round.rule.threshold:
+            self._responses.close_by(self._monotonic() + self._responses.answers_grace_s)
+
+    def _read_answer(self, member: str, data: bytes) -> MemberAnswer:
         """Checks a member's answer. Raises `Refusal`."""
         secure = self._plan.secure
         if member not in self.round.members or secure is None or not secure.included:
@@ -155,10 +181,6 @@ class SecureSum(RoundSum):
         if answer.values.shape != (self.round.width,):
             raise Refusal("wrong-shape", f"{answer.values.size} values, but {self.round.width} are needed")
         return answer
-
-    def add_answer(self, member: str, answer: MemberAnswer) -> None:
-        """Keeps an answer that `read_answer` has checked and the store has."""
-        self._answers[member] = answer.values
 
     # the sum
 

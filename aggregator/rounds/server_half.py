@@ -28,15 +28,18 @@ class ServerRound:
     state: ServerArrays
 
     def controls(self, round: int) -> dict[str, float]:
-        """What the plan of this round tells devices."""
+        """Returns the numbers that the plan of this round tells devices."""
         return self.method.server.controls(self.state, round)
 
     def weight(self, sent: np.ndarray) -> float:
-        """Of an update `[d]` in the mean."""
+        """Returns the weight of an update, float32 `[d]`, in the mean."""
         return self.method.server.weight(self.before, sent, self.method.layout)
 
     def aggregated(self, sums: Array, weights: Array) -> np.ndarray:
-        """In float64, as float32 `[d]`, of the weighted sum of values and the sum of weights, float64 `[d]`."""
+        """Returns the new global vector, float32 `[d]`.
+
+        :param sums, weights: the weighted sum of values and the sum of weights, float64 `[d]`.
+        """
         xp = array_api.array_namespace(sums)
         before = xp.asarray(self.before.astype(np.float64), device=array_api.device(sums))
         after = xp.astype(self.method.server.aggregate(self.state, before, sums, weights), xp.float32)
@@ -47,6 +50,7 @@ class ServerRound:
 
 
 def server_state_to_bytes(state: ServerArrays) -> bytes:
+    """Packs the server half's named arrays as an .npz file."""
     out = io.BytesIO()
     arrays: dict[str, Any] = dict(state)
     np.savez(out, **arrays)

@@ -69,7 +69,7 @@ def summarise(
 def _multiplier_release(
     method: TaskMethod, rules: RoundSection, terms: RoundTerms, store: AggregatorStore, round: int, participants: int
 ) -> float | None:
-    """Of the aggregate; None without one.
+    """Returns the noise multiplier of the aggregate; None without one.
 
     Where devices choose their own noise, what they say of it is added up, and of nobody more than the standard one:
     it is only said, and the others' epsilon must not rest on it. A median may be the very value that one device sent,

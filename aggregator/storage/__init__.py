@@ -1,1 +1,1 @@
-"""What the aggregator must not forget."""
+"""The aggregator's durable state."""

@@ -1,4 +1,4 @@
-"""What the aggregator must not forget, in one SQLite file beside the checkpoints of the global model.
+"""The aggregator's durable state, in one SQLite file beside the checkpoints of the global model.
 
 Everything that an accepted update changes is one transaction, and so is the end of a round, so after
 `kill -9` at any point the store shows the state before or after a step, never between.
@@ -188,10 +188,12 @@ class AggregatorStore(SqliteFile):
     # the run
 
     def get(self, key: str) -> bytes | None:
+        """Returns a value of the run; None where it was never put."""
         row = self.row("SELECT value FROM run WHERE key = ?", (key,))
         return None if row is None else bytes(row[0])
 
     def put(self, key: str, value: bytes) -> None:
+        """Stores a value of the run."""
         self.write("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
     def check_same_task(self, task: str, spec_digest: bytes) -> None:
@@ -213,19 +215,20 @@ class AggregatorStore(SqliteFile):
     # devices
 
     def device(self, device: str) -> DeviceRow | None:
+        """Returns a device by id; None where it was never seen."""
         row = self.row(f"{_SELECT_DEVICE} WHERE id = ?", (device,))
         return None if row is None else DeviceRow(*row)
 
     def devices(self) -> list[DeviceRow]:
-        """All that were ever seen, by id."""
+        """Returns all devices that were ever seen, by id."""
         return [DeviceRow(*row) for row in self.rows(f"{_SELECT_DEVICE} ORDER BY id")]
 
     def add_device(self, device: str, *, public_key: bytes, board: str = "", session: int = -1) -> None:
-        """One of `add_devices`."""
+        """Adds one device, as `add_devices` does."""
         self.write(_ADD_DEVICE, (device, public_key, board, session))
 
     def add_devices(self, rows: Iterable[tuple[str, bytes, str, int]], *, replaced: Collection[str] = ()) -> None:
-        """Ids, keys, boards and sessions, in one transaction.
+        """Adds devices (ids, keys, boards and sessions) in one transaction.
 
         Of a device that is there with this key only board and session are brought up to date. With another key it is
         another device: what was held of the former one is dropped.
@@ -245,7 +248,7 @@ class AggregatorStore(SqliteFile):
         return None if row is None else row[0]
 
     def put_public_state(self, device: str, *, digest: bytes, state: bytes) -> None:
-        """Of a device that `add_device` has made known."""
+        """Stores the public state of a device that `add_device` has made known."""
         self.write("UPDATE devices SET public_digest = ?, public_state = ? WHERE id = ?", (digest, state, device))
 
     # rounds
@@ -259,6 +262,12 @@ class AggregatorStore(SqliteFile):
         at: float,
         secure: bytes | None = None,
     ) -> None:
+        """Notes a round that opens.
+
+        :param cohort: device -> digest of its public state; empty with a secure sum.
+        :param at: unix seconds.
+        :param secure: the packed `SecurePlan`; None without a secure sum.
+        """
         listed = json.dumps({device: digest.hex() for device, digest in cohort.items()})
         self.write(
             "INSERT INTO rounds VALUES (?, 'open', ?, ?, NULL, ?, NULL, NULL, ?)",
@@ -279,10 +288,11 @@ class AggregatorStore(SqliteFile):
         self.write("UPDATE answers SET data = NULL WHERE round = ?", (round,))
 
     def rounds(self) -> list[StoredRound]:
-        """All rounds, oldest first."""
+        """Returns all rounds, oldest first."""
         return [_stored_round(row) for row in self.rows("SELECT * FROM rounds ORDER BY round")]
 
     def last_round(self) -> StoredRound | None:
+        """Returns the newest round; None before the first."""
         row = self.row("SELECT * FROM rounds ORDER BY round DESC LIMIT 1")
         return None if row is None else _stored_round(row)
 
@@ -295,16 +305,16 @@ class AggregatorStore(SqliteFile):
     # differences between global models
 
     def differences(self) -> list[tuple[bytes, bytes]]:
-        """SHA-256 and bytes of those that are kept, newest first."""
+        """Returns SHA-256 and bytes of the kept differences, newest first."""
         rows = self.rows("SELECT value FROM run WHERE key LIKE 'difference %' ORDER BY key DESC")
         return [(value[:32], value[32:]) for (value,) in rows]
 
     def put_difference(self, round: int, digest: bytes, data: bytes) -> None:
-        """The one that leads to the model after `round` rounds."""
+        """Keeps the difference that leads to the model after `round` rounds."""
         self.put(f"difference {round:09d}", digest + data)
 
     def drop_differences(self, *, before: int | None) -> None:
-        """Those of rounds before this one; None drops all."""
+        """Drops the differences of rounds before this one; None drops all."""
         end = "difference :" if before is None else f"difference {before:09d}"  # ":" comes after the digits
         self.write("DELETE FROM run WHERE key >= 'difference ' AND key < ?", (end,))
 
@@ -355,7 +365,7 @@ class AggregatorStore(SqliteFile):
         self.write("INSERT INTO answers VALUES (?, ?, ?, ?, ?)", (round, device, digest, len(data), data))
 
     def answer_digest(self, round: int, device: str) -> bytes | None:
-        """Of the answer that was accepted, also after the round was closed."""
+        """Returns the SHA-256 of the answer that was accepted, also after the round was closed; None without one."""
         row = self.row("SELECT digest FROM answers WHERE round = ? AND device = ?", (round, device))
         return None if row is None else row[0]
 
@@ -370,6 +380,7 @@ class AggregatorStore(SqliteFile):
     # declines, refusals, privacy
 
     def put_decline(self, round: int, device: str, *, code: str, reason: str) -> None:
+        """Notes that a device will send no update in a round."""
         self.write("INSERT OR REPLACE INTO declines VALUES (?, ?, ?, ?)", (round, device, code, reason))
 
     def declines(self, round: int | None = None) -> list[Row]:
@@ -381,6 +392,7 @@ class AggregatorStore(SqliteFile):
         return {device for (device,) in self.rows("SELECT device FROM new_cards WHERE round = ?", (round,))}
 
     def count_refusal(self, device: str, code: str, *, count: int = 1) -> None:
+        """Adds to the number of refusals of a device with a code."""
         self.write(
             "INSERT INTO refusals VALUES (?1, ?2, ?3) ON CONFLICT (device, code) DO UPDATE SET count = count + ?3",
             (device, code, count),
@@ -407,6 +419,7 @@ class AggregatorStore(SqliteFile):
         return dict(self.rows("SELECT device, COUNT(*) FROM faults GROUP BY device"))
 
     def put_charge(self, row: ChargeRow) -> None:
+        """Stores the charge of one device in one round."""
         self.write("INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
 
     def charges(self, round: int | None = None) -> list[ChargeRow]:

@@ -1,4 +1,4 @@
-"""What a noise level costs in epsilon, and what an epsilon costs in noise, against both adversaries.
+"""Converts a noise level into epsilon, and epsilon into noise, against both adversaries.
 
 Example: ten devices that divide the noise of 20 rounds among them (FedGLP-ADP at its "epsilon = 2"):
 

@@ -99,8 +99,11 @@ def clip_layers(x: Any, layout: ParamLayout, clip_norms: Any) -> Any:
 
 
 def clip_factors(norms: Any, bounds: Any) -> Any:
-    """What clipping multiplies vectors of these norms by: min(1, bound / norm), a hair smaller where it is below 1, so
-    that float32 rounding stays within the bound, and 1 for the zero vector. Both float64 `[...]`, bounds above zero."""
+    """Returns the factor of clipping, min(1, bound / norm): slightly smaller where it is below 1, so that float32
+    rounding stays within the bound, and 1 for the zero vector.
+
+    :param norms, bounds: float64 `[...]`; bounds above zero.
+    """
     xp = array_api.array_namespace(norms, bounds)
     finite = xp.clip(bounds, max=sys.float_info.max)
     shrunk = finite / xp.maximum(norms, finite) * _ROUNDING_MARGIN

@@ -73,7 +73,7 @@ class LedgerEntry:
 
 
 class LedgerView:
-    """What the entries of one device amount to, wherever they are kept."""
+    """Totals of the entries of one device, wherever they are kept."""
 
     device: str
 
@@ -82,11 +82,11 @@ class LedgerView:
         raise NotImplementedError
 
     def rounds_charged(self, task: str | None = None) -> int:
-        """In how many (task, round) pairs something was released."""
+        """Number of (task, round) pairs in which something was released."""
         return len({(entry.task, entry.round) for entry in self.entries(task)})
 
     def unit(self, task: str | None = None, *, extra: Charge | None = None) -> str:
-        """What `epsilon_server` protects: `"device"` if all that was spent does, else `"record"`."""
+        """The unit that `epsilon_server` protects: `"device"` if all that was spent does, else `"record"`."""
         charges = self._charges(task, extra)
         return "record" if any(charge.unit == "record" for charge in charges) else "device"
 
@@ -105,7 +105,7 @@ class LedgerView:
         return epsilon_server_of(self._charges(task, extra), delta=delta, accountant=accountant)
 
     def raw_values(self, task: str | None = None, *, extra: Charge | None = None) -> tuple[str, ...]:
-        """What left without noise, in words, in the order of its first time."""
+        """Names of the values that left without noise, in the order of their first time."""
         return tuple(dict.fromkeys(words for charge in self._charges(task, extra) for words in charge.raw))
 
     def epsilon_noised(self, *, delta: float) -> float:
@@ -221,7 +221,7 @@ class Ledger(LedgerView):
             raise LedgerError(f"round {round} of task {task!r} could not be charged: {error}") from error
 
     def entries(self, task: str | None = None) -> list[LedgerEntry]:
-        """All entries in the order of writing, or those of one task, from a verified chain."""
+        """Returns all entries in the order of writing, or those of one task, from a verified chain."""
         try:
             count, head = self._head()
             rows = self._connection.execute("SELECT * FROM privacy_ledger ORDER BY seq").fetchall()
@@ -264,12 +264,12 @@ def epsilon_server_of(
     accountant: Accountant = "exact",
     adjacency: Adjacency = "add-or-remove",
 ) -> float:
-    """What `Ledger.epsilon_server` says of these charges, wherever they are noted."""
+    """Returns `Ledger.epsilon_server` of these charges, wherever they are noted."""
     return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta, accountant, adjacency)
 
 
 def rounds_left(charges: Sequence[Charge], following: Charge, *, delta: float, limit: float, at_most: int) -> int:
-    """How many more rounds that each cost `following` stay within `limit`; those above `at_most` are not counted."""
+    """Returns how many more rounds, each of cost `following`, stay within `limit`; `at_most` is the most it counts."""
 
     def fits(rounds: int) -> bool:
         more = replace(following, steps=following.steps * rounds)
@@ -288,7 +288,7 @@ def rounds_left(charges: Sequence[Charge], following: Charge, *, delta: float, l
 def _epsilon_of(
     charges: Sequence[Charge], delta: float, accountant: Accountant, adjacency: Adjacency = "add-or-remove"
 ) -> float:
-    """Of the noised values that these charges stand for."""
+    """Returns epsilon of the noised values that these charges stand for."""
     to_records = any(charge.unit == "record" for charge in charges)
     steps = [
         Step(

@@ -29,7 +29,7 @@ _BLOCK_ENTRIES = 1 << 16
 
 @dataclass(frozen=True)
 class Charge:
-    """What one release costs a device against whoever sees it (the server, the broker, a wire tap).
+    """Cost of one release to a device, against whoever sees it (the server, the broker, a wire tap).
 
     :param unit: what is protected, `"device"` or `"record"`.
     :param adjacency: which two inputs are to look alike.
@@ -186,7 +186,7 @@ class GaussianMechanism:
         return scaled
 
     def charge(self) -> Charge:
-        """What one round of this costs, in the server's view."""
+        """Returns the cost of one round, in the server's view."""
         return Charge(
             unit="device",
             adjacency=DEVICE_ADJACENCY,

@@ -1,4 +1,4 @@
-"""Where noise comes from: a cryptographic generator on devices, a seeded one in simulations.
+"""Sources of noise: a cryptographic generator on devices, a seeded one in simulations.
 
 Differential privacy against the server is void if the server can predict the noise, so a device never
 uses a seed. And since a Gaussian sample computed in floating point can only take certain values, one

@@ -1,4 +1,4 @@
-"""What an epsilon is worth: one word for each, the same in every command, page and report.
+"""The protection of an epsilon as one word, the same in every command, page and report.
 
 An (epsilon, delta) guarantee bounds an observer who must tell, from even odds, whether a unit took part: right at most
 `(e^epsilon + delta) / (e^epsilon + 1)` of the time. The words follow this bound: at epsilon 1 it is 73 %, at 3 it is
@@ -25,7 +25,7 @@ QUESTIONS: dict[Unit, str] = {
     "device": "is this device in, or nothing?",
     "record": "is this record in, or nothing?",
 }
-"""What an observer must not be able to answer where a unit is added or removed."""
+"""The question that an observer must not be able to answer: whether a unit was added or removed."""
 
 
 def protection(epsilon: float) -> str:

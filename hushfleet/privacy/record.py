@@ -63,7 +63,7 @@ class RecordMechanism:
             check_record_bound(self.clip_norm)
 
     def charge(self) -> Charge:
-        """What one round costs, against the server as against anybody else."""
+        """Returns the cost of one round, against the server as against anybody else."""
         return Charge(
             unit="record",
             adjacency=RECORD_ADJACENCY,
@@ -117,7 +117,7 @@ def check_record_bound(bound: float) -> None:
 
 
 def gradients_factor(gradients_per_batch: int) -> float:
-    """How many times less noise than each of its gradients has a batch's whole release has, over its sensitivity."""
+    """Returns the factor by which the noise multiplier of one gradient exceeds that of a batch's whole release."""
     return math.sqrt(gradients_per_batch)
 
 

@@ -56,7 +56,7 @@ from hushfleet.privacy.noise import NoiseSource
 ROUNDED_STD = 2.0
 """s1 of the head: what the proof takes from the noise."""
 LEAST_STD = 3.0
-"""Of one device's part."""
+"""Least standard deviation of the noise of one device, in steps of the grid."""
 _DEVIATIONS = 6.5  # of a sum's coordinate that fit into half of the ring
 _SUSPECTED = 6.0
 _RECORD_TAIL = math.sqrt(2 * math.log(1e20))
@@ -70,7 +70,7 @@ _ROOM = 1e-6
 
 @dataclass(frozen=True)
 class Scale:
-    """How fine a ring is: a function of public numbers, none of them in units of the values.
+    """The resolution of a ring: a function of public numbers, none of them in units of the values.
 
     :param steps: of the grid in a clip norm.
     :param bound: Delta^2, a whole number: no rounded update has a larger square norm; with records, what one of them
@@ -86,12 +86,12 @@ class Scale:
 
     @property
     def inflation(self) -> float:
-        """By which part rounding makes the sensitivity larger."""
+        """The relative increase of the sensitivity by rounding."""
         return math.sqrt(self.bound) / self.steps - 1
 
     @property
     def multiplier(self) -> float:
-        """Of the Gaussian mechanism that the sum is at least as good as."""
+        """Noise multiplier of the Gaussian mechanism that the sum is at least as good as."""
         return math.sqrt(max(0.0, self.variance - ROUNDED_STD**2) / self.bound)
 
 
@@ -169,7 +169,7 @@ def least_bits(
 
 
 class Ring:
-    """Between clipped values and integers modulo a prime.
+    """Converts between clipped values and integers modulo a prime.
 
     :param prime: of the field.
     :param clip_norm: C, the most that what is protected changes a device's values by.
@@ -207,18 +207,18 @@ class Ring:
             records=records,
         )
         self.unit = clip_norm / self.scale.steps
-        """Of a value, in one step of the grid."""
+        """Size of one step of the grid, in units of a value."""
         self._share = DiscreteGaussian(self.scale.variance / honest_devices) if noise_multiplier else None
         bits = np.frombuffer(hashlib.shake_256(key).digest((size + 7) // 8), np.uint8)
         self._signs = np.unpackbits(bits, count=size) * 2.0 - 1
 
     @property
     def multiplier(self) -> float:
-        """What the sum's noise is charged as."""
+        """Noise multiplier that the sum is charged as."""
         return self.scale.multiplier
 
     def encode(self, values: np.ndarray, noise: NoiseSource) -> np.ndarray:
-        """uint32 `[size]`, of clipped values `[size]`; noise is drawn, so once a round.
+        """Encodes clipped values, float32 `[size]`, as uint32 `[size]`. It draws noise, so it is called once a round.
 
         Raises `PrivacyError` for values that are not finite, or were not clipped.
         """
@@ -234,7 +234,7 @@ class Ring:
         return summed
 
     def suspected_wraps(self, total: np.ndarray) -> int:
-        """How many values lie beyond 6 of the 6.5 deviations that fit: of honest sums, hardly ever one.
+        """Counts the values beyond 6 of the 6.5 deviations that fit; honest sums hardly ever have one.
 
         A normal value lies there with a probability of 2e-9, and wraps around with one of 8e-11.
         """

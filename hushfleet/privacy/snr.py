@@ -1,4 +1,4 @@
-"""How much of what is sent is signal: the ratio that tells whether a noise level can work at all."""
+"""The ratio of signal to noise in what is sent: it tells whether a noise level can work at all."""
 
 from __future__ import annotations
 

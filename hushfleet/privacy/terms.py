@@ -9,11 +9,11 @@ Accounting = Literal["as-published", "strict", "secure"]
 Accountant = Literal["exact", "rdp"]
 Trust = Literal["local", "secure-sum", "as-published"]
 TRUST: dict[Accounting, Trust] = {"strict": "local", "secure": "secure-sum", "as-published": "as-published"}
-"""Whom a device must trust, in words for people: nobody; enough of the other devices; or as the paper has it."""
+"""The parties that a device must trust, for people: nobody; enough of the other devices; or as the paper has it."""
 AS_PUBLISHED = (
     'accounting = "as-published" repeats a paper: against the server, which sees each update, epsilon may be many '
     'times what the task asks for, or infinite; "strict" keeps it'
 )
 """The line that a run of such a task says at its start."""
 HONEST_FRACTION, MIN_DEVICES = 0.9, 10
-"""Of secure sums, where nobody says otherwise: which share of the boards is honest, and the fewest in a sum."""
+"""Defaults of secure sums: which share of the boards is honest, and the fewest in a sum."""

@@ -19,7 +19,7 @@ _LABEL = b"hushfleet secure sum"
 
 
 class KeyAgreement:
-    """What one board shares with others.
+    """Secrets that one board shares with others.
 
     :param task: SHA-256 of the task package. It goes into the keys: each device counts on the noise that the others
         add, so no sum may open whose devices were given different packages.

@@ -1,4 +1,4 @@
-"""How large a committee is, how many of its members may be corrupt, and how many may be missing."""
+"""The size of a committee, and how many of its members may be corrupt or missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CommitteeRule:
 
     @property
     def may_miss(self) -> int:
-        """How many members may never answer."""
+        """Number of members that may never answer."""
         return self.members - self.threshold
 
     def width(self, count: int) -> int:
@@ -49,7 +49,7 @@ class CommitteeRule:
 def committee_rule(
     cohort: int, *, honest_fraction: float, roster: int | None = None, drop_out: float = DROP_OUT
 ) -> CommitteeRule:
-    """For a cohort of so many devices.
+    """Returns the rule for a cohort of so many devices.
 
     :param honest_fraction: of the devices in the roster, at least.
     :param roster: how many devices it has; None: as many as the cohort.
@@ -80,12 +80,12 @@ def _most_corrupt(devices: int, *, honest_fraction: float, drawn: int) -> int:
 
 
 def corrupt_devices(devices: int, *, honest_fraction: float) -> int:
-    """How many of a roster's devices may be corrupt, at most."""
+    """Returns the largest number of a roster's devices that may be corrupt."""
     return math.floor((1 - honest_fraction) * devices + _EXACT)
 
 
 def least_honest(min_devices: int, *, devices: int, honest_fraction: float, drawn: int) -> int:
-    """How many of the fewest devices in a sum are honest for certain, if no corrupt one is left out; 0: perhaps none.
+    """Returns how many devices of the smallest sum are honest if all corrupt ones are in it; 0: perhaps none.
 
     :param devices: in the roster.
     :param drawn: in the cohort.

@@ -111,7 +111,7 @@ def _interpolation(points: tuple[int, ...], targets: tuple[int, ...], prime: int
 
 
 def interpolation(points: Sequence[int], targets: Sequence[int], prime: int) -> np.ndarray:
-    """What gives a polynomial's values at `targets` from those at `points`: uint32 `[targets, points]` (Lagrange).
+    """Returns uint32 `[targets, points]`, which turns a polynomial's values at `points` into those at `targets`.
 
     The polynomial has a degree below the number of points; all points are distinct modulo the prime.
     """

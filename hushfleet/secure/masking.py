@@ -22,7 +22,7 @@ _BLOCK = 8192  # columns
 
 
 class Masked(NamedTuple):
-    """What a device sends; each alone is uniform whatever the values are.
+    """Masked values and corrections of a device; each alone is uniform whatever the values are.
 
     :param values: uint32 `[k]`.
     :param corrections: uint32 `[m - t, w]`, w = ceil(k / L).
@@ -67,7 +67,7 @@ def mask(values: np.ndarray, keys: Sequence[bytes], rule: CommitteeRule, prime: 
 
 
 def member_answer(keys: Sequence[bytes], width: int, prime: int) -> np.ndarray:
-    """What a member answers: the sum of its pseudorandom values, uint32 `[w]`.
+    """Returns a member's answer: the sum of its pseudorandom values, uint32 `[w]`.
 
     :param keys: its key with each device of the sum.
     """

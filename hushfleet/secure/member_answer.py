@@ -51,6 +51,7 @@ def is_answer(data: bytes | memoryview) -> bool:
 
 
 def encode_answer(header: AnswerHeader, values: np.ndarray, *, identity: Identity) -> bytes:
+    """Returns the signed blob of an answer, uint32 `[width]` values."""
     signed = headed(MAGIC, VERSION, pack(header)) + field.to_bytes(values, header.bits)
     return signed + identity.sign(signed)
 

@@ -32,7 +32,7 @@ _FIRST_FORMAT = {"devices", "keys", "signature"}
 
 @dataclass(frozen=True)
 class RosterContent(Checked):
-    """What an operator is asked to sign.
+    """The content that an operator is asked to sign.
 
     :param devices: ids, rising.
     :param keys: the Ed25519 public key of each, 32 bytes, one after the other.
@@ -69,12 +69,12 @@ class RosterContent(Checked):
 
     @property
     def content(self) -> RosterContent:
-        """What an operator was asked to sign, without what was settled with the signature."""
+        """The content that an operator was asked to sign, without what was settled with the signature."""
         return RosterContent(**{each.name: getattr(self, each.name) for each in fields(RosterContent)})
 
     @property
     def honest_devices(self) -> int:
-        """How many of the devices are honest, at least."""
+        """Least number of honest devices."""
         return len(self.devices) - corrupt_devices(len(self.devices), honest_fraction=self.honest_fraction)
 
     def signed(
@@ -94,12 +94,13 @@ class RosterContent(Checked):
         return replace(unsigned, signature=operator.sign(unsigned._signed_bytes()))
 
     def key(self, index: int) -> bytes:
+        """Returns the public key of the device with this index, 32 bytes."""
         return self.keys[KEY_BYTES * index : KEY_BYTES * (index + 1)]
 
 
 @dataclass(frozen=True)
 class Roster(RosterContent):
-    """What boards are given: `RosterContent.signed` makes it, or `of`, where nobody but the aggregator vouches for it.
+    """The roster that boards get: `RosterContent.signed` makes it, or `of`, where only the aggregator vouches for it.
 
     :param number: rises with each roster that an operator signs; of a list that is to be signed: at which it was
         written; else 0.
@@ -143,6 +144,7 @@ class Roster(RosterContent):
         return roster
 
     def to_bytes(self) -> bytes:
+        """Packs the roster; `from_bytes` is the inverse."""
         return pack(self)
 
     def digest(self) -> bytes:
@@ -151,7 +153,7 @@ class Roster(RosterContent):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the roster for people."""
         if not self.signature:
             return "a roster that no operator has signed"
         return f"roster {self.number} of {time.strftime('%Y-%m-%d', time.gmtime(self.date))}"

@@ -1,4 +1,4 @@
-"""One round's secure sum, as a device, a committee member and the aggregator see it: who takes part, and their keys."""
+"""The secure sum of one round for device, committee member and aggregator: who takes part, and their keys."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SecureRound:
             f"|{plan.global_digest.hex()}|{plan.rounds}|{plan.noise_split}"
         )
         self.context: bytes = hashlib.sha256(seed + agreed.encode()).digest()
-        """What the masks are for: all that the plan says of round and sum, but for who is in it."""
+        """The context of the masks: all that the plan says of round and sum, but for who is in it."""
         self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
         if len(self.cohort) < spec.min_devices:
             raise BadInput(
@@ -101,14 +101,14 @@ class SecureRound:
     # the device
 
     def masked(self, agreement: KeyAgreement, device: str, values: np.ndarray) -> Masked:
-        """What `device` sends for `values` uint32 `[size]`."""
+        """Returns what `device` sends for `values`, uint32 `[size]`."""
         keys = [agreement.key(self.roster.key(m), self._info(self._places[device], m)) for m in self.committee]
         return mask(values, keys, self.rule, self.prime)
 
     # the member
 
     def answer(self, agreement: KeyAgreement, member: str, included: bytes) -> np.ndarray:
-        """What `member` answers for a sum, uint32 `[width]`. Raises `Malformed` for one that must not be opened."""
+        """Returns the answer of `member` for a sum, uint32 `[width]`. Raises `Malformed` if it must not be opened."""
         place = self._places.get(member)
         if place not in self.committee:
             raise Malformed(f"{member} is no member of this round's committee")
@@ -153,7 +153,7 @@ class SecureRound:
 
 
 def assumption(spec: SecureSpec, *, devices: int, roster: str | None) -> str:
-    """What a task's secure sums rest on, in words.
+    """Describes the assumptions of a task's secure sums.
 
     :param devices: in the roster.
     :param roster: its name; None for one that no operator has signed.

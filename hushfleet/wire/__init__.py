@@ -1,1 +1,1 @@
-"""What passes between devices and aggregator, to the byte (docs/wire.md)."""
+"""The traffic between devices and aggregator, to the byte (docs/wire.md)."""

@@ -193,7 +193,7 @@ def _assembled(data: bytes) -> None:
 
 def _coded() -> list[bytes]:
     steps = (0.1, 1e-4, 4.0, 30.0, 1e3)
-    return [encode_values(VALUES, counts=[200], steps=[step], dither_key=bytes(16)) for step in steps]
+    return [encode_values(VALUES, Coding([200], [step], bytes(16))) for step in steps]
 
 
 def _forms() -> list[bytes]:
@@ -380,7 +380,7 @@ TARGETS: dict[str, Target] = {
                lambda: _unsigned(_answers()), WIRE, _signed),
         Target("roster", Roster.from_bytes, _rosters, WIRE),
         Target("chunk", _assembled, _frames, WIRE, _checked),
-        Target("coded-values", lambda data: decode_values(data, counts=[200], steps=[1.0], dither_key=bytes(16)),
+        Target("coded-values", lambda data: decode_values(data, Coding([200], [1.0], bytes(16))),
                _coded, WIRE),
         Target("forms", _decoded_form, _forms, WIRE),
         Target("difference", lambda data: apply_difference(data, VALUES, task="t-1", counts=COUNTS), _difference, WIRE),

@@ -1,1 +1,1 @@
-"""From noise multipliers to epsilon."""
+"""Conversion of noise multipliers to epsilon."""

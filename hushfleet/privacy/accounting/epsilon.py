@@ -1,4 +1,4 @@
-"""From noise to epsilon and back.
+"""Conversion of noise to epsilon and back.
 
 Pure functions of numbers, NumPy only, so that a board computes the very figures that the aggregator prints. Two
 accountants, both upper bounds:
@@ -100,7 +100,7 @@ def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
 
 
 def _total_variation(steps: Iterable[Step], sensitivity: float) -> float:
-    """Of all steps together at most: each one's, by its sample rate, added. It is the delta at which epsilon is 0."""
+    """Returns an upper bound for all steps together, added by sample rate: the delta at which epsilon is 0."""
     parts = (
         step.steps * step.sample_rate * math.erf(sensitivity / (math.sqrt(8) * step.noise_multiplier)) for step in steps
     )

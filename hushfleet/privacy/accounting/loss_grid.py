@@ -28,7 +28,7 @@ ULP = 2.0**-53
 
 
 class Pair(NamedTuple):
-    """What an adversary tells apart in one step; with `exchange` one unit from another, else a unit from none."""
+    """The two cases that an adversary tells apart in one step: one unit or another (`exchange`), else one or none."""
 
     noise_multiplier: float
     sample_rate: float

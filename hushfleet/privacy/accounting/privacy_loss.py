@@ -77,7 +77,7 @@ class _Composition:
         return min(self._on_grid(self._grid_step(expected, _ROUGH_EXCESS), rate)[0], self._limit)
 
     def fine(self) -> float:
-        """At most `rough`, and near the truth."""
+        """Returns a bound of at most `rough` that is near the truth."""
         rate, expected = self._tilt
         if not math.isfinite(expected):
             return self._limit
@@ -102,7 +102,7 @@ class _Composition:
 
     @cached_property
     def _ends(self) -> list[tuple[float, float]]:
-        """Between which z the grid of each pair reaches, so that `_TAIL_SHARE` of delta is beyond."""
+        """Ends z of each pair's grid, with `_TAIL_SHARE` of delta beyond them."""
         steps = sum(count for _, count in self.history)
         drawn = sum(pair.sample_rate * count for pair, count in self.history)
         # in quarters, so that a ledger that grows finds its cells again
@@ -131,7 +131,7 @@ class _Composition:
 
     @cached_property
     def _nodes(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """For each pair: steps, log weights and losses at the nodes of a quadrature."""
+        """Steps, log weights and losses of each pair at the nodes of a quadrature."""
         nodes = []
         for (pair, count), (low, high) in zip(self.history, self._ends, strict=True):
             s, q = pair.noise_multiplier, pair.sample_rate

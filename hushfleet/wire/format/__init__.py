@@ -1,1 +1,1 @@
-"""What travels: messages, chunks, encoded updates, model differences."""
+"""Messages, chunks, encoded updates and model differences, as bytes."""

@@ -47,7 +47,7 @@ class Chunk:
 
 
 def chunk_count(size: int, chunk_bytes: int) -> int:
-    """How many chunks `size` bytes make."""
+    """Returns the number of chunks of `size` bytes."""
     return -(-size // chunk_bytes)
 
 
@@ -93,7 +93,7 @@ def split(
 
 
 def parse_frame(data: bytes, *, max_blob_bytes: int = MAX_BLOB_BYTES) -> Chunk:
-    """One frame, checked in itself. Raises `Malformed` or `TooLarge`; copies nothing."""
+    """Reads and checks one frame, without a copy. Raises `Malformed` or `TooLarge`."""
     if len(data) > FRAME_OVERHEAD + MAX_CHUNK_BYTES:
         raise TooLarge(f"a chunk frame of {len(data)} bytes is above the cap")
     if len(data) < FRAME_OVERHEAD:
@@ -176,7 +176,7 @@ class Assembler:
 
     @property
     def complete(self) -> bool:
-        """All chunks are there; `blob` says whether they are the right ones."""
+        """Whether all chunks have come; `blob` says whether they are the right ones."""
         return bool(self._have) and self.received == len(self._have)
 
     def blob(self) -> bytes:

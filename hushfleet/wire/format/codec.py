@@ -12,16 +12,16 @@ from hushfleet.errors import NotFinite
 
 
 class Coding(NamedTuple):
-    """The facts that both sides know before the values are read.
+    """Facts that both sides know before the values are read.
 
     :param counts: number of values in each layer, in order; their sum is k.
     :param steps: the header's number for each layer; empty for a codec without steps.
-    :param dither_key: 16 bytes, different for every update.
+    :param dither_key: 16 bytes, different for every update; None: no dither, so that what is zero stays zero.
     """
 
     counts: Sequence[int]
     steps: Sequence[float]
-    dither_key: bytes
+    dither_key: bytes | None
 
     @property
     def size(self) -> int:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -25,6 +25,7 @@ from hushfleet.config.schema import Checked, NotNegative, pack, require, unpack
 from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.wire.format import quantized
+from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut_header, headed
 
 MAGIC = b"HD"
@@ -33,7 +34,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class DifferenceHeader(Checked):
-    """What a difference is between.
+    """Header of a difference: the two models that it is between.
 
     :param round: the round whose close made `result` of `base`.
     :param base: SHA-256 of the model that it is applied to, float32 `[d]` as it travels.
@@ -81,7 +82,7 @@ def encode_difference(
         float(step) if difference[start : start + count].any() else 0.0
         for start, count, step in zip(_starts(counts), counts, steps, strict=True)
     )
-    coded = quantized.encode_values(_of_changed(difference, counts, used), dither_key=None, **_changed(counts, used))
+    coded = quantized.encode_values(_of_changed(difference, counts, used), _coding(counts, used))
     # decoded, as a device will, rather than computed beside it: there is one way to the new model's bits
     result = _moved(base, coded, counts, used)
     header = DifferenceHeader(task, round, params_digest(base), params_digest(result), used)
@@ -129,7 +130,7 @@ def params_digest(params: np.ndarray) -> bytes:
 
 def _moved(base: np.ndarray, coded: bytes | memoryview, counts: Sequence[int], steps: Sequence[float]) -> np.ndarray:
     """`base` plus the decoded difference, with one rounding to float32."""
-    moves = quantized.decode_values(coded, dither_key=None, **_changed(counts, steps))
+    moves = quantized.decode_values(coded, _coding(counts, steps))
     result = np.array(base, np.float32)
     at = 0
     with np.errstate(over="ignore"):
@@ -149,10 +150,10 @@ def _of_changed(values: np.ndarray, counts: Sequence[int], steps: Sequence[float
     return np.concatenate(parts) if parts else values[:0]
 
 
-def _changed(counts: Sequence[int], steps: Sequence[float]) -> dict[str, Any]:
-    """What the codec is told of the layers that changed."""
+def _coding(counts: Sequence[int], steps: Sequence[float]) -> Coding:
+    """Returns the coding of the layers that changed."""
     changed = [place for place, step in enumerate(steps) if step]
-    return {"counts": [counts[place] for place in changed], "steps": [steps[place] for place in changed]}
+    return Coding([counts[place] for place in changed], [steps[place] for place in changed], None)
 
 
 def _starts(counts: Sequence[int]) -> list[int]:

@@ -140,7 +140,7 @@ class ReleaseOffer(Checked):
 
 @dataclass(frozen=True)
 class ReleaseNews(Checked):
-    """Who signs releases, and which is the newest. Signed by the fleet service's key, and by others inside.
+    """The keys that sign releases, and the newest release. The fleet service signs it, and others the content.
 
     :param keys: statements that root has signed, one a line, the newest last (`hushfleet.release.statements`).
     :param newest: the word of the day, signed by the key that the newest of `keys` names for this; the same format.

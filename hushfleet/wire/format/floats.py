@@ -22,7 +22,7 @@ def _encode(values: np.ndarray, coding: Coding, sent: np.ndarray, *, kind: str) 
 
 
 def _decode(data: bytes | memoryview, coding: Coding, out: np.ndarray | None, *, kind: str) -> np.ndarray:
-    """Without `out`, float32 values are read-only and lie in `data`. They may be anything, NaN included."""
+    """Reads values, NaN included. Without `out`, float32 values are read-only and lie in `data`."""
     if len(data) != np.dtype(kind).itemsize * coding.size:
         raise Malformed(f"{len(data)} bytes are not {coding.size} {np.dtype(kind).name} values")
     read = np.frombuffer(data, kind)

@@ -1,4 +1,4 @@
-"""How blobs with a header begin: two bytes of magic, version, 0, u32 header length, header (msgpack)."""
+"""The beginning of blobs with a header: two bytes of magic, version, 0, u32 header length, header (msgpack)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEAD_BYTES = _HEAD.size
 
 
 def headed(magic: bytes, version: int, header: bytes | memoryview) -> bytes:
-    """What a blob with this header begins with. Raises `TooLarge`."""
+    """Returns the beginning of a blob with this header. Raises `TooLarge`."""
     _check_length(len(header), magic)
     return _HEAD.pack(magic, version, 0, len(header)) + header
 

@@ -38,6 +38,7 @@ class Identity:
         return cls(Ed25519PrivateKey.from_private_bytes(data))
 
     def to_bytes(self) -> bytes:
+        """Returns the private key, 32 bytes."""
         return self._private_key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
 
     def sign(self, data: bytes | bytearray | memoryview) -> bytes:

@@ -37,8 +37,8 @@ from hushfleet.wire.format.topics import NAME_RULE, Name, is_name
 MAGIC = b"HF"
 VERSION = 3
 FLEET_VERSION = 2
-"""Of the messages by which boards enrol, say how they are and ask for a release: a board of an earlier version must
-still be heard, and be offered the release that it lacks."""
+"""Version of the messages of enrolment, health and releases: a board of an earlier version must still be heard, and be
+offered the release that it lacks."""
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_COHORT = 4096
 MAX_CONTROLS = 16
@@ -93,7 +93,7 @@ class TaskNotice(Checked):
 
 
 class DifferenceRef(NamedTuple):
-    """Where the difference between two global models is to be had (`hushfleet.wire.format.difference`).
+    """Reference to the difference between two global models (`hushfleet.wire.format.difference`).
 
     :param base: the first 8 bytes of the SHA-256 of the model that it is applied to.
     :param digest: SHA-256 of the blob.
@@ -107,7 +107,7 @@ class DifferenceRef(NamedTuple):
 
 @dataclass(frozen=True)
 class SecurePlan(Checked):
-    """How a round's secure sum is made: who takes part follows from these, whatever the size of the fleet.
+    """The parameters of a round's secure sum: they determine who takes part, whatever the size of the fleet.
 
     :param roster: the blob that lists devices and keys (`hushfleet.secure.roster`).
     :param rate: with which probability a device of the roster is in the cohort; who is follows from the task, the round
@@ -167,7 +167,7 @@ class RoundPlan(Checked):
         require(together < self.global_bytes, "differences", together, f"below global_bytes = {self.global_bytes}")
 
     def differences_from(self, held: Collection[bytes]) -> tuple[DifferenceRef, ...] | None:
-        """Those that lead to the global model from one of the blobs in `held`, the fewest; None if none do.
+        """Returns the fewest differences that lead from a blob in `held` to the global model; None if none do.
 
         :param held: SHA-256 of each blob that there is. Empty differences: the global model is among them.
         """
@@ -274,7 +274,7 @@ class Ask(Checked):
 
 @dataclass(frozen=True)
 class Known(Checked):
-    """What the aggregator knows of a device: the answer to its `Ask`.
+    """The answer to an `Ask`: the aggregator's knowledge of a device.
 
     :param epoch: of the aggregator.
     :param nonce: of the `Ask`, so that no earlier answer can be given for this one.
@@ -383,7 +383,7 @@ def _head_and_body(message: Message) -> bytes:
 
 
 def _context(federation: str) -> bytes:
-    """Before what is signed. A name has no zero byte, so no two federations sign the same bytes for anything."""
+    """Returns the prefix of signed bytes. A name has no zero byte, so no two federations sign the same bytes."""
     return b"hushfleet " + federation.encode() + b"\0"
 
 

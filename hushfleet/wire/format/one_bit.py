@@ -10,7 +10,6 @@ rounds the sums are those of the noised values. Without noise the codec means no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,20 +26,18 @@ def magnitude(noise_std: float) -> float:
     return noise_std * math.sqrt(VARIANCE_FACTOR)
 
 
-def encode_signs(values: np.ndarray) -> bytes:
-    """Codes float32 `[k]` as one bit a value, set for negative ones, highest bit first; zeros pad the last byte.
-
-    Raises `NotFinite`.
-    """
+def _encode(values: np.ndarray, coding: Coding, sent: np.ndarray) -> bytes:
+    """Codes one bit a value, set for negative ones, highest bit first; zeros pad the last byte. Raises `NotFinite`."""
     check_finite(values)
-    return np.packbits(values < 0).tobytes()
+    coded = np.packbits(values < 0).tobytes()
+    _decode(coded, coding, sent)
+    return coded
 
 
-def decode_signs(
-    data: bytes | memoryview, *, counts: Sequence[int], magnitudes: Sequence[float], out: np.ndarray
-) -> None:
-    """Fills `out`, float32 `[k]`, with plus or minus its layer's magnitude. Raises `Malformed`."""
-    size = sum(counts)
+def _decode(data: bytes | memoryview, coding: Coding, out: np.ndarray | None) -> np.ndarray:
+    """Fills `out` with plus or minus its layer's magnitude. Raises `Malformed`."""
+    size = coding.size
+    values = np.empty(size, np.float32) if out is None else out
     packed = np.frombuffer(data, np.uint8)
     if packed.size != -(-size // 8):
         raise Malformed(f"{packed.size} bytes are not {size} signs")
@@ -49,22 +46,11 @@ def decode_signs(
     for start in range(0, size, _PART):
         stop = min(start + _PART, size)
         bits = np.unpackbits(packed[start // 8 : -(-stop // 8)], count=stop - start)
-        np.take(_SIGNS, bits, out=out[start:stop], mode="clip")
+        np.take(_SIGNS, bits, out=values[start:stop], mode="clip")
     start = 0
-    for count, size_of in zip(counts, magnitudes, strict=True):
-        out[start : start + count] *= np.float32(size_of)
+    for count, step in zip(coding.counts, coding.steps, strict=True):
+        values[start : start + count] *= np.float32(step)
         start += count
-
-
-def _encode(values: np.ndarray, coding: Coding, sent: np.ndarray) -> bytes:
-    coded = encode_signs(values)
-    decode_signs(coded, counts=coding.counts, magnitudes=coding.steps, out=sent)
-    return coded
-
-
-def _decode(data: bytes | memoryview, coding: Coding, out: np.ndarray | None) -> np.ndarray:
-    values = np.empty(coding.size, np.float32) if out is None else out
-    decode_signs(data, counts=coding.counts, magnitudes=coding.steps, out=values)
     return values
 
 

@@ -31,40 +31,33 @@ LayerStep = Annotated[float, Meta(ge=MIN_STEP, le=MAX_STEP, description="2^-100 
 Pieces = list[tuple[slice, np.float32]]
 
 
-def encode_values(
-    values: np.ndarray,
-    *,
-    counts: Sequence[int],
-    steps: Sequence[float],
-    dither_key: bytes | None,
-    sent: np.ndarray | None = None,
-) -> bytes:
-    """Quantises and codes `values`, float32 `[k]`.
+def encode_values(values: np.ndarray, coding: Coding, sent: np.ndarray | None = None) -> bytes:
+    """Quantises and codes `values`, float32 `[k]`; steps are used as float32.
 
-    :param counts: how many of the values belong to each layer, in order; their sum is k.
-    :param steps: the quantisation step of each layer, used as float32.
-    :param dither_key: 16 bytes that the decoder has as well, never the same for two updates; None for no dither, so
-        that what is zero stays zero.
     :param sent: float32 `[k]`, filled with what the decoder will give.
 
     Raises `Malformed` for values that are not finite, or too large for their step.
     """
     encoder, coded = BlockEncoder(), []
-    for place, pieces, dither, levels in _quantized(values, counts, steps, dither_key):
+    for place, pieces, dither, levels in _quantized(values, coding):
         coded.append(encoder.encode(levels))
         if sent is not None:
             _restore(levels, dither, pieces, out=sent[place])
     return b"".join(coded)
 
 
-def _quantized(
-    values: np.ndarray, counts: Sequence[int], steps: Sequence[float], dither_key: bytes | None
-) -> Iterator[tuple[slice, Pieces, np.ndarray | None, np.ndarray]]:
+def round_trip(values: np.ndarray, coding: Coding, sent: np.ndarray) -> None:
+    """Fills `sent` as `encode_values` does, and codes nothing. Raises as it does."""
+    for place, pieces, dither, levels in _quantized(values, coding):
+        _restore(levels, dither, pieces, out=sent[place])
+
+
+def _quantized(values: np.ndarray, coding: Coding) -> Iterator[tuple[slice, Pieces, np.ndarray | None, np.ndarray]]:
     """Yields as `_blocks` does, with the levels of each block: float32, valid until the next one."""
     values = np.ascontiguousarray(values, dtype=np.float32)
-    _check(values.size, counts, steps, dither_key)
+    _check(values.size, coding)
     level = np.empty(min(BLOCK, values.size), np.float32)
-    for place, pieces, dither in _blocks(counts, steps, dither_key):
+    for place, pieces, dither in _blocks(coding):
         x, q = values[place], level[: place.stop - place.start]
         with np.errstate(over="ignore", invalid="ignore"):
             for piece, step in pieces:
@@ -80,25 +73,17 @@ def _quantized(
         yield place, pieces, dither, q
 
 
-def decode_values(
-    data: bytes | memoryview,
-    *,
-    counts: Sequence[int],
-    steps: Sequence[float],
-    dither_key: bytes | None,
-    out: np.ndarray | None = None,
-) -> np.ndarray:
+def decode_values(data: bytes | memoryview, coding: Coding, out: np.ndarray | None = None) -> np.ndarray:
     """Returns the values float32 `[k]` of `encode_values`, the same bits on every machine.
 
     :param out: float32 `[k]`, filled and returned; after an error its content means nothing.
 
     Raises `Malformed`. Allocates in proportion to k, whatever `data` says.
     """
-    size = sum(counts)
-    _check(size, counts, steps, dither_key)
-    values = np.empty(size, np.float32) if out is None else out
+    _check(coding.size, coding)
+    values = np.empty(coding.size, np.float32) if out is None else out
     rest = memoryview(data)
-    for place, pieces, dither in _blocks(counts, steps, dither_key):
+    for place, pieces, dither in _blocks(coding):
         block = values[place]
         rest = decode_block(rest, block)
         _restore(block, dither, pieces, out=block)
@@ -141,12 +126,10 @@ def _to_dither(generator: np.random.Philox, size: int) -> np.ndarray:
     return parts
 
 
-def _blocks(
-    counts: Sequence[int], steps: Sequence[float], dither_key: bytes | None
-) -> Iterator[tuple[slice, Pieces, np.ndarray | None]]:
+def _blocks(coding: Coding) -> Iterator[tuple[slice, Pieces, np.ndarray | None]]:
     """Yields places in the vector, with the pieces of each that have one step, and the dither of its values."""
-    size, layers = sum(counts), _layers(counts, steps)
-    generator = None if dither_key is None else _generator(dither_key)
+    size, layers, key = coding.size, _layers(coding.counts, coding.steps), coding.dither_key
+    generator = None if key is None else _generator(key)
     layer = next(layers, None)
     for start in range(0, size, BLOCK):
         stop, pieces = min(start + BLOCK, size), []
@@ -168,7 +151,8 @@ def _layers(counts: Sequence[int], steps: Sequence[float]) -> Iterator[tuple[int
         start += count
 
 
-def _check(size: int, counts: Sequence[int], steps: Sequence[float], dither_key: bytes | None) -> None:
+def _check(size: int, coding: Coding) -> None:
+    counts, steps, dither_key = coding
     if dither_key is not None and len(dither_key) != DITHER_KEY_BYTES:
         raise Malformed(f"a dither key has {DITHER_KEY_BYTES} bytes, not {len(dither_key)}")
     if len(counts) != len(steps) or min(counts, default=0) < 0 or sum(counts) != size or size > MAX_VALUES:
@@ -178,25 +162,12 @@ def _check(size: int, counts: Sequence[int], steps: Sequence[float], dither_key:
             raise Malformed(f"a quantisation step of {step!r} is outside {MIN_STEP:g} to {MAX_STEP:g}")
 
 
-def _encode(values: np.ndarray, coding: Coding, sent: np.ndarray) -> bytes:
-    return encode_values(values, **coding._asdict(), sent=sent)
-
-
-def _decode(data: bytes | memoryview, coding: Coding, out: np.ndarray | None) -> np.ndarray:
-    return decode_values(data, **coding._asdict(), out=out)
-
-
-def _round_trip(values: np.ndarray, coding: Coding, sent: np.ndarray) -> None:
-    for place, pieces, dither, levels in _quantized(values, *coding):
-        _restore(levels, dither, pieces, out=sent[place])
-
-
 QUANTIZED = Codec(
     "quantized",
-    _encode,
-    _decode,
+    encode_values,
+    decode_values,
     max_bytes=max_coded_bytes,
-    round_trip=_round_trip,
+    round_trip=round_trip,
     step_of=lambda step, noise_std: step * noise_std,
     added_variance=lambda step, noise_std: step**2 / 12,
     uses_wire_step=True,

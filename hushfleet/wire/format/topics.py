@@ -35,7 +35,7 @@ UP: dict[str, TopicKind] = {
 
 
 class ParsedTopic(NamedTuple):
-    """What a topic says: its kind, and the device id or the blob's SHA-256 where it has one."""
+    """The parts of a topic: its kind, and the device id or the blob's SHA-256 if it has one."""
 
     kind: TopicKind
     device: str | None = None
@@ -83,49 +83,55 @@ class Topics:
         self.all_wants = f"{self.prefix}/c/+/up/wants"
 
     def blob(self, digest: bytes) -> str:
-        """Where the chunks of the blob with this SHA-256 (32 bytes) are broadcast."""
+        """Topic of the chunks of the blob with this SHA-256 (32 bytes)."""
         if len(digest) != DIGEST_BYTES:
             raise BadInput(f"a blob's digest has {DIGEST_BYTES} bytes, not {len(digest)}")
         return f"{self.prefix}/blob/{digest.hex()}"
 
     def state(self, device: str) -> str:
+        """Topic of a device's presence, retained."""
         return f"{self._client(device)}/up/state"
 
     def msg(self, device: str) -> str:
+        """Topic of a device's messages."""
         return f"{self._client(device)}/up/msg"
 
     def chunk(self, device: str) -> str:
+        """Topic of the chunks that a device sends."""
         return f"{self._client(device)}/up/chunk"
 
     def down(self, device: str) -> str:
+        """Topic of the messages to a device."""
         return f"{self._client(device)}/down"
 
     # between a board and the fleet service
 
     def request(self, device: str) -> str:
-        """Where a board without a certificate asks for one."""
+        """Topic on which a board without a certificate asks for one."""
         return f"{self.prefix}/enrol/{check_name(device, 'the device id')}/up"
 
     def answer(self, device: str) -> str:
-        """Where it is answered."""
+        """Topic of the answer to such a request."""
         return f"{self.prefix}/enrol/{check_name(device, 'the device id')}/down"
 
     def renewal(self, device: str) -> str:
+        """Topic on which a board asks for a new certificate."""
         return f"{self._client(device)}/up/enrol"
 
     def health(self, device: str) -> str:
+        """Topic of a board's health."""
         return f"{self._client(device)}/up/health"
 
     def wants(self, device: str) -> str:
-        """Where a board asks the fleet service for chunks of a release."""
+        """Topic on which a board asks the fleet service for chunks of a release."""
         return f"{self._client(device)}/up/wants"
 
     def fleet(self, device: str) -> str:
-        """From the fleet service to one board."""
+        """Topic of the messages from the fleet service to one board."""
         return f"{self._client(device)}/fleet"
 
     def release(self, digest: bytes) -> str:
-        """Where the chunks of the release with this SHA-256 (32 bytes) are broadcast."""
+        """Topic of the chunks of the release with this SHA-256 (32 bytes)."""
         return f"{self.prefix}/release/{digest.hex()}"
 
     def parse(self, topic: str) -> ParsedTopic:

@@ -13,7 +13,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -37,7 +37,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class UpdateHeader(Checked):
-    """What the aggregator must know before it reads the values.
+    """Header of an update: all that the aggregator must know before it reads the values.
 
     :param value_count: k, the number of values: the shared parameters only, in the flat vector's order.
     :param steps: of each layer, the quantisation step, or the magnitude with `one-bit`; empty for plain floats.
@@ -133,57 +133,39 @@ def encode_update(
     return EncodedUpdate(_assembled(pack(header), coded, public or b"", identity), sent)
 
 
-class UpdateFormat(Protocol):
-    """How the update of a plain sum goes from a device to the aggregator."""
+class UpdateFormat:
+    """The way of a plain sum's update from a device to the aggregator: coded and signed, as in the field."""
 
     def encode(
         self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity
     ) -> EncodedUpdate:
-        """As `encode_update`."""
-        ...
-
-    def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
-        """The header, and `payload_digest`, if the owner of the key sent it.
-
-        Raises `BadSignature`, `Malformed` or `TooLarge`.
-        """
-        ...
-
-    def values(self, header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> np.ndarray:
-        """float32 `[k]` of an authenticated update; NOT checked is that they are finite. Raises `Malformed`."""
-        ...
-
-    def sent_bytes(self, data: bytes) -> int:
-        """What it takes on the way; 0: not known."""
-        ...
-
-
-class SignedUpdates:
-    """The field's: coded and signed."""
-
-    def encode(
-        self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity
-    ) -> EncodedUpdate:
+        """Encodes an update as `encode_update` does."""
         return encode_update(header, values, counts=counts, identity=identity)
 
     def authenticate(self, data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, bytes]:
+        """Returns the header, and `payload_digest`, if the owner of the key sent the update.
+
+        Raises `BadSignature`, `Malformed` or `TooLarge`.
+        """
         sections = _sections(data)
         header, payload = _header(sections.header), payload_digest(data)
         verify(public_key, sections.signed, sections.signature)
         return header, payload
 
     def values(self, header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> np.ndarray:
-        return read_values(header, data, counts=counts)
+        """Returns the values of an authenticated update, float32 `[k]`, NaN included. Raises `Malformed`."""
+        return _values(header, _sections(data), counts, None)
 
     def sent_bytes(self, data: bytes) -> int:
+        """Returns the bytes that an update takes on its way; 0: not known."""
         return len(data)
 
 
-SIGNED = SignedUpdates()
+SIGNED = UpdateFormat()
 
 
 def unsigned(header: UpdateHeader, values: bytes) -> bytes:
-    """FOR SIMULATION ONLY: a blob of these values, coded by whoever calls, with zeros for a signature."""
+    """Assembles a blob of coded values with zeros for a signature. FOR SIMULATION ONLY."""
     return _assembled(pack(header), values, b"", None)
 
 
@@ -245,14 +227,6 @@ def decode_update(
     values = _values(header, sections, counts, out)
     check_finite(values)
     return DecodedUpdate(header, values, bytes(sections.public) or None)
-
-
-def read_values(header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> np.ndarray:
-    """The values float32 `[k]` alone; NOT checked are the signature and that they are finite.
-
-    :param header: of this update.
-    """
-    return _values(header, _sections(data), counts, None)
 
 
 def _values(header: UpdateHeader, sections: _Sections, counts: Sequence[int], out: np.ndarray | None) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""How it travels: an MQTT connection behind a small interface."""
+"""An MQTT connection behind a small interface."""

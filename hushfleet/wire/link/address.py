@@ -1,4 +1,4 @@
-"""Where the broker is and how to prove who we are: `mqtt://` and `mqtts://` URLs, TLS files, logins."""
+"""The broker's address and our credentials: `mqtt://` and `mqtts://` URLs, TLS files, logins."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectOptions:
-    """How to connect, the same for every connection of a link."""
+    """Options of every connection of a link."""
 
     address: BrokerAddress
     client_id: str
@@ -156,7 +156,7 @@ class Connection:
         return client.socket() is not None and not client.want_write()
 
     def _keep_pause(self, selector: selectors.BaseSelector, sock: Any, number: int) -> None:
-        """Until the end of pause `number`; then reads what has come.
+        """Waits until the end of pause `number`, then reads what has come.
 
         The broker drops who has sent nothing for one and a half times the keepalive. So a PINGREQ goes out in each,
         past paho, which would wait for the answer. That the connection is lost is found when it is read again.
@@ -203,7 +203,7 @@ class Connection:
                 return
 
     def _problem(self) -> str:
-        """Why the connection is to be given up; empty while all is well."""
+        """Returns why the connection is to be given up; empty while all is well."""
         address, timing = self._options.address, self._options.timing
         if self._client.socket() is None:
             detail = f": {self._paho_error}" if self._paho_error else ""
@@ -239,7 +239,7 @@ class Connection:
         self._deadline = time.monotonic() + self._options.timing.answer_s
 
     def _said_goodbye(self) -> bool:
-        """Once nothing is in flight or time is up: DISCONNECT, so that the will is not published."""
+        """Sends DISCONNECT once nothing is in flight or time is up, so that the will is not published."""
         close_by = self._mailbox.close_by
         if self._up and self._unacknowledged and time.monotonic() < close_by:
             return False

@@ -31,7 +31,7 @@ class LinkDown(NamedTuple):
 
 
 class Will(NamedTuple):
-    """What the broker publishes (retained, QoS 1) when the connection dies without a goodbye."""
+    """Message that the broker publishes (retained, QoS 1) when the connection dies without a goodbye."""
 
     topic: str
     payload: bytes
@@ -69,7 +69,9 @@ class Link(Protocol):
     def subscribe(self, topic_filter: str) -> None:
         """Subscribe with QoS 1, now and after every reconnect."""
 
-    def unsubscribe(self, topic_filter: str) -> None: ...
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Ends a subscription."""
+        ...
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Send with QoS 1. Blocks, bounded, while too much is in flight.

@@ -1,4 +1,4 @@
-"""What the owner of an MQTT link and the link's thread share, behind one lock.
+"""State that the owner of an MQTT link and the link's thread share, behind one lock.
 
 The owner puts orders in and takes events out; the thread does the reverse. Nothing here touches the network.
 """
@@ -20,16 +20,22 @@ _DELIVERY_BYTES = 256  # that one takes in memory beside its payload, about: emp
 
 
 class Publish(NamedTuple):
+    """An order to publish a message."""
+
     topic: str
     payload: bytes
     retain: bool
 
 
 class Subscribe(NamedTuple):
+    """An order to subscribe."""
+
     topic_filter: str
 
 
 class Unsubscribe(NamedTuple):
+    """An order to unsubscribe."""
+
     topic_filter: str
 
 
@@ -67,6 +73,7 @@ class Mailbox:
     # the owner's side
 
     def subscribe(self, topic_filter: str) -> None:
+        """Orders a subscription, which every new connection repeats."""
         with self._changed:
             self._filters[topic_filter] = None
             if self._accepted:
@@ -74,6 +81,7 @@ class Mailbox:
         self.wake()
 
     def unsubscribe(self, topic_filter: str) -> None:
+        """Orders the end of a subscription."""
         with self._changed:
             self._filters.pop(topic_filter, None)
             if self._accepted:
@@ -100,6 +108,7 @@ class Mailbox:
         self.wake()
 
     def receive(self, timeout_s: float) -> LinkEvent | None:
+        """Returns the next event, or None after `timeout_s` seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._received, max(timeout_s, 0.0)):
                 return None
@@ -139,6 +148,7 @@ class Mailbox:
         self.wake()
 
     def wake(self) -> None:
+        """Wakes the thread of the link."""
         with contextlib.suppress(OSError):  # it is awake already, or released
             self._wake_writer.send(b"\0")
 
@@ -164,7 +174,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def down(self, reason: str) -> None:
-        """What was in flight is forgotten: the application asks for what did not arrive."""
+        """Drops what was in flight: the application asks for what did not arrive."""
         with self._changed:
             self._up = self._accepted = False
             self._generation += 1
@@ -178,6 +188,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def put(self, delivery: Delivery) -> None:
+        """Adds a message that came."""
         with self._changed:
             self._received_bytes += _bytes_of(delivery)
             if self._up:
@@ -192,11 +203,12 @@ class Mailbox:
             self._changed.notify_all()
 
     def next_order(self) -> Order | None:
+        """Takes the next order; None where there is none."""
         with self._changed:
             return self._outbox.popleft() if self._outbox else None
 
     def take_give_up_reason(self) -> str:
-        """Why the owner wants a new connection; empty if it does not."""
+        """Takes the owner's reason to want a new connection; empty if it wants none."""
         with self._changed:
             reason, self._give_up_reason = self._give_up_reason, ""
             return reason
@@ -233,6 +245,7 @@ class Mailbox:
             self._changed.wait_for(lambda: self.closing or self._pause > 0, timeout_s)
 
     def drain_wake(self) -> None:
+        """Empties the socket that wakes the thread."""
         with contextlib.suppress(BlockingIOError):
             while self.wake_reader.recv(4096):
                 pass

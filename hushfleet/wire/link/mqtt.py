@@ -18,9 +18,9 @@ from dataclasses import replace
 from hushfleet.errors import BadInput, TooLarge
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.connection import Connection, ConnectOptions, Timing
+from hushfleet.wire.link.connection_errors import explained, explained_silence
 from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES, LinkEvent, Will, check_filter
 from hushfleet.wire.link.mailbox import Mailbox, Publish
-from hushfleet.wire.link.words import words_of, words_of_silence
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class MqttLink:
         # of each recent connection that ended at once, the largest payload the broker did not acknowledge
         self._short_lives: list[int] = []
         self._unanswered = 0  # connections in a row that were made, and at which no login was answered
-        self._port_words = ""
+        self._port_reason = ""
 
     def open(self) -> None:
         if self._thread is not None:
@@ -134,7 +134,7 @@ class MqttLink:
                 mailbox.down("the link's thread ended, which is a defect; open a new link")
 
     def _one_connection(self) -> tuple[str, float]:
-        """The reason of its end, and the seconds that it lived."""
+        """Runs one connection; returns the reason of its end, and the seconds that it lived."""
         try:
             connection = Connection(self._options, self._mailbox)
         except BadInput as error:  # a TLS file vanished since this link was made; it may come back
@@ -144,7 +144,7 @@ class MqttLink:
             reason = connection.serve()
             was_made = True
         except OSError as error:
-            reason = words_of(error, self.address)
+            reason = explained(error, self.address)
         except Exception as error:  # paho raises a few kinds of its own; none may end the thread
             log.exception("unexpected error in the link's thread")
             reason = f"the connection to {self.address} failed: {type(error).__name__}: {error}"
@@ -155,15 +155,14 @@ class MqttLink:
         return reason, connection.lived_s
 
     def _asked_port(self, connection: Connection) -> str:
-        """Why logins are not answered, where it is known; asked once, at the second of them in a row."""
+        """Explains why logins are not answered, if it is known; asks the port once, at the second of them in a row."""
         self._unanswered = 0 if connection.was_refused else self._unanswered + 1
         if self._unanswered == 2:
-            self._port_words = words_of_silence(self.address)
-        return self._port_words if self._unanswered >= 2 else ""
+            self._port_reason = explained_silence(self.address)
+        return self._port_reason if self._unanswered >= 2 else ""
 
     def _shorten(self, connection: Connection) -> str:
-        """Many routers forget a connection on which nothing was sent for a while (NAT), and drop what comes later
-        without a word. So something is sent more often, once that may have happened."""
+        """Sends more often once a router (NAT) may have forgotten the idle connection and dropped what came later."""
         before = self._options.keepalive_s
         after = min(before, max(LEAST_KEEPALIVE_S, before // 3))
         if not connection.went_silent or after == before:
@@ -175,7 +174,7 @@ class MqttLink:
         )
 
     def _diagnosis(self, connection: Connection) -> str:
-        """What it means that connection after connection ends as soon as it is made."""
+        """Explains that connection after connection ends as soon as it is made."""
         self._unanswered = 0
         # once two devices take the connection from each other, each waits ever longer, and the other lives as long
         is_known = len(self._short_lives) == SHORT_LIVES

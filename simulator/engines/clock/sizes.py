@@ -276,7 +276,7 @@ def _difference_bytes(prepared: PreparedTask) -> int:
         still, still, task=prepared.spec.task, round=1, counts=[1] * layers, steps=[step] * layers
     ).data
     values = _noise(prepared)
-    coded = quantized.encode_values(values, counts=[len(values)], steps=[step], dither_key=None)
+    coded = quantized.encode_values(values, Coding([len(values)], [step], None))
     return len(header) + round(8 * len(coded) / len(values) * layout.size * parts / 8)
 
 

@@ -20,6 +20,7 @@ from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.symbols import BLOCK
 from hushfleet.wire.format.update import (
     EncodedUpdate,
+    UpdateFormat,
     UpdateHeader,
     payload_digest,
     read_coded,
@@ -31,7 +32,7 @@ _CODED = struct.Struct("<II")
 """The blob's values section: the number of the file, and how many bytes the coded values would take."""
 
 
-class UncodedUpdates:
+class UncodedUpdates(UpdateFormat):
     """FOR SIMULATION ONLY: writes each update's values into a file, which later rounds overwrite.
 
     :param folder: holds the files.

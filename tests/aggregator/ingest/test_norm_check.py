@@ -12,6 +12,7 @@ import pytest
 from hushfleet.aggregator.ingest.norm_check import FALSE_REFUSAL, exponent, square_limits, value_limit
 from hushfleet.methods import METHODS
 from hushfleet.training.optim import Adam, adam_reach
+from hushfleet.wire.format.forms import CODECS
 from support.fleet import LAYOUT
 
 MakeFleet = Callable[..., Any]
@@ -21,10 +22,10 @@ UNNOISED = ("fedavg", "fedper", "fedrep", "lg-fedavg")
 @pytest.mark.parametrize(
     ("method", "codec"),
     [
-        (method, codec)
+        (method, codec.name)
         for method in sorted(METHODS)
-        for codec in ("quantized", "one-bit", "float16", "float32")
-        if codec != "one-bit" or method not in UNNOISED  # signs are taken of noised values
+        for codec in CODECS
+        if not codec.needs_noise or method not in UNNOISED
     ],
 )
 def test_no_honest_update_of_any_method_is_refused(make_fleet: MakeFleet, method: str, codec: str) -> None:

@@ -40,7 +40,7 @@ def test_in_words(
         work.count()
     now = now_s
     monkeypatch.setattr(progress, "under_way", [work])
-    assert progress.in_words() == words
+    assert progress.describe() == words
 
 
 def test_parts_that_are_not_alike_tell_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_parts_that_are_not_alike_tell_no_time(monkeypatch: pytest.MonkeyPatch) 
         work.count()
     monkeypatch.setattr(time, "monotonic", lambda: 9.0)
     monkeypatch.setattr(progress, "under_way", [work])
-    assert progress.in_words() == "unpacking: 9 of 20, 9 s"
+    assert progress.describe() == "unpacking: 9 of 20, 9 s"
 
 
 def test_who_has_measured_the_end_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_who_has_measured_the_end_says_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(progress, "under_way", [work])
     for now, words in ((60, "cells: 60 s, about 9 min left"), (700, "cells: 12 min")):
         monkeypatch.setattr(time, "monotonic", lambda now=now: now)
-        assert progress.in_words() == words
+        assert progress.describe() == words
 
 
 def test_work_in_work_is_said_from_the_outside_in_and_ends_with_its_context() -> None:

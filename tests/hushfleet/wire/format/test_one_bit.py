@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from hushfleet.config.spec import WireSpec
 from hushfleet.errors import Malformed, NotFinite, PrivacyError
+from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.forms import codec_of, steps_for
-from hushfleet.wire.format.one_bit import VARIANCE_FACTOR, decode_signs, encode_signs, magnitude
+from hushfleet.wire.format.one_bit import ONE_BIT, VARIANCE_FACTOR, magnitude
+
+KEY = bytes(16)
 
 
 @given(
@@ -23,11 +26,13 @@ from hushfleet.wire.format.one_bit import VARIANCE_FACTOR, decode_signs, encode_
 def test_a_bit_a_value_and_its_layers_magnitude_back(values: list[float], first: int, before: int) -> None:
     x = np.array([1.0] * before + values, np.float32)
     counts = [min(first, x.size), 0, max(0, x.size - first)]
-    data, out = encode_signs(x), np.empty(x.size, np.float32)
+    out = np.empty(x.size, np.float32)
+    coding = Coding(counts, [0.5, 7.0, 0.1], KEY)
+    data = ONE_BIT.encode(x, coding, out)
     bits = "".join("1" if value < 0 else "0" for value in x.tolist())
     expected = bytes(int(bits[at : at + 8].ljust(8, "0"), 2) for at in range(0, len(bits), 8))
     assert data == expected
-    decode_signs(data, counts=counts, magnitudes=[0.5, 7.0, 0.1], out=out)
+    assert ONE_BIT.decode(data, coding, None).tobytes() == out.tobytes()
     sizes = np.repeat(np.array([0.5, 7.0, 0.1], np.float32), counts)
     assert out.tolist() == [-size if value < 0 else size for value, size in zip(x, sizes, strict=True)]
 
@@ -37,7 +42,7 @@ def test_gain_is_one_and_the_variance_is_as_stated() -> None:
     n, std, signal = 1_000_000, 0.7, 0.07
     noised = (signal + std * np.random.default_rng(1).standard_normal(n)).astype(np.float32)
     out = np.empty(n, np.float32)
-    decode_signs(encode_signs(noised), counts=[n], magnitudes=[magnitude(std)], out=out)
+    ONE_BIT.encode(noised, Coding([n], [magnitude(std)], KEY), out)
     assert out.mean(dtype=np.float64) == pytest.approx(signal, abs=4 * 1.26 * std / math.sqrt(n))
     assert out.var(dtype=np.float64) == pytest.approx(VARIANCE_FACTOR * std**2, rel=0.01)
     added = codec_of("one-bit").added_variance(magnitude(std), std)
@@ -54,13 +59,13 @@ def test_quantisation_adds_what_it_says() -> None:
 )
 def test_signs_that_do_not_fit_are_malformed(data: bytes, counts: list[int]) -> None:
     with pytest.raises(Malformed):
-        decode_signs(data, counts=counts, magnitudes=[1.0], out=np.empty(sum(counts), np.float32))
+        ONE_BIT.decode(data, Coding(counts, [1.0], KEY), None)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_only_finite_values_have_a_sign(bad: float) -> None:
     with pytest.raises(NotFinite):
-        encode_signs(np.array([1.0, bad], np.float32))
+        ONE_BIT.encode(np.array([1.0, bad], np.float32), Coding([2], [1.0], KEY), np.empty(2, np.float32))
 
 
 def test_steps_follow_the_noise_or_the_values() -> None:

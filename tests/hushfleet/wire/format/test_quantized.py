@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed
+from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.quantized import MIN_STEP, decode_values, dither, encode_values, max_coded_bytes
 from hushfleet.wire.format.symbols import BLOCK, MAX_LEVEL
 
@@ -81,20 +82,20 @@ def slow_decoding(levels: list[int], steps: list[float]) -> np.ndarray:
 def test_all_modes_decode_as_the_specification_says(mode: int, size: int) -> None:
     levels = [0, -1, 1, -2, 2, 7, -8, 126, -127, 127, 128, -(2**20), MAX_LEVEL, -MAX_LEVEL][:size]
     counts, steps = [4, 0, size - 4], [0.1, 9.0, 3.0]
-    values = decode_values(coded_levels(mode, levels), counts=counts, steps=steps, dither_key=KEY)
+    values = decode_values(coded_levels(mode, levels), Coding(counts, steps, KEY))
     assert values.tobytes() == slow_decoding(levels, [0.1] * 4 + [3.0] * (size - 4)).tobytes()
 
 
 def test_a_block_of_zeros_is_one_byte_and_what_is_zero_stays_zero_without_dither() -> None:
     x = np.zeros(BLOCK + 1000, np.float32)
     x[BLOCK + 10] = 3.2
-    data = encode_values(x, counts=[x.size], steps=[0.5], dither_key=None)
+    data = encode_values(x, Coding([x.size], [0.5], None))
     assert data[:1] == b"\0"
     assert 1 < len(data) < 60
-    decoded = decode_values(data, counts=[x.size], steps=[0.5], dither_key=None)
+    decoded = decode_values(data, Coding([x.size], [0.5], None))
     assert decoded.nonzero()[0].tolist() == [BLOCK + 10]
     assert decoded[BLOCK + 10] == 3.0
-    dithered = decode_values(b"\0\0", counts=[x.size], steps=[0.5], dither_key=KEY)
+    dithered = decode_values(b"\0\0", Coding([x.size], [0.5], KEY))
     assert dithered.tobytes() == (-dither(KEY, x.size) * np.float32(0.5)).tobytes()
 
 
@@ -102,7 +103,7 @@ def test_a_block_of_zeros_is_one_byte_and_what_is_zero_stays_zero_without_dither
 def test_the_smallest_mode_is_taken_and_changes_with_the_values(step: float, mode: int) -> None:
     rng = np.random.default_rng(8)
     x = np.concatenate([rng.standard_normal(BLOCK), 5 * rng.standard_normal(BLOCK)]).astype(np.float32)
-    data = encode_values(x, counts=[x.size], steps=[step], dither_key=KEY)
+    data = encode_values(x, Coding([x.size], [step], KEY))
     levels = np.rint(x / np.float32(step) + dither(KEY, x.size)).astype(int).tolist()
     sizes = [{m: len(coded_levels(m, part)) for m in ALPHABETS} for part in (levels[:BLOCK], levels[BLOCK:])]
     assert data[0] == mode == min(sizes[0], key=lambda m: sizes[0][m])
@@ -114,13 +115,12 @@ def test_the_smallest_mode_is_taken_and_changes_with_the_values(step: float, mod
 def test_memory_beside_the_values_does_not_grow_with_them() -> None:
     x = np.random.default_rng(9).standard_normal(64 * BLOCK).astype(np.float32)
     out = np.empty_like(x)
-    settings = {"steps": [1.0], "dither_key": KEY}
     peaks = []
     for size in (8 * BLOCK, x.size):
-        data = encode_values(x[:size], counts=[size], **settings)
+        data = encode_values(x[:size], Coding([size], [1.0], KEY))
         for work in (
-            lambda size=size: encode_values(x[:size], counts=[size], **settings),
-            lambda size=size, data=data: decode_values(data, counts=[size], out=out[:size], **settings),
+            lambda size=size: encode_values(x[:size], Coding([size], [1.0], KEY)),
+            lambda size=size, data=data: decode_values(data, Coding([size], [1.0], KEY), out[:size]),
         ):
             tracemalloc.start()
             result = work()
@@ -139,9 +139,9 @@ def test_decoded_values_are_within_half_a_step(values: list[float], layers: int,
     counts = [x.size // layers] * (layers - 1)
     counts.append(x.size - sum(counts))
     steps = [step * (1 + layer) for layer in range(layers)]
-    data = encode_values(x, counts=counts, steps=steps, dither_key=KEY)
+    data = encode_values(x, Coding(counts, steps, KEY))
     assert len(data) <= max_coded_bytes(x.size)
-    decoded = decode_values(data, counts=counts, steps=steps, dither_key=KEY)
+    decoded = decode_values(data, Coding(counts, steps, KEY))
     assert decoded.dtype == np.float32
     # rounding of x/step + u in float32 adds up to a few units in the last place of the level
     slack = np.abs(x.astype(np.float64)) * 2.0**-21 + 1e-30
@@ -150,8 +150,8 @@ def test_decoded_values_are_within_half_a_step(values: list[float], layers: int,
 
 def test_the_error_is_uniform_and_independent_of_the_values() -> None:
     x = np.random.default_rng(3).standard_normal(200_000).astype(np.float32)
-    data = encode_values(x, counts=[x.size], steps=[1.0], dither_key=KEY)
-    error = decode_values(data, counts=[x.size], steps=[1.0], dither_key=KEY).astype(np.float64) - x
+    data = encode_values(x, Coding([x.size], [1.0], KEY))
+    error = decode_values(data, Coding([x.size], [1.0], KEY)).astype(np.float64) - x
     assert abs(error.mean()) < 4 * math.sqrt(1 / 12 / x.size)
     assert error.var() == pytest.approx(1 / 12, rel=0.02)
     assert abs(np.corrcoef(error, x)[0, 1]) < 4 / math.sqrt(x.size)
@@ -160,7 +160,7 @@ def test_the_error_is_uniform_and_independent_of_the_values() -> None:
 @pytest.mark.parametrize(("step", "bits"), [(0.25, 4.11), (0.5, 3.12), (1.0, 2.19), (2.0, 1.44), (4.0, 0.935)])
 def test_bits_a_parameter_stay_near_the_entropy(step: float, bits: float) -> None:
     x = np.random.default_rng(4).standard_normal(400_000).astype(np.float32)
-    data = encode_values(x, counts=[x.size], steps=[step], dither_key=KEY)
+    data = encode_values(x, Coding([x.size], [step], KEY))
     assert 8 * len(data) / x.size < bits
     levels = np.rint(x / np.float32(step) + dither(KEY, x.size))
     shares = np.unique(levels, return_counts=True)[1] / x.size
@@ -172,15 +172,15 @@ def test_the_worst_values_stay_below_the_bound() -> None:
     rng = np.random.default_rng(5)
     for size in (0, 1, 2, 1000, 70_001):
         x = rng.uniform(-MAX_LEVEL + 1, MAX_LEVEL - 1, size).astype(np.float32)
-        data = encode_values(x, counts=[size], steps=[1.0], dither_key=KEY)
+        data = encode_values(x, Coding([size], [1.0], KEY))
         assert len(data) <= max_coded_bytes(size)
-        assert decode_values(data, counts=[size], steps=[1.0], dither_key=KEY).shape == (size,)
+        assert decode_values(data, Coding([size], [1.0], KEY)).shape == (size,)
 
 
 def test_blocks_and_layers_do_not_change_the_result() -> None:
     x = np.random.default_rng(6).standard_normal(200_003).astype(np.float32)
-    whole = encode_values(x, counts=[x.size], steps=[0.5], dither_key=KEY)
-    parts = encode_values(x, counts=[1, 65_535, 2, 0, 134_465], steps=[0.5] * 5, dither_key=KEY)
+    whole = encode_values(x, Coding([x.size], [0.5], KEY))
+    parts = encode_values(x, Coding([1, 65_535, 2, 0, 134_465], [0.5] * 5, KEY))
     assert parts == whole
 
 
@@ -188,7 +188,7 @@ def test_blocks_and_layers_do_not_change_the_result() -> None:
 def test_what_cannot_be_quantised_is_refused(bad: float) -> None:
     x = np.array([0.0, bad, 1.0], np.float32)
     with pytest.raises(Malformed, match="cannot be quantised"):
-        encode_values(x, counts=[3], steps=[1.0], dither_key=KEY)
+        encode_values(x, Coding([3], [1.0], KEY))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_what_cannot_be_quantised_is_refused(bad: float) -> None:
 )
 def test_counts_steps_and_key_must_fit(counts: list[int], steps: list[float], key: bytes) -> None:
     with pytest.raises(Malformed):
-        encode_values(np.zeros(3, np.float32), counts=counts, steps=steps, dither_key=key)
+        encode_values(np.zeros(3, np.float32), Coding(counts, steps, key))
 
 
 @pytest.mark.parametrize(
@@ -242,6 +242,6 @@ def test_counts_steps_and_key_must_fit(counts: list[int], steps: list[float], ke
     ids=range(25),
 )
 def test_coded_values_that_break_a_rule_are_malformed(data: bytes) -> None:
-    assert decode_values(coded(1, [1, 2, 3]), counts=[3], steps=[1.0], dither_key=KEY).shape == (3,)
+    assert decode_values(coded(1, [1, 2, 3]), Coding([3], [1.0], KEY)).shape == (3,)
     with pytest.raises(Malformed):
-        decode_values(data, counts=[3], steps=[1.0], dither_key=KEY)
+        decode_values(data, Coding([3], [1.0], KEY))

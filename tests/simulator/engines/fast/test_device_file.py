@@ -26,7 +26,7 @@ from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.training.local_round import LocalRound, Trained
 from hushfleet.wire.format.codec import Coding
-from hushfleet.wire.format.forms import codec_of
+from hushfleet.wire.format.forms import CODECS, codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import SIGNED, UpdateHeader, encode_update
 from support.kill import CALL, KillPoints
@@ -238,7 +238,7 @@ def header(codec: str, counts: list[int], steps: list[float], *, round: int = 1,
 
 
 @given(
-    form=st.sampled_from(["quantized", "one-bit", "float16", "float32"]),
+    form=st.sampled_from([codec.name for codec in CODECS]),
     counts=st.lists(st.sampled_from([0, 1, 2, 5, 300, 70_000]), min_size=1, max_size=4),
     seed=st.integers(0, 1000),
 )

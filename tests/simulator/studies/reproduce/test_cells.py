@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.observe.progress import in_words
+from hushfleet.aggregator.observe.progress import describe
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
@@ -403,7 +403,7 @@ def test_the_time_that_is_left_is_measured_or_not_said(book: Path, monkeypatch: 
         shown._took["digits", "dp-fedavg"].append(100.0)
         assert left(60, slow[1]) == 90
         assert left(400, slow[1]) == 0  # overdue: then no time is shown
-        assert "3 of 4 cells" in in_words()
+        assert "3 of 4 cells" in describe()
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -1,4 +1,4 @@
-"""Why no connection comes about, in words that say what to do.
+"""Explanations of failed connections that say what to do.
 
 TLS at a plain port and the reverse end in the same few errors as many other faults. So the port is asked once more, in
 the other way; nothing is sent in that but an empty login, or the beginning of a TLS handshake.
@@ -23,10 +23,10 @@ _CONNACK = 0x20
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
-def words_of(error: OSError, address: BrokerAddress) -> str:
-    """What an error means that came while connecting."""
+def explained(error: OSError, address: BrokerAddress) -> str:
+    """Explains an error that came while connecting."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _words_of_certificate(error, address)
+        return _explained_certificate(error, address)
     in_handshake = isinstance(error, ssl.SSLError | ConnectionResetError | BrokenPipeError)
     if address.tls and in_handshake and _speaks_plainly(address):
         return (
@@ -35,14 +35,14 @@ def words_of(error: OSError, address: BrokerAddress) -> str:
     return f"{address} cannot be reached: {error or type(error).__name__}"
 
 
-def words_of_silence(address: BrokerAddress) -> str:
-    """What it may mean that a broker without TLS took no login; empty: nothing known."""
+def explained_silence(address: BrokerAddress) -> str:
+    """Explains that a broker without TLS took no login; empty: nothing is known."""
     if address.tls or not _speaks_tls(address):
         return ""
     return "; this port speaks TLS: write mqtts:// (with ca_file), or name the port without TLS (mostly 1883)"
 
 
-def _words_of_certificate(error: ssl.SSLCertVerificationError, address: BrokerAddress) -> str:
+def _explained_certificate(error: ssl.SSLCertVerificationError, address: BrokerAddress) -> str:
     code = error.verify_code
     if code in (_NOT_YET, _ENDED):
         says = "is not valid yet" if code == _NOT_YET else "has ended"
@@ -53,7 +53,7 @@ def _words_of_certificate(error: ssl.SSLCertVerificationError, address: BrokerAd
     if code in _OTHER_AUTHORITY:
         return (
             f"{address} is not a broker that {_authority(address)} vouches for: its certificate is "
-            f"{_shown_certificate(address)}. Is it another fleet's broker?"
+            f"{_certificate_text(address)}. Is it another fleet's broker?"
         )
     return f"the certificate of {address} does not hold: {error.verify_message}"
 
@@ -69,7 +69,7 @@ def _authority(address: BrokerAddress) -> str:
     return f"{address.ca_file} (SHA-256 {known})"
 
 
-def _shown_certificate(address: BrokerAddress) -> str:
+def _certificate_text(address: BrokerAddress) -> str:
     from cryptography import x509
 
     try:

@@ -1,0 +1,67 @@
+"""What secure sums ask of a task file, and what follows from it for devices."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from hushfleet.aggregator.config.sections import WireSection
+from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
+from hushfleet.errors import PrivacyError
+from hushfleet.privacy.ring import least_bits
+from hushfleet.secure.committee import least_honest
+from hushfleet.secure.field import PRIMES
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.config.task import Task
+
+LEAST_SHARE = 0.9  # of a cohort, without which a secure sum is not opened
+
+
+def check_task(task: Task) -> int:
+    """Raises `ValueError` for a task that secure sums cannot serve; returns the least number of updates in a sum."""
+    if task.wire.codec not in ("masked", WireSection().codec):
+        raise ValueError(f'wire.codec = {task.wire.codec!r}: secure sums have their own, "masked"; leave it out')
+    if task.round.aggregation != "mean":
+        raise ValueError(f"round.aggregation = {task.round.aggregation!r}: of a secure sum there is only the mean")
+    if task.privacy.reading != "user-level":
+        raise ValueError(f"privacy.reading = {task.privacy.reading!r}: with secure sums every round counts in full")
+    if math.isinf(task.privacy.clip_norm):
+        raise ValueError("privacy.clip_norm = inf: must be finite for sums of whole numbers")
+    if task.round.min_updates > 1:
+        return task.round.min_updates
+    cohort, rate = task.cohort_size, task.sampling_rate
+    return max(2, math.ceil(LEAST_SHARE * (cohort - 3 * math.sqrt(cohort * (1 - rate))) - 1e-9))
+
+
+def spec_of(task: Task, *, noise_multiplier: float, size: int | None) -> SecureSpec:
+    """Returns what devices are told of the sums.
+
+    :param size: number of values in an update, from which the bits of each follow; None: 32, whatever there are.
+
+    Raises `PrivacyError` where no honest devices are left, or no ring is fine enough.
+    """
+    if task.round.rounds > MAX_SECURE_ROUNDS:
+        raise PrivacyError(
+            f"round.rounds = {task.round.rounds}: with secure sums {MAX_SECURE_ROUNDS} at most, since a round's "
+            "number draws its committee, and whoever runs the rounds could choose among them"
+        )
+    least, fraction = task.round.min_updates, task.privacy.honest_fraction
+    most = math.ceil(task.cohort_size + 6 * math.sqrt(task.cohort_size * (1 - task.sampling_rate)))
+    honest = least_honest(least, devices=task.data.devices, honest_fraction=fraction, drawn=most)
+    if honest == 0:
+        raise PrivacyError(
+            f"a sum of round.min_updates = {least} of {task.data.devices} devices, of which a share of "
+            f"privacy.honest_fraction = {fraction:g} is honest, may have no honest one: ask for larger sums"
+        )
+    bits: Literal[16, 24, 32] = 32
+    if size is not None:
+        bits = least_bits(
+            PRIMES,
+            noise_multiplier=noise_multiplier,
+            honest_devices=honest,
+            devices=most,
+            size=size,
+            records=task.method.config().batch_size if task.privacy.unit == "record" else 0,
+        )
+    return SecureSpec(bits, min_devices=least, honest_devices=honest, honest_fraction=fraction)
