@@ -28,7 +28,7 @@ from hushfleet.model.own_head import inputs_of_own, own_logits
 
 
 class Prediction(NamedTuple):
-    """What a model sees in an image.
+    """The prediction of a model for an image.
 
     :param task: whose model it is.
     :param model: `personalised` or `global`, or the own head that was chosen, in words.
@@ -56,7 +56,7 @@ class OwnModel(NamedTuple):
     is_head: bool
 
     def answers(self, graph: LogitsOf, samples: LabelledSamples) -> tuple[LogitsOf, LabelledSamples]:
-        """What computes its logits, and of what."""
+        """Gives the function that computes its logits, and its inputs."""
         return (own_logits, inputs_of_own(samples)) if self.is_head else (graph, samples)
 
 
@@ -104,7 +104,8 @@ class OwnAccuracy(NamedTuple):
 
 
 def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
-    """By `data.held_out`; or else, of an own head, by the cross-validation that chose it. None without a model.
+    """Measures by `data.held_out`; or else takes, for an own head, the cross-validation that chose it. None without a
+    model.
 
     Raises `BadInput` where the held-out images cannot be read.
     """
@@ -130,7 +131,7 @@ def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
 
 
 def _graphs(store: DeviceStore, spec: TaskSpec) -> tuple[InferenceGraph, FeatureGraph | None]:
-    """Of the inference, and of the features that it takes, if any. Raises `BadInput` or `GraphRefused`."""
+    """Gives the graph of inference, and of its features, if any. Raises `BadInput` or `GraphRefused`."""
     model = spec.model
     graph = store.blob(model.inference.digest)
     if graph is None:

@@ -16,7 +16,7 @@ from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.cards import Target
-    from hushfleet.aggregator.fleet.releases import Release
+    from hushfleet.aggregator.fleet.releases import FleetRelease
     from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
     from hushfleet.firmware_profiles.cards.seed import Card, Writer
 
@@ -160,7 +160,7 @@ def _tell(
     cards: Sequence[Card],
     writer: Writer,
     target: Target,
-    release: Release,
+    release: FleetRelease,
     written: Sequence[str],
     kept: Sequence[str],
     *,

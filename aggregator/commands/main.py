@@ -92,7 +92,7 @@ def build_app() -> typer.Typer:
 
 
 def _first_line(entry: EntryPoint) -> str:
-    """What the docstring of a command's module says after "`hushfleet NAME`: ", without importing the module."""
+    """Reads the text after "`hushfleet NAME`: " in the docstring of a command's module, without importing it."""
     spec = importlib.util.find_spec(entry.module)
     if spec is None or spec.origin is None:
         return ""
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def _code_of(came: list[int]) -> int:
-    """What a shell makes of a program that a signal has ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    """Gives the exit code that a shell gives a program ended by a signal: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + came[0] if came else INTERRUPTED
 
 

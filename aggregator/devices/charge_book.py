@@ -1,12 +1,11 @@
-"""What each board of a fleet has spent, kept beside the register for the day on which its card is lost.
+"""Notes the charges of each board of a fleet beside the register, for the day on which its card is lost.
 
-The board's own ledger is what counts, and it is gone with the card. So the aggregator notes a round for every board
-that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a
-board has declined before training is taken back at once if it was told once: whoever is told again, of an extended
-round or after a restart, may have trained after all. Whatever is killed when, the note is never too small, but for one
-case: a
-board that chooses less noise than the standard (`limits.noise_preference` below 1), and whose update was not accepted,
-is noted by the standard noise, since nobody but its lost ledger knows its choice.
+The board's own ledger is what counts, and it is lost with the card. So the aggregator notes a round for every board
+that may train in it, before that board is told so; the charge of an accepted update replaces the note. A note is taken
+back if the board declines before training and was told once: a board that was told again, of an extended round or after
+a restart, may have trained after all. Whatever is killed when, the note is never too small, but for one case: a board
+that chooses less noise than the standard (`limits.noise_preference` below 1), and whose update was not accepted, is
+noted by the standard noise, since nobody but its lost ledger knows its choice.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ BEFORE_TRAINING = frozenset({"budget", "memory", "no-data", "no-privacy", "graph
 
 
 class ChargeBook:
-    """Of the run of `engine`."""
+    """The charges of the run of `engine`."""
 
     def __init__(self, register: DeviceRegister, engine: RoundEngine) -> None:
         self._register, self._engine = register, engine

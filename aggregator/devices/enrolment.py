@@ -46,7 +46,7 @@ class NotAccepted(BadSignature):
 
 
 class Changes(NamedTuple):
-    """What has become of devices since the last look.
+    """The changes of devices since the last call.
 
     :param out: key and reason of those that were put out.
     :param accepted: ids that are accepted now, or by another key, or whose birth could not be committed: what the
@@ -122,7 +122,7 @@ class Enrolment:
         self._taken: list[Birth] = []
         self._unsaved: dict[str, Birth] = {}
         self._replaced: set[str] = set()
-        self._settled_anew: set[str] = set()  # of those, they are committed
+        self._settled_new_keys: set[str] = set()  # of those, they are committed
         self._taken_at = 0.0
         self._bucket = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())
         self._refused = {(birth.device, birth.public_key): birth for birth in reversed(register.refused_births())}
@@ -132,7 +132,7 @@ class Enrolment:
     # who is who
 
     def key(self, device: str) -> bytes | None:
-        """What an accepted device signs with; None for all others, blocked ones among them."""
+        """Gives the public key of an accepted device; None for all others, also blocked ones."""
         row = self._known.get(device)
         return row.public_key if row is not None and row.blocked is None else None
 
@@ -141,8 +141,8 @@ class Enrolment:
         key, session = self._sessions.get(device, (None, 0))
         return max(session, 0) if key == self.key(device) else 0
 
-    def comes_anew(self, device: str) -> bool:
-        """Whether its birth, with another key than before, waits to be committed: what is known is not of it."""
+    def has_new_key(self, device: str) -> bool:
+        """Whether its birth with another key than before waits to be committed."""
         return device in self._replaced
 
     def waits(self, device: str) -> bool:
@@ -159,7 +159,7 @@ class Enrolment:
         return device in self._known
 
     def roster(self) -> Roster | None:
-        """Of the accepted devices that have announced themselves in this run; None where there are none."""
+        """Gives the roster of accepted devices that were announced in this run; None where there are none."""
         seen = {device: key for device, (key, _) in self._sessions.items()}
         keys = {device: key for device, key in seen.items() if key is not None and key == self.key(device)}
         return Roster.of(keys) if keys else None
@@ -195,8 +195,8 @@ class Enrolment:
                     self._is_stale = False
             except StoreError as error:  # must not end the run: what was known holds until the register can be read
                 log.warning("%s", error)
-        changes = Changes(self._out, self._accepted, self._settled_anew)
-        self._out, self._accepted, self._settled_anew = {}, set(), set()
+        changes = Changes(self._out, self._accepted, self._settled_new_keys)
+        self._out, self._accepted, self._settled_new_keys = {}, set(), set()
         return changes
 
     def _load(self) -> None:
@@ -272,7 +272,7 @@ class Enrolment:
             self._unheard.update(birth.device for birth in births)
             self._load()
             raise
-        self._settled_anew |= replaced
+        self._settled_new_keys |= replaced
         return [birth for birth in births if self.key(birth.device) == birth.public_key]
 
     def _enrolled_since(self, device: str) -> KnownDevice | None:

@@ -1,7 +1,7 @@
 """Decides who gets a certificate: `Enroller.answer` is the whole rule, without a network.
 
-A board shows that it has its card's token by a proof that covers its id, its identity and its signing request
-(`proven_by_token`), so nobody who sees a request can use it for a key of their own. A board whose identity is known
+A board proves that it has its card's token. The proof covers its id, its identity and its signing request
+(`proven_by_token`), so nobody who sees a request can use it for another key. A board whose identity is known
 needs no token: it has signed the request by it. That is how certificates are renewed, also those that have ended.
 
 A board keeps its TLS key. So a request for a key whose certificate is in the first half of its life gets that
@@ -83,7 +83,7 @@ class Enroller:
         if board.public_key != request.public_key:
             refused = self._why_not(board, has_token=token is not None)
             if refused is not None:
-                return self._kept_out(request, *refused, has_token=token is not None)
+                return self._refuse(request, *refused, has_token=token is not None)
         try:
             key = read_request(request.csr, device=request.device)
         except Malformed as error:
@@ -94,7 +94,7 @@ class Enroller:
         if pem is None:
             others = self._registry.tls_keys(request.device, request.public_key, now=now) - {tls_key}
             if len(others) >= MAX_TLS_KEYS:
-                return self._has_enough(request)
+                return self._refuse_more_keys(request)
             issued = self._authority.sign_client(
                 request.device,
                 key,
@@ -124,7 +124,7 @@ class Enroller:
         )
 
     def _token_of(self, request: EnrolRequest) -> bytes | None:
-        """The public key of the token that the request proves, if it does."""
+        """Gives the public key of the token that the request proves, if any."""
         signed = proven_by_token(
             federation=self._config.federation,
             device=request.device,
@@ -138,7 +138,7 @@ class Enroller:
         return None
 
     def _why_not(self, board: RegisteredBoard, *, has_token: bool) -> tuple[Verdict, str] | None:
-        """Of a board that comes with a key that is not known of it."""
+        """Says why a board with an unknown key gets no certificate; None: it gets one."""
         policy, device = self._config.enrolment.policy, board.device
         if board.public_key is not None:
             return "pending", (
@@ -156,7 +156,7 @@ class Enroller:
             )
         return None
 
-    def _has_enough(self, request: EnrolRequest) -> EnrolAnswer:
+    def _refuse_more_keys(self, request: EnrolRequest) -> EnrolAnswer:
         reason = (
             f"{request.device} has certificates for {MAX_TLS_KEYS} other TLS keys, and gets one for this key when the "
             "first of them has ended. A board needs one: if it has not made them itself, somebody has its key: "
@@ -167,7 +167,7 @@ class Enroller:
             log.warning("%s", reason)
         return EnrolAnswer(request.device, request.nonce, "pending", b"", reason, REFUSED_RETRY_S)
 
-    def _kept_out(self, request: EnrolRequest, verdict: Verdict, reason: str, *, has_token: bool) -> EnrolAnswer:
+    def _refuse(self, request: EnrolRequest, verdict: Verdict, reason: str, *, has_token: bool) -> EnrolAnswer:
         if has_token or self._strangers.take(self._clock()):
             self._registry.add_refused_request(
                 RefusedRequest(request.device, request.public_key, has_token, reason, self._clock())
@@ -179,7 +179,7 @@ class Enroller:
 def carried_part(
     charges: Sequence[tuple[str, int, bytes]], at_once: int
 ) -> tuple[tuple[CarriedRounds, ...], SpentRound | None]:
-    """As many of the first charges as one answer has room for; and up to which that is, where more may follow.
+    """Takes as many of the first charges as one answer has room for; and the last of them, where more may follow.
 
     :param charges: what follows in the register, at most `at_once`.
     """
@@ -197,7 +197,7 @@ def carried_part(
 
 
 def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRounds, ...]:
-    """What `DeviceRegister.charges` gives, with the rounds of a task that cost the same together."""
+    """Joins the rounds of a task that cost the same, from what `DeviceRegister.charges` gives."""
     rounds: dict[tuple[str, bytes], list[int]] = {}
     for task, round, packed in charges:
         rounds.setdefault((task, packed), []).append(round)

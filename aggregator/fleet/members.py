@@ -1,4 +1,4 @@
-"""Which boards are to be added: counted, or from a CSV file. Everything is checked before anything is written."""
+"""The boards to be added: counted, or from a CSV file. Everything is checked before anything is written."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class ClearRetained(Part):
         self._waiting = deque[str]()
         self._begin_at = 0.0
 
-    def advance(self, service: Service, now: float) -> None:
+    def act(self, service: Service, now: float) -> None:
         if now >= self._begin_at:
             self._begin_at = now + CLEAR_EVERY_S
             self._waiting = deque(board.device for board in self._registry.boards())

@@ -1,4 +1,4 @@
-"""What each board has spent against its limit, as far as the fleet knows: by the charges that the aggregator noted.
+"""The privacy that each board has spent against its limit, by the charges that the aggregator noted.
 
 The board's own ledger is what counts, and its own file says what it may spend. What is known here is what was noted
 before each round, which is too small in one case alone (`devices.charge_book`), and what the card was written with.
@@ -60,7 +60,10 @@ class Spending:
         return epsilon_server_of([*_charges(counts), charge], delta=self.delta)
 
     def most(self, register: DeviceRegister) -> Lifetime | None:
-        """The board that has spent most, as of the last `update`; None where none has. Raises `StoreError`."""
+        """Gives the lifetime of the board that has spent most, as of the last `update`; None where none has.
+
+        Raises `StoreError`.
+        """
         if not self._known:
             return None
         device = max(self._known, key=lambda device: self._known[device][1])
@@ -70,7 +73,7 @@ class Spending:
         return self._most[1]
 
     def left(self, task: str, register: DeviceRegister) -> PrivacyLeft | None:
-        """Of the same board, for more rounds of `task`, whose rounds cost as its first. Raises `StoreError`."""
+        """Gives what is left to the same board for rounds of `task`, which cost as its first. Raises `StoreError`."""
         if not self._known:
             return None
         device = max(self._known, key=lambda device: self._known[device][1])
@@ -105,5 +108,5 @@ def _charges(counts: Sequence[tuple[bytes, int]]) -> list[Charge]:
 
 
 def _times(charge: Charge, rounds: int) -> Charge:
-    """Of so many rounds that cost the same: a fleet has some thousand boards, each with some hundred rounds."""
+    """Joins rounds that cost the same: a fleet may have a thousand boards, each with hundreds of rounds."""
     return replace(charge, steps=charge.steps * rounds)

@@ -1,4 +1,4 @@
-"""How a fleet's secure sums stand: what the server sees, which roster holds, and what waits for the operator."""
+"""The state of a fleet's secure sums: what the server sees, the valid roster, and what waits for the operator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hushfleet.wire.format.health import Problem
 
 
 def sum_facts(folder: FleetFolder) -> SumFacts:
-    """A fleet's facts: its boards take a roster of the operator only."""
+    """Gives a fleet's facts: its boards take a roster of the operator only."""
     return SumFacts("operator", keys.in_folder(folder))
 
 
@@ -48,7 +48,7 @@ class SumsWatch:
 
 
 def _problems(holds: Roster | None, changes: RosterChanges) -> list[Problem]:
-    """A roster that waits, and what it costs until it is signed."""
+    """Finds a roster that waits, and what it costs until it is signed."""
     if not changes:
         return []
     advice = f"{roster.export_command()}, and have it signed where the operator's key is."

@@ -14,7 +14,7 @@ URGENT = "#e07b5a"
 
 
 def table(view: FleetView, *, details: bool = False) -> RenderableType:
-    """The fleet for a terminal.
+    """Draws the fleet for a terminal.
 
     :param details: what engineers and whoever answers for privacy ask besides.
     """

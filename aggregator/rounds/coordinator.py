@@ -337,7 +337,7 @@ class Coordinator:
 
     def _on_ask(self, device: str, ask: Ask) -> None:
         """Of two processes with one key, the one of the later session goes on, or else the one that asked first."""
-        if self.enrolment.comes_anew(device):
+        if self.enrolment.has_new_key(device):
             self._settle_births()
             self._apply_changes()
         if self.enrolment.is_another(device):

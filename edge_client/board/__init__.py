@@ -1,1 +1,1 @@
-"""What depends on the board and its owner: configuration, limits, data, supervision."""
+"""The parts that depend on the board and its owner: configuration, limits, data, supervision."""

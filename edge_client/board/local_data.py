@@ -47,7 +47,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 def data_words(section: DataSection) -> str | None:
-    """What a person should know before a task comes; None where there is nothing to say.
+    """Describes a problem of the data before a task comes; None where there is none.
 
     A device starts all the same: a disk may come later, and a camera's first image.
     """
@@ -269,7 +269,7 @@ def _warn_of_another_unit(samples: Samples, path: Path) -> None:
 
 
 def inputs_of(samples: Samples, features: FeatureGraph | None, *, skipped: list[str] | None = None) -> LabelledSamples:
-    """What the network takes of these images: features of them, where the task has some; see `FeatureGraph.of`."""
+    """Gives the network's inputs for these images: features, where the task has some; see `FeatureGraph.of`."""
     return samples if features is None else features.of(samples, skipped=skipped)
 
 

@@ -82,7 +82,7 @@ class Pacer:
             self._wait_until(self._due())
 
     def wait(self, seconds: float) -> None:
-        """For what is slow on the board beside its work, in addition to what `slowdown` makes of the work."""
+        """Waits for other slow parts of the board, in addition to the slowed work."""
         began = self._wall()
         try:
             self._wait_until(began + seconds)

@@ -1,7 +1,7 @@
-"""What a running client waits for, and since when: for `hushfleet-edge status`, and for the log where it lasts.
+"""Notes what a running client waits for, and since when, for `hushfleet-edge status` and the log.
 
-A broker that does not know a board, and keeps its messages back, looks like one on which nobody has anything to say. So
-silence that lasts is told once, with what may be the cause.
+A broker that does not know a board, and delivers nothing to it, looks like one without any messages. So a long silence
+is logged once, with its possible causes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _log = logging.getLogger("hushfleet.edge")
 
 @dataclass(frozen=True)
 class Waiting:
-    """:param since: unix seconds."""
+    """A wait of the client.
+
+    :param since: unix seconds.
+    """
 
     kind: Kind
     words: str
@@ -38,7 +41,7 @@ class Waiting:
 
 
 def advice_on_silence(device: str, federation: str) -> dict[Kind, str]:
-    """What is logged where a wait lasts, by who is waited for."""
+    """Gives the warnings for long waits, by kind."""
     kept = f"this broker keeps messages back: its access list knows this connection by another name than {device}"
     return {
         "aggregator": "connected, and nothing has come from an aggregator. Either none has been started in the "
@@ -64,7 +67,7 @@ class WaitingNote:
         self._warned: set[Kind] = set()
 
     def is_(self, kind: Kind, words: str) -> None:
-        """What is waited for now; cheap where it is the same as before."""
+        """Sets what the client waits for now; cheap where it is unchanged."""
         if self._told == (kind, words):
             if kind not in self._warned and kind in self._advice and self._clock() - self._since >= SILENT_S:
                 self._warned.add(kind)
@@ -83,7 +86,7 @@ class WaitingNote:
 
 
 def read_waiting(state_dir: Path) -> Waiting | None:
-    """What the client in this state directory waits for, or waited for when it ended; None if that is not known."""
+    """Reads what the client in this state directory waits for, or waited for at its end; None if unknown."""
     try:
         plain = json.loads((state_dir / FILE_NAME).read_text("utf-8"))
         return Waiting(plain["kind"], str(plain["words"]), float(plain["since"]))

@@ -19,7 +19,7 @@ from hushfleet.edge_client.board.certificate import read_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
-from hushfleet.edge_client.storage.accelerator import ChosenAccelerator
+from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.errors import BadInput
 from hushfleet.release import this_platform
 from hushfleet.wire.format.fields import DeclineCode

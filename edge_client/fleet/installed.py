@@ -1,4 +1,4 @@
-"""The releases of a board, as its client sees them: what is installed, what it would take, what became of an offer."""
+"""The releases of a board, as its client sees them: what is installed, what fits, and the state of the last offer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hushfleet.wire.format.health import SlotState
 
 @dataclass(frozen=True)
 class Standing:
-    """What a board says of its releases in `Health`; see there."""
+    """The fields of `Health` about releases; see there."""
 
     slot: SlotState
     tried: str = ""
@@ -55,7 +55,10 @@ class Installed:
             return None
 
     def judge(self, head: bytes) -> Manifest:
-        """Of a release that this board could install. Raises `WireError`, `BadInput` or `SlotsError`: why not."""
+        """Checks that this board can install a release.
+
+        Raises `WireError`, `BadInput` or `SlotsError` with the reason.
+        """
         state = self.state()
         if state is None:
             raise BadInput(f"this board takes no releases: there is none in {self._root}")
@@ -65,7 +68,7 @@ class Installed:
         return manifest
 
     def trust(self) -> Trust:
-        """Whose releases are taken: also by a statement that `slots.py` takes over within the minute.
+        """Gives the keys whose releases are taken, also by a statement that `slots.py` takes over within the minute.
 
         Raises `BadInput` where there is no public key of root.
         """
@@ -75,7 +78,7 @@ class Installed:
         return trust
 
     def hear_keys(self, text: str) -> Trust:
-        """Statements about release keys that came over the air, and what holds after them.
+        """Takes statements about release keys that came from the broker. Returns the trust after them.
 
         Raises `BadInput`, a `WireError` where root has not signed one of them, and `StoreFull`.
         """
@@ -117,7 +120,7 @@ class Installed:
         return any(self.incoming.glob("*.hfr"))
 
     def say_healthy(self, version: str) -> None:
-        """Once; `slots.py` wants to hear it again and again. Raises `StoreFull`."""
+        """Reports health once; `slots.py` needs it again and again. Raises `StoreFull`."""
         write_whole(self._state_dir / "healthy", version.encode(), durable=False)
 
     def standing(self) -> Standing:

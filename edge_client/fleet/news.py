@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.freshness import SAVE_EVERY_S, Freshness
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.errors import BadInput, Malformed, StoreError
@@ -20,25 +21,22 @@ from hushfleet.wire.link.interface import Link
 _log = logging.getLogger("hushfleet.edge")
 
 
-class News:
-    """:param clock: monotonic seconds."""
+class News(Duty):
+    """Hears who signs releases, and which release is the newest.
+
+    :param clock: monotonic seconds.
+    """
 
     def __init__(self, config: DeviceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         assert config.fleet is not None
         self._service = config.service_key
-        self._topics, self._device = Topics(config.device.federation), config.device.id
+        self._topics = Topics(config.device.federation)
+        self.filters = (self._topics.fleet(config.device.id),)
         self._installed = Installed.of(config)
         self._freshness = Freshness(Path(config.device.state_dir))
         self._clock = clock
         self._counted = self._saved = clock()
         self.due_at = self._counted + SAVE_EVERY_S
-
-    @property
-    def filters(self) -> tuple[str, ...]:
-        return (self._topics.fleet(self._device),)
-
-    def connected(self) -> None:
-        pass
 
     def lost(self) -> None:
         self._count()

@@ -13,7 +13,7 @@ import numpy as np
 
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.net.rate_limits import Backoff
-from hushfleet.edge_client.storage.roster_mark import RosterMark
+from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import Malformed, Replayed, TooLarge, WireError
 from hushfleet.secure.roster import MAX_ROSTER_BYTES, Roster
@@ -60,7 +60,7 @@ class Fetch:
         self._progress(now, wait=False)
 
     def want(self, now: float) -> Want:
-        """What to ask for now; the next time comes later and later while nothing arrives."""
+        """Makes the request for now; the pauses grow while nothing arrives."""
         self._backoff.tried(now)
         self._asked += 1
         return Want(self.ref.digest, self.ref.size, self._assembler.missing())
@@ -117,7 +117,7 @@ class BlobSource:
         return data
 
     def want(self, now: float) -> Want | None:
-        """What is to be asked for now, if anything is due."""
+        """Gives the request that is due now, if any."""
         fetch = self.fetch
         if fetch is None or now < fetch.due_at:
             return None

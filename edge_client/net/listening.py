@@ -1,4 +1,4 @@
-"""What a device hears of the broker: it subscribes, and again where something has not come that the broker keeps."""
+"""Subscriptions of a device: it subscribes again where a retained message has not come."""
 
 from __future__ import annotations
 

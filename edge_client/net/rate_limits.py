@@ -1,4 +1,4 @@
-"""How often a device asks again, announces itself again, and logs what it rejects."""
+"""Limits for how often a device asks again, announces itself again, and logs what it rejects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class Backoff:
-    """When to ask again for what has not come: the wait doubles, and starts anew after any progress.
+    """The time to ask again for what has not come: the wait doubles, and starts anew after any progress.
 
     :param first_s: the first wait, seconds.
     :param longest_s: the longest wait.
@@ -35,7 +35,7 @@ class Backoff:
         self.due_at = now + self._first_s if wait else now
 
     def hasten(self, now: float) -> None:
-        """What hindered it may be over: due after the first wait at the latest."""
+        """Makes it due after the first wait at the latest: the obstacle may be gone."""
         self.due_at = min(self.due_at, now + self._first_s)
 
     def tried(self, now: float) -> None:
@@ -45,7 +45,7 @@ class Backoff:
 
 
 class EnrolmentRetry:
-    """What a device does that the aggregator does not accept: it logs the reason and announces itself again later.
+    """Retries of a device that the aggregator does not accept: it logs the reason and announces itself again later.
 
     When the operator accepts the device, the aggregator reads the device's retained state by itself. So the retry is
     only for messages that were lost.

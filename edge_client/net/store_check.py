@@ -1,4 +1,4 @@
-"""Whether this store is the only one of its device, and the newest: a store cannot know that by itself.
+"""Checks that this store is the only one of its device, and the newest: a store cannot know that by itself.
 
 With an old copy that was put back, or a second client on a copy, an update would be noised twice: the two noises
 average out, and the ledger of the copy lacks what was spent since. The aggregator remembers what it has received, so
@@ -69,7 +69,7 @@ class StoreCheck:
         self._backoff.hasten(now)
 
     def question(self, now: float) -> Ask | None:
-        """What to ask now, if anything is due."""
+        """Gives the question that is due now, if any."""
         if now < self.due_at:
             return None
         self._backoff.tried(now)

@@ -1,4 +1,4 @@
-"""Which aggregator a device listens to, and which of its messages are current.
+"""Checks which aggregator a device listens to, and which of its messages are current.
 
 The key comes from the configuration, or is the first one that the device meets; it is pinned in the store before
 anything that it signed is believed. The newest start (epoch) of that key is pinned too: a message that names an older

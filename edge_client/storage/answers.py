@@ -1,4 +1,4 @@
-"""What a device has answered as a committee member: one set of devices a round, for ever.
+"""The answers of a device as a committee member: one set of devices a round, for ever.
 
 Two answers for two sets of one round could open two sums that differ by one device. So the answer is stored before it
 is sent, and a row is never replaced.
@@ -79,7 +79,7 @@ class Answers:
         return AnswerEntry(task, round, included, data, digest, "pending")
 
     def set_status(self, task: str, round: int, status: str) -> None:
-        """As `DeviceStore.set_status`."""
+        """Notes what became of an answer, see `DeviceStore.set_status`."""
         with self._transaction("note what became of an answer"):
             self._connection.execute(
                 "UPDATE answers SET status = ? WHERE task = ? AND round = ?", (status, task, round)

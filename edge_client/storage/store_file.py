@@ -186,6 +186,37 @@ def create(path: Path, *, device: str, durable: bool, identity: Identity | None)
         sync_folder(path.parent)
 
 
+def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str, inspect: bool) -> Identity:
+    """Gives the device's key if the file is whole, of this version and this device's; upgrades an older version.
+
+    :param inspect: nothing is written, so an older version is refused.
+
+    Raises `sqlite3.Error` for a damaged file, and `StoreError`.
+    """
+    run = connection.execute
+    run("PRAGMA query_only = ON")  # nothing is written to a file that turns out to be damaged
+    findings = [row[0] for row in run("PRAGMA quick_check(1)")]
+    if findings != ["ok"]:
+        raise sqlite3.DatabaseError("; ".join(map(str, findings)))
+    facts = dict(run("SELECT name, value FROM facts WHERE name IN ('schema', 'device', 'identity')"))
+    if len(facts) < 3 or not all(isinstance(value, bytes) for value in facts.values()):
+        raise sqlite3.DatabaseError("it holds no device")
+    schema, owner = facts["schema"], facts["device"].decode()
+    if not inspect and owner == device:
+        run("PRAGMA query_only = OFF")
+        schema = bring_up_to_date(connection, schema)
+    if schema != SCHEMA_VERSION:
+        raise StoreError(
+            f"the store {path} has version {schema.decode()}, this client reads {SCHEMA_VERSION.decode()}; "
+            "install the matching client"
+        )
+    if owner != device:
+        raise StoreError(
+            f"the store {path} belongs to the device {owner!r}, not to {device!r}; give each device its own state_dir"
+        )
+    return Identity.from_bytes(facts["identity"])
+
+
 def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
     """The schema afterwards. Each older one becomes the next in one transaction."""
     for older, upgrade in ((b"1", _keep_public_digests), (b"2", _keep_answers)):

@@ -1,4 +1,4 @@
-"""How systems take their first configuration: cloud-init, and what Raspberry Pi OS had before it.
+"""The first configuration of systems: cloud-init, and what Raspberry Pi OS had before it.
 
 A new way is one more class in `WRITERS` (rpi-preseed is announced to replace cloud-init on Raspberry Pi OS).
 """
@@ -140,7 +140,7 @@ def named_writer(name: str) -> Writer:
 
 
 def choose_writer(boot: BootPartition, system: System) -> Writer:
-    """The one that fits what lies on the partition. Raises `BadInput` where the system is one that none fits.
+    """Chooses the one that fits what lies on the partition. Raises `BadInput` where the system is one that none fits.
 
     :param system: what is known of it, from its image.
     """
@@ -181,7 +181,7 @@ def _require_raspberry_pi_os(line: str, system: System, otherwise: str) -> None:
 
 
 def _network_config(card: Card, boot: BootPartition, *, with_wifi: bool) -> str:
-    """What is there stays as it is where it is of the older format and nothing must be added."""
+    """Makes network-config; one of the older format stays as it is where nothing must be added."""
     theirs = read_yaml(boot, "network-config")
     if card.wifi is None and not is_netplan(theirs):
         return (original(boot, "network-config") or b"").decode("utf-8-sig")
@@ -223,7 +223,7 @@ def _country(card: Card) -> list[str]:
 
 
 def _one_line(words: Sequence[str]) -> str:
-    """Of two settings of one name the latter counts; each word once."""
+    """Joins the words, each once; of two settings of one name the latter counts."""
     latest = {word.partition("=")[0] if word.startswith("cfg80211.") else word: word for word in words}
     return " ".join(latest.values()) + "\n"
 

@@ -1,4 +1,4 @@
-"""What a release says of itself, and who signed it.
+"""The manifest of a release, and its signatures.
 
     "HR", format, 0 | u32 manifest length | manifest (JSON) | u8 count | count signatures | payload (tar.xz)
 
@@ -29,7 +29,7 @@ MOST_SIGNATURES = 8
 MANIFEST_CAP = 7 * 1024  # one of nine wheels has 1.5 KiB; an offer carries a head of at most 8 KiB
 HEAD_CAP = START_BYTES + MANIFEST_CAP + 1 + MOST_SIGNATURES * SIGNATURE_BYTES
 RELEASE_CAP = 2**28  # bytes of the whole file
-_VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
+VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _WORD = re.compile(r"[a-z0-9_]{1,32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WHEEL = re.compile(r"[A-Za-z0-9_.+-]{1,128}\.whl")
@@ -54,7 +54,7 @@ class Signer(Protocol):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is in a release. Raises `Malformed` for a value that breaks a rule.
+    """The content of a release. Raises `Malformed` for a value that breaks a rule.
 
     :param version: two to four numbers, `0.3.0`; also the name of its folder on a board.
     :param python: the only CPython that it runs with, as in wheels: `cp313`.
@@ -182,7 +182,7 @@ class SignedManifest:
 
         :param keys: public keys that are trusted, 64 hex digits each; what is no key does not count.
         """
-        valid = [key for key in _read_keys(keys) if self._is_signed_by(key)]
+        valid = [key for key in _read_keys(keys) if has_signed(key, self.signatures, self.signed)]
         if len(valid) < max(1, threshold):
             by = "any key" if threshold <= 1 else f"{threshold} of the keys"
             found = f": {len(valid)} have signed it" if valid else ""
@@ -191,21 +191,23 @@ class SignedManifest:
 
     def is_signed_by(self, key: str) -> bool:
         """Whether this public key, 64 hex digits, has signed it."""
-        return self._is_signed_by(bytes.fromhex(key))
+        return has_signed(bytes.fromhex(key), self.signatures, self.signed)
 
-    def _is_signed_by(self, key: bytes) -> bool:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-        try:
-            Ed25519PublicKey.from_public_bytes(key).verify(self.signatures[key], self.signed)
-        except (InvalidSignature, ValueError, KeyError):
-            return False
-        return True
+def has_signed(key: bytes, signatures: Mapping[bytes, bytes], signed: bytes) -> bool:
+    """Whether the signature of this Ed25519 key is there and right. Borrows `cryptography`."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signatures[key], signed)
+    except (InvalidSignature, ValueError, KeyError):
+        return False
+    return True
 
 
 def manifest_length(start: bytes) -> int:
-    """From the first `START_BYTES` of a release. Raises `Malformed`, `OtherVersion`, `TooLarge`."""
+    """Reads it from the first `START_BYTES` of a release. Raises `Malformed`, `OtherVersion`, `TooLarge`."""
     if len(start) < START_BYTES or start[:2] != _MAGIC:
         raise Malformed("this is no release: it does not begin as a .hfr file does")
     _, version, zero, length = _START.unpack_from(start)
@@ -249,7 +251,7 @@ def _read_keys(lines: Iterable[str]) -> set[bytes]:
 
 
 def _is_version(value: object) -> bool:
-    return isinstance(value, str) and _VERSION.fullmatch(value) is not None
+    return isinstance(value, str) and VERSION.fullmatch(value) is not None
 
 
 def _is_wheel(item: tuple[object, object]) -> bool:

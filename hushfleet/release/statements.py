@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, TooLarge
-from hushfleet.release.manifest import Manifest, SignedManifest, Signer
+from hushfleet.release.manifest import VERSION, Manifest, SignedManifest, Signer, has_signed
 
 ROOT_FILE = "root_key"
 """The file of a card and of a board with root's public key, 64 hex digits."""
@@ -27,7 +27,6 @@ TEXT_CAP = 32 * 1024  # bytes of several
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 _PLATFORM = re.compile(r"[a-z0-9_]{1,32}-[a-z0-9_]{1,32}")
-_VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _MOST_NUMBER = 2**53
 
 
@@ -94,7 +93,7 @@ class Newest:
         _require(isinstance(self.versions, dict), "versions", self.versions, "an object")
         for platform, version in self.versions.items():
             _require(_PLATFORM.fullmatch(platform), "a platform", platform, "such as cp313-aarch64")
-            _require(isinstance(version, str) and _VERSION.fullmatch(version), "a version", version, "such as 0.3.0")
+            _require(isinstance(version, str) and VERSION.fullmatch(version), "a version", version, "such as 0.3.0")
 
 
 S = TypeVar("S", ReleaseKeys, Newest)
@@ -112,19 +111,12 @@ class Signed(Generic[S]):
         return replace(self, signatures={**self.signatures, key.public_key.hex(): signature})
 
     def is_signed_by(self, public_key: str) -> bool:
-        """Borrows `cryptography`."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-        try:
-            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
-            key.verify(bytes.fromhex(self.signatures[public_key]), _signed_bytes(self.statement))
-        except (KeyError, ValueError, InvalidSignature):
-            return False
-        return True
+        """Whether this public key, 64 hex digits, has signed it."""
+        signatures = {bytes.fromhex(key): bytes.fromhex(signature) for key, signature in self.signatures.items()}
+        return has_signed(bytes.fromhex(public_key), signatures, _signed_bytes(self.statement))
 
     def to_line(self) -> str:
-        """Without its newline."""
+        """Gives the line, without its newline."""
         return _json({"signatures": dict(self.signatures), "statement": asdict(self.statement)})
 
     @classmethod
@@ -158,7 +150,7 @@ def read_keys(text: str) -> list[Signed[ReleaseKeys]]:
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose releases a board takes.
+    """The keys whose releases a board takes.
 
     :param root: public key of root, which signs the next statement.
     :param keys: the statement that holds; None: there was none yet, and no release is taken.
@@ -171,12 +163,13 @@ class Trust:
 
     @classmethod
     def of_board(cls, folder: Path) -> Trust:
-        """As `read`, from the folder of `slots.py`."""
+        """Reads the trust of a board from the folder of `slots.py`."""
         return cls.read(folder / ROOT_FILE, folder / KEYS_FILE)
 
     @classmethod
     def read(cls, root_file: Path, keys_file: Path) -> Trust:
-        """What was checked before it came into these files. Raises `BadInput` where there is no public key of root.
+        """Reads statements that were checked before they came into these files. Raises `BadInput` where there is no
+        public key of root.
 
         A statement that cannot be read is as none: the next one that comes over the air mends it.
         """
@@ -215,7 +208,7 @@ class Trust:
         return manifest
 
     def after(self, text: str) -> Trust:
-        """What holds after the statements in `text`, of which lower numbers than the one that holds are passed over.
+        """Gives the trust after the statements in `text`; lower numbers than the present one are skipped.
 
         Raises `BadSignature` where root has not signed one, and `Malformed` or `TooLarge`.
         """
