@@ -23,7 +23,7 @@ from hushfleet.aggregator.devices.enrolment import TokenBucket
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.authority import Authority, is_fresh, key_digest, read_request
 from hushfleet.aggregator.fleet.folder import FleetConfig
-from hushfleet.aggregator.fleet.registry import FleetRegistry, Grant, RefusedRequest, RegisteredBoard
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest, RegisteredBoard
 from hushfleet.config.schema import unpack
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.mechanism import Charge
@@ -102,8 +102,7 @@ class Enroller:
                 now=datetime.datetime.fromtimestamp(now, datetime.UTC),
             )
             pem = issued.pem
-            grant = Grant(issued.serial, tls_key, pem, issued.not_after)
-            self._registry.grant(board, request.public_key, grant, token=token, now=now)
+            self._registry.grant(board, request.public_key, issued, tls_key=tls_key, token=token, now=now)
             log.info("%s has a certificate, for the key %s", request.device, request.public_key.hex())
             self._on_granted()
         charges = self._register.charges(request.device, after=request.after, at_most=CHARGES_AT_ONCE)

@@ -33,8 +33,7 @@ class Spending:
         self.delta = float(limits.get("delta", DEFAULT_DELTA))
         self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges, which would be many MB; epsilon
         self._is_known = False
-        self._most: tuple[tuple[str, int], Lifetime] | None = None
-        self._left: tuple[tuple[str, str, int], PrivacyLeft] | None = None
+        self._most: tuple[tuple[str, str, int], tuple[Lifetime, PrivacyLeft]] | None = None
 
     def update(self, register: DeviceRegister) -> dict[str, float]:
         """Id -> epsilon_server over all tasks, at the cards' delta. Raises `StoreError`."""
@@ -59,35 +58,27 @@ class Spending:
         counts = [] if register is None else register.charge_counts(device)
         return epsilon_server_of([*_charges(counts), charge], delta=self.delta)
 
-    def most(self, register: DeviceRegister) -> Lifetime | None:
-        """Gives the lifetime of the board that has spent most, as of the last `update`; None where none has.
+    def most(self, task: str, register: DeviceRegister) -> tuple[Lifetime, PrivacyLeft] | None:
+        """Gives what the board that has spent most has spent, and what is left to it for rounds of `task`.
 
-        Raises `StoreError`.
+        Rounds of the task cost as its first. It holds as of the last `update`; None: nothing was charged. Raises
+        `StoreError`.
         """
-        if not self._known:
-            return None
-        device = max(self._known, key=lambda device: self._known[device][1])
-        key = device, self._known[device][0]
-        if self._most is None or self._most[0] != key:
-            self._most = key, self._lifetime(device, register)
-        return self._most[1]
-
-    def left(self, task: str, register: DeviceRegister) -> PrivacyLeft | None:
-        """Gives what is left to the same board for rounds of `task`, which cost as its first. Raises `StoreError`."""
         if not self._known:
             return None
         device = max(self._known, key=lambda device: self._known[device][1])
         digest, spent = self._known[device]
         key = device, task, digest
-        if self._left is None or self._left[0] != key:
+        if self._most is None or self._most[0] != key:
             first, rounds = register.charges(device, after=(task, -1), at_most=1), None
             if self.limit is not None and first and first[0][0] == task:
                 following, before = unpack(Charge, first[0][2], what="a charge"), register.charge_counts(device)
                 rounds = rounds_left(
                     _charges(before), following, delta=self.delta, limit=self.limit, at_most=MOST_ROUNDS
                 )
-            self._left = key, PrivacyLeft(device, spent, self.limit, rounds)
-        return self._left[1]
+            found = self._lifetime(device, register), PrivacyLeft(device, spent, self.limit, rounds)
+            self._most = key, found
+        return self._most[1]
 
     def _lifetime(self, device: str, register: DeviceRegister) -> Lifetime:
         """All tasks and cards of this id that are noted."""
