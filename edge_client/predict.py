@@ -152,7 +152,7 @@ def _no_model_of(spec: TaskSpec) -> BadInput:
 
 
 def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]:
-    """The flat vector, and how it is called."""
+    """Gives the flat vector, and how it is called."""
     head, own = store.own_head(spec.task), store.own_params(spec.task)
     if own is not None and (head is not None or not spec.model.chooses_head):
         return own, "personalised" if head is None else head.choice.plain
@@ -165,7 +165,7 @@ def _global_params(store: DeviceStore, size: int) -> np.ndarray | None:
 
 
 def _read(image: Path, model: ModelSpec) -> Samples:
-    """The one image, decoded and normalised as the device's training images are."""
+    """Reads the one image, decoded and normalised as the device's training images are."""
     pixels = read_image(image, input_shape=model.image_shape)
     blank = model.targets.blank(1, len(model.class_names))
     return Samples(pixels[None], blank, model.mean, model.std, model.targets)

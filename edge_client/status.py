@@ -126,7 +126,10 @@ def _details(report: dict[str, Any]) -> list[str]:
 
 
 def _rounds_left(entries: Sequence[LedgerEntry], config: DeviceConfig) -> int | None:
-    """How many more rounds like the last fit into the owner's limit. None: there is no limit, or was no round."""
+    """Counts how many more rounds like the last fit into the owner's limit.
+
+    None: there is no limit, or was no round.
+    """
     limit, delta = config.limits.epsilon_server, config.limits.delta
     if not entries or math.isinf(limit):
         return None
@@ -241,7 +244,10 @@ def _cure(report: dict[str, Any]) -> str:
 
 
 def model_words(kind: str) -> str:
-    """:param kind: as in `OwnModel`."""
+    """Names a model.
+
+    :param kind: as in `OwnModel`.
+    """
     return {"global": "the fleet's model", "personalised": "the board's own model"}.get(kind, kind)
 
 

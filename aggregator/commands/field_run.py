@@ -43,7 +43,7 @@ from hushfleet.wire.link.interface import Link, Will
 
 
 def torch_device(name: str) -> str:
-    """`auto` resolved. Raises `BadInput` where cuda is asked for and not there."""
+    """Resolves `auto`. Raises `BadInput` where cuda is asked for and not there."""
     if name == "auto":
         return "cuda" if sees_cuda() else "cpu"
     if name == "cuda" and not sees_cuda():
@@ -181,7 +181,7 @@ class _ShownLog(EventLog):
 
 @contextmanager
 def _stop_on_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM end the loop between two steps; a second one ends it at once."""
+    """Ends the loop between two steps on Ctrl-C or SIGTERM; a second one ends it at once."""
     stop = threading.Event()
 
     def ask(number: int, _: object) -> None:

@@ -114,7 +114,7 @@ def _flash(
 
 @contextlib.contextmanager
 def _unpacked(image: Path, out: Path) -> Iterator[Path]:
-    """The image itself, or what an .xz holds, as long as it is needed."""
+    """Gives the image itself, or the unpacked .xz, as long as it is needed."""
     from rich.console import Console
 
     from hushfleet.aggregator.observe.progress import shown
@@ -136,7 +136,7 @@ def _unpacked(image: Path, out: Path) -> Iterator[Path]:
 
 
 def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
-    """A copy of the image for each card; it gets its name when its card is written."""
+    """Yields a copy of the image for each card; it gets its name when its card is written."""
     from rich.console import Console
 
     from hushfleet.aggregator.observe.progress import shown

@@ -57,7 +57,7 @@ class _LoadedWhenCalled(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """The click command of this name, with its options."""
+    """Gives the click command of this name, with its options."""
     entry, *_ = entry_points(group="hushfleet.commands", name=name)
     app = typer.Typer(rich_markup_mode=None)
     entry.load()(app)
@@ -65,7 +65,7 @@ def load_command(name: str) -> Any:
 
 
 def build_app() -> typer.Typer:
-    """The application."""
+    """Gives the application."""
     app = typer.Typer(
         name="hushfleet",
         cls=_LoadedWhenCalled,
@@ -107,7 +107,7 @@ def _not_loaded() -> None:
 
 
 def main() -> None:
-    """The entry point of the `hushfleet` script; every error on purpose is one clear paragraph."""
+    """Runs the `hushfleet` script; every error on purpose is one clear paragraph."""
     take_all_characters()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     came = _noted_interrupts()

@@ -34,7 +34,7 @@ class ChargeBook:
             self.closed(engine.closed_rounds)  # a kill may have come between
 
     def expect(self, devices: Iterable[str]) -> None:
-        """These may train in the open round from now on, as far as they are in its cohort. Raises `StoreError`."""
+        """Notes that these may train in the open round from now on, if they are in its cohort. Raises `StoreError`."""
         plan = self._engine.plan
         if plan is None or plan.phase != "open":
             return
@@ -50,12 +50,12 @@ class ChargeBook:
         self._told.update(told)
 
     def declined(self, device: str, code: str) -> None:
-        """The store has noted that the device will send no update in the open round. Raises `StoreError`."""
+        """Takes the note back if the device has declined before training. Raises `StoreError`."""
         if code in BEFORE_TRAINING:
             self._take_back(self._round, {device})
 
     def closed(self, round: int) -> None:
-        """The round is closed. Raises `StoreError`; it may be called again."""
+        """Notes what was spent in a closed round. Raises `StoreError`; it may be called again."""
         store = self._engine.store
         spent = {row.device: pack(_charge(row)) for row in store.charges(round)}
         self._register.note_charges(self._engine.spec.task, round, spent, certain=True)

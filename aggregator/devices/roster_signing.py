@@ -34,7 +34,10 @@ class RosterChanges:
 
     @classmethod
     def between(cls, before: RosterContent | None, after: RosterContent | None) -> RosterChanges:
-        """:param before, after: None: a list of nobody."""
+        """Compares two lists.
+
+        :param before, after: None: a list of nobody.
+        """
         old, new = _keys(before), _keys(after)
         limits = () if before is None or after is None else _limits(before, after)
         return cls(

@@ -114,7 +114,10 @@ def _fill(path: Path, config: FleetConfig, task: str, *, operator: bytes | None,
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A file, or a folder of data. Raises `OSError`, and `BadInput` where the fleet has something of this name."""
+    """Copies a file, or a folder of data.
+
+    Raises `OSError`, and `BadInput` where the fleet has something of this name.
+    """
     if target.exists():
         raise BadInput(f"a fleet has a {target.name} of its own: give {source}, which the task names, another name")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +135,7 @@ def _task_text(task: Path, classes: Sequence[str]) -> str:
 
 
 def _device_defaults(task: str) -> dict[str, Any]:
-    """DEVICE.toml must allow what the task asks, or every board declines; how much it may spend is the owner's word."""
+    """Makes defaults of DEVICE.toml that allow what the task asks, else every board would decline."""
     privacy = tomllib.loads(task).get("privacy", {})
     limits: dict[str, Any] = {"epsilon_server": 8.0, "delta": 1e-5}
     if "accounting" in privacy:

@@ -73,7 +73,7 @@ class Enroller:
         self._warned = set[str]()
 
     def answer(self, request: EnrolRequest) -> EnrolAnswer:
-        """:param request: whose frame was signed by the key that it names. Raises `StoreError`."""
+        """Answers a request, whose frame was signed by the key that it names. Raises `StoreError`."""
         board = self._registry.board(request.device)
         if board is None:
             return _no(request, f"this fleet has no board {request.device}; its operator can add it")
@@ -210,7 +210,10 @@ def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRo
 
 
 def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """:param numbers: rising."""
+    """Joins whole numbers to ranges `(start, stop)`.
+
+    :param numbers: rising.
+    """
     ranges: list[tuple[int, int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number:

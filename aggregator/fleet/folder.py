@@ -183,7 +183,7 @@ class FleetFolder:
             )
 
     def wifi(self, profile: str) -> Path:
-        """Network and password of a Wi-Fi profile."""
+        """Gives the file with network and password of a Wi-Fi profile."""
         return self.path / "wifi" / f"{profile}.toml"
 
     @property

@@ -39,7 +39,7 @@ UNITS: dict[str, dict[str, str]] = {
 
 
 def availability(federation: str) -> str:
-    """The topic that says whether the fleet service publishes."""
+    """Gives the topic that says whether the fleet service publishes."""
     return f"{STATES}/{federation}/available"
 
 
@@ -112,7 +112,7 @@ class _Figure(NamedTuple):
 def _device(
     federation: str, unique: str, states: str, about: Mapping[str, str], figures: Sequence[_Figure]
 ) -> dict[str, bytes]:
-    """A device's description and its figures.
+    """Gives a device's description and its figures.
 
     :param states: the topic of the figures.
     """

@@ -317,7 +317,7 @@ class FleetRegistry(SqliteFile):
 
 
 def _key_of_token_digest(digest: bytes) -> bytes:
-    """The public key of the token with this SHA-256."""
+    """Gives the public key of the token with this SHA-256."""
     return Identity.from_bytes(token_seed(digest)).public_key
 
 

@@ -74,7 +74,7 @@ def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path) -> Fle
 
 
 def releases(registry: FleetRegistry) -> list[FleetRelease]:
-    """The newest version first."""
+    """Gives all releases, the newest version first."""
     found = [FleetRelease(*row) for row in registry.rows(f"SELECT {_COLUMNS} FROM releases")]
     return sorted(found, key=lambda each: (each.order, each.platform), reverse=True)
 
@@ -93,7 +93,7 @@ def check_signed(folder: FleetFolder, registry: FleetRegistry, version: str | No
 
 
 def mapped(folder: FleetFolder, found: Sequence[FleetRelease]) -> dict[bytes, memoryview]:
-    """The files by SHA-256, mapped into memory and not read; those that are gone are left out."""
+    """Gives the files by SHA-256, mapped into memory and not read; those that are gone are left out."""
     maps = {}
     for release in found:
         path = folder.releases / release.file

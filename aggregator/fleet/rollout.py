@@ -125,7 +125,10 @@ def _board_rollout(
     since: float,
     now: float,
 ) -> BoardRollout:
-    """:param since: nobody listened before, or the roll-out stood still: no board is to blame for that time."""
+    """Finds the state of one board.
+
+    :param since: nobody listened before, or the roll-out stood still: that time does not count against a board.
+    """
     at, good_at = offered or (None, None)
     health, heard_at = (None, 0.0) if seen is None else (seen.health, seen.health_at or 0.0)
 

@@ -52,7 +52,7 @@ class _Applied:
 
 
 def serve(path: Path, stop: threading.Event) -> None:
-    """The fleet service of the folder `path`, until `stop` is set."""
+    """Runs the fleet service of the folder `path` until `stop` is set."""
     folder = FleetFolder(path)
     identity, ca_file = keys.service(folder), folder.ca / "ca.pem"
     mine = folder.service

@@ -154,7 +154,7 @@ class FleetService:
             log.error("%s", error)
 
     def _apply_changes(self) -> None:
-        """A change that could not be written, as on a full disk, is written later. Raises `StoreError`."""
+        """Applies changes; one that cannot be written, as on a full disk, is written later. Raises `StoreError`."""
         self._stale |= self._was_changed()
         if self._stale and self._clock() >= self._apply_at:
             self._apply_at = self._clock() + APPLY_AGAIN_S

@@ -36,7 +36,7 @@ class Spending:
         self._most: tuple[tuple[str, str, int], tuple[Lifetime, PrivacyLeft]] | None = None
 
     def update(self, register: DeviceRegister) -> dict[str, float]:
-        """Id -> epsilon_server over all tasks, at the cards' delta. Raises `StoreError`."""
+        """Gives epsilon_server over all tasks by id, at the cards' delta. Raises `StoreError`."""
         if register.was_changed() or not self._is_known:
             self._is_known = False  # also after a `StoreError`, since a change is told once
             self._known = {device: self._of(device, register) for device in register.charged_devices()}
@@ -51,7 +51,7 @@ class Spending:
         return digest, epsilon_server_of(_charges(counts), delta=self.delta)
 
     def with_charge(self, charge: Charge, device: str, register: DeviceRegister | None) -> float:
-        """Epsilon_server of a board after one more charge. Raises `StoreError`.
+        """Gives epsilon_server of a board after one more charge. Raises `StoreError`.
 
         :param register: None where nothing was charged yet.
         """
@@ -81,7 +81,7 @@ class Spending:
         return self._most[1]
 
     def _lifetime(self, device: str, register: DeviceRegister) -> Lifetime:
-        """All tasks and cards of this id that are noted."""
+        """Counts all tasks and cards of this id that are noted."""
         charges = _charges(register.charge_counts(device))
         return Lifetime(
             epsilon_server=epsilon_server_of(charges, delta=self.delta),
@@ -90,7 +90,7 @@ class Spending:
         )
 
     def lifetimes(self, register: DeviceRegister) -> Mapping[str, Lifetime]:
-        """Each board that was charged, by id. Raises `StoreError`."""
+        """Gives the lifetime of each board that was charged, by id. Raises `StoreError`."""
         return {device: self._lifetime(device, register) for device in register.charged_devices()}
 
 

@@ -28,7 +28,10 @@ class SumsWatch:
         self._file = RosterFile(folder.roster)
 
     def view(self, register: DeviceRegister | None) -> tuple[SumsView | None, list[Problem]]:
-        """:param register: None before there is one. Raises `BadInput` for a task file that cannot be read."""
+        """Gives the present state and its problems. Raises `BadInput` for a task file that cannot be read.
+
+        :param register: None before there is one.
+        """
         if read_file(self._folder.task).get("privacy", {}).get("accounting") != "secure":
             return None, []
         holds = self._file.current()

@@ -70,7 +70,10 @@ def boards_needed(task: Task, *, blocked: int = 0) -> int:
 
 
 def too_few(task: str, needed: int, boards: int) -> str:
-    """:param boards: of the fleet that are not locked out."""
+    """Says that the fleet has too few boards.
+
+    :param boards: number of boards that are not locked out.
+    """
     return (
         f"a round of {task} opens with {needed} boards, and the fleet has {boards}, so none ever opens: add boards "
         f"(hushfleet fleet add), or set round.min_devices (or data.devices) to {boards} or fewer in the task"
@@ -105,7 +108,10 @@ def first_charge(task: Task) -> Charge:
 
 
 def _not_allowed(task: Task, charge: Charge, allowed: str) -> Iterator[str]:
-    """:param allowed: `limits.accounting` of the cards, as boards take it."""
+    """Yields reasons why boards decline the task.
+
+    :param allowed: `limits.accounting` of the cards.
+    """
     change = f"limits.accounting of the cards ([device.limits] in fleet.toml) is {allowed!r}"
     if task.privacy.accounting == "secure" and allowed == "strict":
         yield f"{task.name} has secure sums, which every board declines: {change}, which trusts nobody"

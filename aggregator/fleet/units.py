@@ -141,7 +141,10 @@ def write_units(folder: FleetFolder) -> list[Path]:
 
 
 def _files(path: Path, *, writes: Sequence[str], hidden: Sequence[str]) -> str:
-    """:param writes, hidden: below the fleet's folder."""
+    """Writes the lines about files.
+
+    :param writes, hidden: below the fleet's folder.
+    """
     lines = [f"ReadWritePaths={_word(path / each)}" for each in writes]
     return "\n".join([*lines, *(f"InaccessiblePaths={_word(f'-{path / each}')}" for each in hidden)])
 

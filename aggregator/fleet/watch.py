@@ -152,7 +152,7 @@ class FleetWatch:
             self._register.close()
 
     def view(self, now: float | None = None) -> FleetView:
-        """The fleet now.
+        """Gives the fleet now.
 
         :param now: unix seconds; by default the clock.
         """

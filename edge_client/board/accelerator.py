@@ -207,7 +207,10 @@ def free_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def _options(memory_bytes: int) -> dict[str, str]:
-    """TF32 would leave 10 bits of a factor; the exhaustive search would be repeated for each size of a batch."""
+    """Gives options of CUDA.
+
+    TF32 would leave 10 bits of a factor; the exhaustive search would be repeated for each size of a batch.
+    """
     return {
         "gpu_mem_limit": str(memory_bytes),
         "arena_extend_strategy": "kSameAsRequested",

@@ -99,7 +99,7 @@ class LocalData:
         return self._samples is not None
 
     def samples(self) -> LabelledSamples:
-        """All samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
+        """Gives all samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
         path = Path(self._section.path)
         stamp = _stamp(path)
         if self._samples is None or stamp != self._stamp:
@@ -109,7 +109,10 @@ class LocalData:
         return self._samples
 
     def _load(self, path: Path, skipped: list[str]) -> LabelledSamples:
-        """:param skipped: is told what is left out."""
+        """Reads the data.
+
+        :param skipped: gets what is left out.
+        """
         failed = ""
         try:
             samples = self._read(path, skipped)
@@ -161,7 +164,8 @@ class LocalData:
 
 
 def reasons(skipped: Sequence[str]) -> str:
-    """Why samples were left out, the commonest reason first: `12: its folder is no class of this task, as new/1.jpg`.
+    """Says why samples were left out, the commonest reason first: `12: its folder is no class of this task, as
+    new/1.jpg`.
 
     :param skipped: `name: reason` of each, or a name alone.
     """
@@ -181,8 +185,8 @@ def _form(model: ModelSpec) -> ImageForm:
 
 
 def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
-    """An .npz with samples `x` (or `images`), as `as_values` takes them, and labels `y` (or `labels`): whole numbers,
-    names of classes, or what else the task has as targets. Raises `BadInput`.
+    """Reads an .npz with samples `x` (or `images`), as `as_values` takes them, and labels `y` (or `labels`): whole
+    numbers, names of classes, or what else the task has as targets. Raises `BadInput`.
 
     :param skipped: where samples that do not fit are told, and left out; None: the first of them is an error.
     """
@@ -199,7 +203,7 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
 
 
 def load_csv(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
-    """A line a sample, see `hushfleet.data.csv_file`; parameters as `load_arrays`. Raises `BadInput`."""
+    """Reads a line a sample, see `hushfleet.data.csv_file`; parameters as `load_arrays`. Raises `BadInput`."""
     outputs = () if model.targets.are_classes else model.class_names
     values, labels, _, names = read_csv(path, input_shape=model.image_shape, outputs=outputs, skipped=skipped)
     warn_of_row_numbers(values, str(path), names)
@@ -211,7 +215,7 @@ def load_csv(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) 
 def _usable(
     values: np.ndarray, labels: np.ndarray, model: ModelSpec, skipped: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Those samples that `as_values` and `as_targets` take; arrays that do not fit as a whole are left as they are."""
+    """Keeps samples that `as_values` and `as_targets` take; arrays that do not fit as a whole are left as they are."""
     if not (values.ndim and labels.ndim and len(values) == len(labels)):
         return values, labels
     targets, numeric = model.targets, labels.dtype.kind in "iufb"
@@ -274,7 +278,7 @@ def inputs_of(samples: Samples, features: FeatureGraph | None, *, skipped: list[
 
 
 def blank_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:
-    """Black images, or features of zero, with these labels."""
+    """Makes black images, or features of zero, with these labels."""
     if model.features is not None:
         blank = np.zeros((len(labels), model.features.count, 1, 1), np.float32)
         return FeatureSamples(blank, labels, model.targets, model.input_shape[0])
@@ -292,8 +296,8 @@ def load_indices(path: Path) -> np.ndarray | None:
 
 
 def _stamp(path: Path) -> Stamp:
-    """The number of files, and a sum that follows the name, the date and the size of each: a file that was moved to
-    another class keeps all but its name. Zeros where there is nothing."""
+    """Gives the number of files, and a sum that follows the name, the date and the size of each: a file that was moved
+    to another class keeps all but its name. Zeros where there is nothing."""
     count, total = 0, 0
     for file in [str(path)] if path.is_file() else files_below(path, data=path):
         with suppress(OSError):  # it was removed meanwhile

@@ -41,7 +41,10 @@ class Note:
         self._path = path
 
     def keep(self, words: str | DataUse | None) -> None:
-        """:param words: None where all is well."""
+        """Replaces the note.
+
+        :param words: None where all is well.
+        """
         if self._path is None:
             return
         with suppress(OSError, StoreError):  # a full disk is told elsewhere

@@ -69,7 +69,7 @@ class Supervisor:
         self._send(b"STOPPING=1")
 
     def alive(self) -> None:
-        """Cheap enough for every turn of the loop and every batch."""
+        """Reports that the loop lives; cheap enough for every turn and every batch."""
         now = self._clock()
         if self._interval_s is not None and now - self._sent_at >= self._interval_s:
             self._sent_at = now

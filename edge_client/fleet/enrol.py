@@ -103,7 +103,7 @@ class Enrolment:
         if answer.nonce != self._nonce:
             return  # to an earlier start of this board
         if answer.verdict != "granted":
-            self._say(f"no certificate yet ({answer.verdict}): {answer.reason}")
+            self._log_once(f"no certificate yet ({answer.verdict}): {answer.reason}")
             self._backoff.due_at = self._clock() + min(max(answer.retry_s, 1), MOST_RETRY_S)
             return
         if not self._store.is_enrolled:  # else its own ledger knows
@@ -148,8 +148,8 @@ class Enrolment:
             with contextlib.suppress(OSError):  # it has served, and opens nothing any more
                 Path(self._fleet.token_file).unlink(missing_ok=True)
 
-    def _say(self, text: str) -> None:
-        """The same text is logged once."""
+    def _log_once(self, text: str) -> None:
+        """Logs a text once."""
         if text != self.standing:
             self.standing = text
             _log.warning("%s", text)

@@ -48,7 +48,7 @@ class Installed:
         return cls(Path(config.fleet.releases), Path(config.device.state_dir))
 
     def state(self) -> State | None:
-        """None where no release is installed, as `install.sh` does it: then there is nothing to change."""
+        """Reads the state; None where no release is installed."""
         try:
             return Slots(self._root, self._state_dir).read()
         except (SlotsError, OSError):
@@ -96,17 +96,17 @@ class Installed:
             raise StoreFull(f"release {manifest.version} needs {needed >> 20} MiB, {free >> 20} MiB are free")
 
     def heard(self, attempt: int) -> None:
-        """An offer is taken up; whoever sends an earlier one again is not listened to."""
+        """Notes that an offer is taken up; earlier ones are ignored from now on."""
         known = self._answer()
         if _whole_number(known.get("newest"), -1) < attempt:
             self._note({**known, "newest": attempt})
 
     def answered(self, version: str, attempt: int) -> None:
-        """The offer is not to be taken again, nor is one that was made before it."""
+        """Notes that the offer, and all before it, are not taken again."""
         self._note({"version": version, "attempt": attempt, "newest": attempt})
 
     def was_answered(self, attempt: int) -> bool:
-        """An offer that its operator has withdrawn, and somebody has kept, has a lower attempt than the newest."""
+        """Whether the offer was answered. One that was withdrawn has a lower attempt than the newest."""
         known = self._answer()
         answered, newest = (_whole_number(known.get(name), -1) for name in ("attempt", "newest"))
         return attempt <= answered or attempt < newest
@@ -116,7 +116,7 @@ class Installed:
 
     @property
     def waits(self) -> bool:
-        """A release was handed over, and `slots.py` has not dealt with it yet."""
+        """Whether a release was handed over that `slots.py` has not dealt with yet."""
         return any(self.incoming.glob("*.hfr"))
 
     def say_healthy(self, version: str) -> None:

@@ -1,4 +1,4 @@
-"""The duty of a board that hears who signs releases, and which release is the newest."""
+"""The duty of a board to hear who signs releases, and which release is the newest."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class News(Duty):
         self.due_at = now + SAVE_EVERY_S
 
     def close(self) -> None:
-        """The client ends: what it has counted stays."""
+        """Saves the count when the client ends."""
         self._saved = -SAVE_EVERY_S
         self._count()
 
     def _count(self) -> None:
-        """Each time that the client has something to do with its link, also where there is none."""
+        """Counts time whenever the client uses its link, also without a connection."""
         now = self._clock()
         self._freshness.count(max(0.0, now - self._counted))
         self._counted = now

@@ -47,7 +47,7 @@ def self_test(folder: Path, store_path: Path, *, device: str) -> DeviceStore | N
 
 
 def drop_copy(folder: Path) -> None:
-    """A copy must never be used as a store."""
+    """Deletes the copy, which must never be used as a store."""
     for path in folder.glob("trial.sqlite*"):
         path.unlink(missing_ok=True)
 

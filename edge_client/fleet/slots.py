@@ -167,7 +167,7 @@ class Slots:
         return State(max(found, key=lambda each: each.stat().st_mtime).name, **self._kept())
 
     def _read_fields(self) -> dict[str, Any]:
-        """Those of slots.json that have the right type; the others count as missing."""
+        """Reads the fields of slots.json that have the right type; others count as missing."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             content = json.loads(self._file.read_text(encoding="utf-8"))
             if isinstance(content, dict):

@@ -121,7 +121,7 @@ class Updates(Duty):
     # what is done about it
 
     def advance(self, link: Link, now: float, *, busy: bool) -> None:
-        """:param busy: a round has something under way. Raises `RestartForRelease`, or `LinkLost`."""
+        """Does what is due. Raises `RestartForRelease`, or `LinkLost`."""
         self._now = now
         self._restart_if_staged(now, busy=busy)
         self._follow(link)

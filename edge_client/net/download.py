@@ -56,7 +56,7 @@ class Fetch:
         return self._most_asks is not None and self._asked >= self._most_asks
 
     def ask_at_once(self, now: float) -> None:
-        """The link or the aggregator came back."""
+        """Asks at once, since the link or the aggregator came back."""
         self._progress(now, wait=False)
 
     def want(self, now: float) -> Want:
@@ -101,7 +101,7 @@ class BlobSource:
         self._given_up: BlobRef | None = None
 
     def need(self, ref: BlobRef, *, most_asks: int | None = None) -> bytes | None:
-        """The blob from the store; else None, and it is being fetched. Raises `StoreError`.
+        """Gives the blob from the store; else None, and fetches it. Raises `StoreError`.
 
         :param most_asks: after so many without any progress, or if other bytes come in its place, it is given up: the
             next call raises `Malformed`.
@@ -158,7 +158,7 @@ class GlobalModel:
         """SHA-256 of the global model that differences have failed for: they are tried once for each."""
 
     def need(self, plan: RoundPlan, spec: TaskSpec, *, most_asks: int | None = None) -> bytes | None:
-        """The model as it travels, float32 `[d]`, and the vectors behind it; else None: a part is being fetched.
+        """Gives the model as it travels, float32 `[d]`, and the vectors behind it; else None, and fetches a part.
 
         Raises `StoreError`.
 
@@ -180,7 +180,7 @@ class GlobalModel:
         return model or self._blobs.need(BlobRef(plan.global_digest, plan.global_bytes), most_asks=most_asks)
 
     def _apply(self, plan: RoundPlan, spec: TaskSpec, chain: tuple[DifferenceRef, ...]) -> bytes:
-        """The stored model that the differences begin with, and all of them added. Raises a `WireError`."""
+        """Gives the stored model that the differences begin with, and all of them added. Raises a `WireError`."""
         params = self._base(chain[0], plan.global_bytes)
         layout = spec.model.layout
         # a method's vectors lie behind the model, each with the model's layers
@@ -223,7 +223,7 @@ class RosterSource:
         self._latest: tuple[BlobRef, Roster] | None = None
 
     def need(self, ref: BlobRef) -> Roster | None:
-        """None while it is being fetched.
+        """Gives the roster; None while it is being fetched.
 
         Raises `Malformed`, `TooLarge`, `BadSignature`, `Replayed` for one that is not the newest, or `StoreError`.
         """

@@ -30,7 +30,7 @@ class Backoff:
         self.reset(now)
 
     def reset(self, now: float, *, wait: bool = False) -> None:
-        """There was progress: due at once, or after the first wait."""
+        """Starts anew after progress: due at once, or after the first wait."""
         self._wait_s = self._first_s
         self.due_at = now + self._first_s if wait else now
 
@@ -39,7 +39,7 @@ class Backoff:
         self.due_at = min(self.due_at, now + self._first_s)
 
     def tried(self, now: float) -> None:
-        """It was asked for at `now`."""
+        """Notes an attempt at `now`."""
         self.due_at = now + self._wait_s
         self._wait_s = min(2 * self._wait_s, self._longest_s)
 
@@ -61,7 +61,7 @@ class EnrolmentRetry:
         self._waiting = False
 
     def refused(self, answer: NotEnrolled, now: float) -> None:
-        """The aggregator does not accept this device. The same reason is logged once."""
+        """Takes a refusal of this device. The same reason is logged once."""
         if (answer.device, answer.public_key) != (self._device, self._public_key):
             return
         if answer.reason != self.reason:
@@ -98,7 +98,7 @@ class RejectedMessages:
         return self.counts.total()
 
     def add(self, topic: str, error: WireError) -> None:
-        """One more message on `topic` that was ignored."""
+        """Counts a message on `topic` that was ignored."""
         self.counts[type(error).__name__] += 1
         self._unreported += 1
         now = self._clock()

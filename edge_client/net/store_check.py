@@ -61,11 +61,11 @@ class StoreCheck:
         self._backoff.reset(now)
 
     def aggregator_is_back(self, now: float) -> None:
-        """A question without an answer is asked again at once."""
+        """Repeats a question without an answer at once."""
         self._backoff.reset(now)
 
     def round_begins(self, now: float) -> None:
-        """The aggregator may have come to know this device only now: a question that it left is asked soon."""
+        """Repeats an unanswered question soon: the aggregator may know this device only now."""
         self._backoff.hasten(now)
 
     def question(self, now: float) -> Ask | None:
@@ -80,7 +80,7 @@ class StoreCheck:
             return None
 
     def may_train(self) -> bool:
-        """False until the answer has come. Raises `StoreError` where the disk is too full to ask."""
+        """Whether the answer has come. Raises `StoreError` where the disk is too full to ask."""
         self._count_session()
         return self.confirmed
 

@@ -54,7 +54,7 @@ class Answers:
         self._transaction = transaction
 
     def of(self, task: str, round: int) -> AnswerEntry | None:
-        """The answer of a round, or None where none was made."""
+        """Gives the answer of a round, or None where none was made."""
         query = "SELECT included, data, digest, status FROM answers WHERE task = ? AND round = ?"
         try:
             row: tuple[Any, ...] | None = self._connection.execute(query, (task, round)).fetchone()
@@ -68,7 +68,7 @@ class Answers:
         return AnswerEntry(task, round, included, data or b"", digest, status)
 
     def commit(self, task: str, round: int, *, included: bytes, data: bytes) -> AnswerEntry:
-        """Stored and synced before it returns. Raises `PrivacyError` where the round has an answer already."""
+        """Stores and syncs an answer. Raises `PrivacyError` where the round has an answer already."""
         digest = hashlib.sha256(data).digest()
         with self._transaction(f"store the answer of round {round} of task {task}"):
             run = self._connection.execute

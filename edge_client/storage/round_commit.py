@@ -59,11 +59,11 @@ class RoundStore(Protocol):
     def answers(self) -> Answers: ...
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
-        """The stored update of a round, or None where none was made."""
+        """Gives the stored update of a round, or None where none was made."""
         ...
 
     def package_of(self, task: str) -> bytes | None:
-        """SHA-256 of the package for which the rounds of this task were trained; None before the first."""
+        """Gives SHA-256 of the package for which the rounds of this task were trained; None before the first."""
         ...
 
     def load_state(self, task: str) -> DeviceState | None:
@@ -75,7 +75,7 @@ class RoundStore(Protocol):
         ...
 
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
-        """Ledger entry, encoded update and new state: all, or nothing. Raises `LedgerError` and `StoreError`."""
+        """Stores ledger entry, encoded update and new state: all, or nothing. Raises `LedgerError` and `StoreError`."""
         ...
 
 

@@ -117,7 +117,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return int(self._fact("session") or 0)
 
     def next_session(self) -> int:
-        """One more than the last, stored before it is returned."""
+        """Counts a session: one more than the last, stored before it is returned."""
         session = self.last_session + 1
         self._set_facts("count a session", session=str(session).encode())
         return session
@@ -131,7 +131,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         self._set_facts("pin the aggregator's key", server_key=key)
 
     def epoch(self, scope: str) -> int:
-        """The newest start of an aggregator that was seen; 0 before the first.
+        """Gives the newest start of an aggregator that was seen; 0 before the first.
 
         :param scope: its federation and key.
         """
@@ -141,7 +141,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         self._set_facts("note the aggregator's start", **{f"epoch {scope}": str(epoch).encode()})
 
     def newest_roster(self, scope: str) -> RosterMark | None:
-        """The newest that was taken; None before the first. Raises `StoreError`.
+        """Gives the newest that was taken; None before the first. Raises `StoreError`.
 
         :param scope: its federation and the operator's key.
         """
@@ -182,7 +182,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return None if reason is None else reason.decode()
 
     def stop_for_good(self, reason: str) -> None:
-        """Nothing takes this back."""
+        """Stops this store for good; nothing takes this back."""
         self._set_facts("note why this device has stopped", stopped_because=reason.encode())
 
     @property
@@ -199,7 +199,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         self._set_facts("note the current task", task_digest=task_digest, global_digest=global_digest)
 
     def own_head(self, task: str | None = None) -> KeptHead | None:
-        """The head that was chosen last, if it is of this task or none is given. Raises `StoreError`."""
+        """Gives the head that was chosen last, if it is of this task or none is given. Raises `StoreError`."""
         kept = self._kept(KeptHead, "mixture", "own head")
         return kept if kept is not None and task in (None, kept.task) else None
 
@@ -214,7 +214,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         self._set_facts("keep the choice of an accelerator", accelerator=pack(chosen))
 
     def count_attempt(self, kind: str, what: str) -> int:
-        """How often `what` was begun since it last ended in any way but an abrupt one, this time included.
+        """Counts how often `what` was begun since it last ended normally, this time included.
 
         A crash that nobody can catch (out of memory, a fault in native code) must not repeat for ever.
         """
@@ -224,19 +224,19 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return attempts
 
     def end_attempt(self, kind: str) -> None:
-        """It ended, well or not, and the process lives."""
+        """Notes that it ended, well or not, and the process lives."""
         self._set_facts("end an attempt", **{f"attempt.{kind}": None})
 
     # content-addressed blobs
 
     def blob(self, digest: bytes) -> bytes | None:
-        """Stored bytes, or None where they are missing or no longer match (flash cells do flip)."""
+        """Gives stored bytes, or None where they are missing or no longer match (flash cells do flip)."""
         row = self._row("SELECT data FROM blobs WHERE digest = ?", digest)
         data: bytes | None = None if row is None else row[0]
         return data if data is not None and hashlib.sha256(data).digest() == digest else None
 
     def blob_digests(self) -> set[bytes]:
-        """The SHA-256 of every stored blob."""
+        """Gives the SHA-256 of every stored blob."""
         return {digest for (digest,) in self._rows("SELECT digest FROM blobs")}
 
     def put_blob(self, digest: bytes, data: bytes) -> None:
@@ -282,11 +282,11 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return residual
 
     def package_of(self, task: str) -> bytes | None:
-        """SHA-256 of the package for which the rounds of this task were trained; None before the first."""
+        """Gives SHA-256 of the package for which the rounds of this task were trained; None before the first."""
         return self._fact(f"package {task}")
 
     def own_params(self, task: str) -> np.ndarray | None:
-        """The model that the device predicts with, float32 `[d]`: the head that it chose, else what it trained last."""
+        """Gives the model for predictions, float32 `[d]`: the head that the device chose, else its last training."""
         head = self.own_head(task)
         if head is not None:
             return head.params
@@ -299,12 +299,12 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return self._row(query, task, public_digest) is not None
 
     def last_round(self, task: str) -> int | None:
-        """The last round of the task that this device committed."""
+        """Gives the last round of the task that this device committed."""
         ((last,),) = self._rows("SELECT MAX(round) FROM outbox WHERE task = ?", task)
         return None if last is None else int(last)
 
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
-        """Ledger entry, encoded update and new state in one synced transaction: all, or nothing.
+        """Stores ledger entry, encoded update and new state in one synced transaction: all, or nothing.
 
         Raises `LedgerError` when this round was charged before, and `StoreError` when the disk is full;
         nothing has changed then, and nothing may be sent.
@@ -342,7 +342,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return OutboxEntry(task, round, update, digest, commit.public_before, "pending", context=commit.context)
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
-        """The stored update of a round, or None where none was made."""
+        """Gives the stored update of a round, or None where none was made."""
         columns = "data, digest, public_before, status, attached_digest, context"
         row = self._row(f"SELECT {columns} FROM outbox WHERE task = ? AND round = ?", task, round)
         if row is None:
@@ -353,7 +353,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return OutboxEntry(task, round, data or b"", digest, *more)
 
     def waiting(self) -> list[tuple[str, int]]:
-        """(task, round) of the updates that can still be sent and are not acknowledged."""
+        """Gives (task, round) of the updates that can still be sent and are not acknowledged."""
         query = "SELECT task, round FROM outbox WHERE status = 'pending' AND data IS NOT NULL ORDER BY rowid"
         return [(task, round) for task, round in self._rows(query)]
 
@@ -363,7 +363,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             self._connection.execute("UPDATE outbox SET status = ? WHERE task = ? AND round = ?", (status, task, round))
 
     def note_attached(self, task: str, round: int, digest: bytes) -> None:
-        """The update goes out with the public state attached, under another digest: noted before it does."""
+        """Notes, before it is sent, the digest of an update with the public state attached."""
         with self._transaction("note the digest of an update"):
             self._connection.execute(
                 "UPDATE outbox SET attached_digest = ? WHERE task = ? AND round = ?", (digest, task, round)
@@ -401,7 +401,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             return unpack(kind, data, what=f"the {what}")
 
     def _set_facts(self, purpose: str, /, **facts: bytes | None) -> None:
-        """None deletes a fact."""
+        """Stores facts; None deletes one."""
         with self._transaction(purpose):
             for name, value in facts.items():
                 if value is None:

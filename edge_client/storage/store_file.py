@@ -108,7 +108,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def way_on(path: Path, *, device: str, in_fleet: bool) -> str:
-    """The steps that a person takes where the store must not be used, or is gone."""
+    """Gives the steps that a person takes where the store must not be used, or is gone."""
     if in_fleet:
         return (
             f"on the operator's machine run `hushfleet fleet renew DIR {device} --new-card`, so that the next card "
@@ -122,7 +122,7 @@ def way_on(path: Path, *, device: str, in_fleet: bool) -> str:
 
 
 def advice(way_on: str) -> str:
-    """The reason why nothing is replaced, and the steps that a person takes."""
+    """Gives the reason why nothing is replaced, and the steps that a person takes."""
     return (
         "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count "
         f"too little: {way_on}"
@@ -130,7 +130,10 @@ def advice(way_on: str) -> str:
 
 
 def is_there(path: Path, *, way_on: str) -> bool:
-    """False before the first start. Raises `LostStore` where the store is empty, or gone from beside its remnants."""
+    """Whether there is a store; False before the first start.
+
+    Raises `LostStore` where the store is empty, or gone from beside its remnants.
+    """
     if path.exists():
         if path.stat().st_size == 0:
             raise LostStore(f"the store {path} is damaged: it is empty. {advice(way_on)}")
@@ -147,7 +150,7 @@ def is_there(path: Path, *, way_on: str) -> bool:
 
 @contextlib.contextmanager
 def held(path: Path, create: Callable[[Path], None], *, way_on: str, durable: bool) -> Iterator[None]:
-    """The store's file, which is made at the first start, belongs to this process inside.
+    """Holds the store's file for this process; it is made at the first start.
 
     Raises `StoreError`, `OSError` or `sqlite3.Error`.
     """
@@ -163,7 +166,7 @@ def held(path: Path, create: Callable[[Path], None], *, way_on: str, durable: bo
 
 
 def create(path: Path, *, device: str, durable: bool, identity: Identity | None) -> None:
-    """A new store with an empty ledger and a new key, or the given one. Raises `OSError` or `sqlite3.Error`."""
+    """Creates a store with an empty ledger and a new key, or the given one. Raises `OSError` or `sqlite3.Error`."""
     fresh = _beside(path, ".new")
     for leftover in (fresh, _beside(fresh, "-journal")):
         leftover.unlink(missing_ok=True)
@@ -218,7 +221,7 @@ def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str,
 
 
 def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
-    """The schema afterwards. Each older one becomes the next in one transaction."""
+    """Upgrades an older schema step by step, each in one transaction. Returns the schema afterwards."""
     for older, upgrade in ((b"1", _keep_public_digests), (b"2", _keep_answers)):
         if schema == older:
             schema = str(int(older) + 1).encode()
@@ -230,7 +233,7 @@ def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
 
 
 def _keep_public_digests(connection: sqlite3.Connection) -> None:
-    """Schema 1 forgot the public states of earlier rounds."""
+    """Upgrades schema 1, which forgot the public states of earlier rounds."""
     run = connection.execute
     run("ALTER TABLE outbox ADD COLUMN attached_digest BLOB")
     run("UPDATE outbox SET attached_digest = x''")  # it may have been attached; nobody noted it
@@ -246,7 +249,7 @@ def _keep_public_digests(connection: sqlite3.Connection) -> None:
 
 
 def _keep_answers(connection: sqlite3.Connection) -> None:
-    """Schema 2 knew no secure sums."""
+    """Upgrades schema 2, which knew no secure sums."""
     connection.execute("ALTER TABLE outbox ADD COLUMN context BLOB")
     connection.execute(answers.SCHEMA)
 

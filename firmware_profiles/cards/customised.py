@@ -121,7 +121,7 @@ def with_network(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]
 
 
 def _both_families(settings: dict[str, Any]) -> dict[str, Any]:
-    """Netplan turns IPv6 off where NetworkManager is told of IPv4 alone."""
+    """Asks for IPv6 too: netplan turns it off where NetworkManager is told of IPv4 alone."""
     return {**settings, "dhcp6": True} if settings.get("dhcp4") is True and "dhcp6" not in settings else settings
 
 

@@ -153,14 +153,17 @@ class SignedManifest:
         return cls(manifest, signed, {}).also_signed(*keys)
 
     def also_signed(self, *keys: Signer) -> SignedManifest:
-        """The same head with the signatures of these keys too. Raises `TooLarge` for more than `MOST_SIGNATURES`."""
+        """Gives the same head with the signatures of these keys too.
+
+        Raises `TooLarge` for more than `MOST_SIGNATURES`.
+        """
         signatures = {**self.signatures, **{key.public_key: key.sign(self.signed) for key in keys}}
         if len(signatures) > MOST_SIGNATURES:
             raise TooLarge(f"a release has at most {MOST_SIGNATURES} signatures, not {len(signatures)}")
         return SignedManifest(self.manifest, self.signed, signatures)
 
     def to_bytes(self) -> bytes:
-        """The head, at most `HEAD_CAP` bytes."""
+        """Gives the head, at most `HEAD_CAP` bytes."""
         signatures = b"".join(key + signature for key, signature in sorted(self.signatures.items()))
         return self.signed + bytes([len(self.signatures)]) + signatures
 
@@ -178,7 +181,7 @@ class SignedManifest:
         return cls(Manifest.from_bytes(head[START_BYTES:length]), head[:length], signatures)
 
     def verify(self, keys: Iterable[str], threshold: int = 1) -> Manifest:
-        """The manifest. Raises `BadSignature` where fewer than `threshold` of `keys` have signed it.
+        """Gives the manifest. Raises `BadSignature` where fewer than `threshold` of `keys` have signed it.
 
         :param keys: public keys that are trusted, 64 hex digits each; what is no key does not count.
         """
@@ -224,7 +227,7 @@ def manifest_length(start: bytes) -> int:
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """Four numbers to compare versions by: 0.3 is 0.3.0.0."""
+    """Gives four numbers to compare versions by: 0.3 is 0.3.0.0."""
     numbers = [int(number) for number in version.split(".")]
     return tuple(numbers + [0] * (4 - len(numbers)))
 
@@ -237,7 +240,7 @@ def signatures_length(count: bytes) -> int:
 
 
 def this_platform() -> tuple[str, str]:
-    """The Python and the processor of this process, as manifests name them: ("cp313", "aarch64").
+    """Gives the Python and the processor of this process, as manifests name them: ("cp313", "aarch64").
 
     A 32-bit system on a 64-bit kernel names itself as wheels do: `platform.machine()` names the kernel's processor.
     """

@@ -142,7 +142,7 @@ class Signed(Generic[S]):
 
 
 def read_keys(text: str) -> list[Signed[ReleaseKeys]]:
-    """The statements in the lines of `text`. Raises `Malformed`, `TooLarge`."""
+    """Gives the statements in the lines of `text`. Raises `Malformed`, `TooLarge`."""
     if len(text) > TEXT_CAP:
         raise TooLarge(f"statements about release keys have at most {TEXT_CAP} characters together")
     return [Signed.from_line(ReleaseKeys, line) for line in text.splitlines()]
@@ -198,7 +198,10 @@ class Trust:
         return self.keys
 
     def verify(self, head: SignedManifest) -> Manifest:
-        """The manifest of a release that may be installed. Raises `BadInput`, or `BadSignature` for too few signers."""
+        """Gives the manifest of a release that may be installed.
+
+        Raises `BadInput`, or `BadSignature` for too few signers.
+        """
         keys = self.in_force()
         manifest = head.verify(keys.keys, keys.threshold)
         if manifest.system and not head.is_signed_by(self.root):
@@ -227,7 +230,7 @@ class Trust:
 
 
 def _signed_bytes(statement: ReleaseKeys | Newest) -> bytes:
-    """The context is part of them: a signature of one kind of statement is none of another, nor of a release."""
+    """Gives the bytes to sign. The context is part of them, so a signature counts for one kind of statement only."""
     return f"{statement.context}\n{_json(asdict(statement))}".encode()
 
 

@@ -29,7 +29,7 @@ _FILE = {"exists": True, "dir_okay": False}
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
-    """The fleet's folder and its registry."""
+    """Gives the fleet's folder and its registry."""
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.registry import FleetRegistry
 

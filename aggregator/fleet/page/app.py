@@ -114,7 +114,7 @@ def page_app(make_view: Callable[[], FleetView], token: str) -> Starlette:
         return EventStream(changes(), streams)
 
     async def changes() -> AsyncIterator[str]:
-        """Server-sent events (WHATWG HTML, 9.2): the parts that have changed, as JSON; a comment now and then."""
+        """Yields server-sent events (WHATWG HTML, 9.2): the changed parts as JSON; a comment now and then."""
         sent: dict[str, str] = {}
         said_at = 0.0
         while True:
