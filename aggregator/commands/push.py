@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-import hushfleet
 from hushfleet.errors import BadInput
 
 DAY_S = 86400.0
@@ -37,7 +36,7 @@ def _push(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.fleet.cards import Target, build_known_release, card_of, choose_boards, release_for
+    from hushfleet.aggregator.fleet.cards import Target, card_of, choose_boards, release_of
     from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.fleet.push import look_at, push
     from hushfleet.aggregator.observe.progress import shown
@@ -60,14 +59,9 @@ def _push(
                 f"{destination} has {f'Python {host.pythons[0]}' if host.pythons else 'no Python'}, and releases are made "
                 f"for {', '.join(PYTHONS)}: install one of them there, beside its own"
             )
-        release = next(filter(None, (release_for(registry, target) for target in targets)), None)
-        if release is None:
-            print(f"building a release for Python {targets[0].python} on {host.arch}, once")
-            with shown(Console()):
-                release = build_known_release(
-                    folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels
-                )
-        target = next(target for target in targets if release_for(registry, target) == release)
+        with shown(Console()):
+            release = release_of(folder, registry, targets, wheels=wheels)
+        target = next(target for target in targets if target.platform == release.platform)
         card = replace(card_of(folder, board, target=target, images=images), release=folder.releases / release.file)
         days = folder.config.enrolment.token_days
         registry.add_token(device, card.token.encode(), expires=time.time() + days * DAY_S)

@@ -8,8 +8,8 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
+import hushfleet
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
@@ -168,9 +168,17 @@ def build_release(
     return out
 
 
-def build_known_release(folder: FleetFolder, registry: FleetRegistry, target: Target, **wanted: Any) -> FleetRelease:
-    """Builds a release and makes it known to the fleet. Raises `BadInput` where a signature is missing."""
-    out = build_release(folder, registry, target, **wanted)
+def release_of(
+    folder: FleetFolder, registry: FleetRegistry, targets: Sequence[Target], *, wheels: Path | None = None
+) -> FleetRelease:
+    """Gives the newest release for the first target that has one; else builds it for the first target.
+
+    Raises `BadInput` where a signature is missing.
+    """
+    known = next(filter(None, (release_for(registry, target) for target in targets)), None)
+    if known is not None:
+        return known
+    out = build_release(folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels)
     try:
         release = add_release(folder, registry, out)
     except BadSignature as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.fleet import rollout as rollout_module
-from hushfleet.aggregator.fleet.cards import Target, build_known_release, release_for
+from hushfleet.aggregator.fleet.cards import Target, build_release, release_for
 from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release, releases
@@ -37,6 +38,7 @@ from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.config.schema import pack
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.firmware_profiles.cards import bundle
+from hushfleet.release import Manifest
 from hushfleet.release import pack as pack_release
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
 from hushfleet.wire.format.identity import Identity
@@ -142,16 +144,19 @@ def test_a_permission_to_go_back_has_a_higher_number_than_all_before(
     monkeypatch.setattr(bundle, "fetch_wheels", lambda *_, **__: [])
     adopt(desk.folder, load(desk.folder.release_key))
     target = Target("3.13", "aarch64")
-    ordinary = build_known_release(desk.folder, desk.registry, target, version="3.0").manifest
+
+    def made(version: str, downgrade_from: Sequence[str] = ()) -> Manifest:
+        out = build_release(desk.folder, desk.registry, target, version=version, downgrade_from=downgrade_from)
+        return add_release(desk.folder, desk.registry, out).manifest
+
+    ordinary = made("3.0")
     assert (ordinary.downgrade_from, ordinary.downgrade_serial) == ((), 0)
     serials = []
     for version, now in (("2.0.1", NOW), ("2.0.2", NOW), ("2.0.3", NOW - 1000), ("2.0.4", NOW + 1000)):
         monkeypatch.setattr(time, "time", lambda now=now: now)  # also by a clock that was put back
-        made = build_known_release(
-            desk.folder, desk.registry, target, version=version, downgrade_from=["3.0", "3.1"]
-        ).manifest
-        assert made.downgrade_from == ("3.0", "3.1")
-        serials.append(made.downgrade_serial)
+        later = made(version, ["3.0", "3.1"])
+        assert later.downgrade_from == ("3.0", "3.1")
+        serials.append(later.downgrade_serial)
     assert serials == [NOW, NOW + 1, NOW + 2, NOW + 1000]
 
 
