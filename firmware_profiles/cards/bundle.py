@@ -35,8 +35,8 @@ ARCHITECTURES = ("aarch64", "x86_64")
 _GLIBC = ("2014", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34", "_2_35")
 _OURS = {  # and what of each stays here; the folders of a checkout are below `hushfleet` once installed
     "hushfleet": ("aggregator", "edge_client", "firmware_profiles", "models", "simulator"),
-    "hushfleet.edge_client": ("cli.py",),
-    "hushfleet.firmware_profiles": ("cli.py", "cards"),
+    "hushfleet.edge_client": (),
+    "hushfleet.firmware_profiles": ("cards",),
 }
 _PINS = resources.files("hushfleet.firmware_profiles.cards") / "wheels.txt"
 _DATA = (".py", ".toml", ".typed")
