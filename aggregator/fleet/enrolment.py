@@ -69,7 +69,7 @@ class Enroller:
     ) -> None:
         self._config, self._registry, self._register, self._authority = config, registry, register, authority
         self._on_granted, self._clock = on_granted, clock
-        self._strangers = TokenBucket(REFUSED_A_SECOND, MAX_REFUSED_BURST, now=clock())
+        self._without_token = TokenBucket(REFUSED_A_SECOND, MAX_REFUSED_BURST, now=clock())
         self._warned = set[str]()
 
     def answer(self, request: EnrolRequest) -> EnrolAnswer:
@@ -167,7 +167,7 @@ class Enroller:
         return EnrolAnswer(request.device, request.nonce, "pending", b"", reason, REFUSED_RETRY_S)
 
     def _refuse(self, request: EnrolRequest, verdict: Verdict, reason: str, *, has_token: bool) -> EnrolAnswer:
-        if has_token or self._strangers.take(self._clock()):
+        if has_token or self._without_token.take(self._clock()):
             self._registry.add_refused_request(
                 RefusedRequest(request.device, request.public_key, has_token, reason, self._clock())
             )

@@ -80,7 +80,7 @@ class Part:
 class FleetService:
     """Answers boards.
 
-    :param strangers: link to the broker that boards without a certificate reach.
+    :param enrolment_link: link to the broker that boards without a certificate reach.
     :param fleet: link to the broker of all others.
     :param identity: signs all that boards are told.
     :param apply: writes what follows from the registry (`access.apply`); called at the start and after changes.
@@ -92,7 +92,7 @@ class FleetService:
         *,
         federation: str,
         identity: Identity,
-        strangers: Link,
+        enrolment_link: Link,
         fleet: Link,
         enroller: Enroller,
         apply: Callable[[], None],
@@ -102,7 +102,7 @@ class FleetService:
     ) -> None:
         self.topics = Topics(federation)
         self.parts = list(parts)
-        self._identity, self._strangers, self._fleet = identity, strangers, fleet
+        self._identity, self._enrolment_link, self._fleet = identity, enrolment_link, fleet
         self._enroller, self._apply, self._was_changed, self._clock = enroller, apply, was_changed, clock
         self._requests = TokenBucket(REQUESTS_A_SECOND, MAX_REQUESTS_BURST, now=clock())
         # Of each board: who has no certificate is not heard at the fleet's broker, who has one on its own topic alone.
@@ -123,24 +123,24 @@ class FleetService:
         finally:
             for part in self.parts:
                 part.end(self)
-            self._strangers.close()
+            self._enrolment_link.close()
             self._fleet.close()
 
     def start(self) -> None:
         self._apply()
-        self._strangers.subscribe(self.topics.all_requests)
+        self._enrolment_link.subscribe(self.topics.all_requests)
         filters = [self.topics.all_renewals, *(each for part in self.parts for each in part.filters(self.topics))]
         for topic_filter in dict.fromkeys(filters):
             self._fleet.subscribe(topic_filter)
-        self._strangers.open()
+        self._enrolment_link.open()
         self._fleet.open()
 
     def step(self, longest_s: float) -> None:
         """Takes an event of each link, waiting at most `longest_s` seconds, and does what is due."""
-        stranger = self._strangers.receive(0.0)
-        event = self._fleet.receive(0.0 if stranger is not None else longest_s)
-        if stranger is not None:
-            self._on_event(stranger, "the broker for enrolment", self._on_request)
+        request = self._enrolment_link.receive(0.0)
+        event = self._fleet.receive(0.0 if request is not None else longest_s)
+        if request is not None:
+            self._on_event(request, "the broker for enrolment", self._on_request)
         if event is not None:
             self._up = isinstance(event, Delivery | LinkUp)
             self._on_event(event, "the broker", self._on_delivery)
@@ -185,7 +185,7 @@ class FleetService:
                 self._warn_of_version(event.topic, error)
             except WireError as error:
                 log.debug("a message on %.120r was ignored: %s", event.topic, error)
-            except Exception:  # whatever strangers send must not end the service
+            except Exception:  # no message may end the service
                 log.exception("a message on %.120r could not be handled", event.topic)
 
     def _warn_of_version(self, topic: str, error: OtherVersion) -> None:
@@ -201,7 +201,7 @@ class FleetService:
         device, payload = topic.device, delivery.payload
         if not self._requests.take(self._clock()):
             _check_rate(self._enroller.names_known_key(device, payload) and self._returns.take(device))
-        self._strangers.publish(self.topics.answer(device), self._encoded(self._answered(device, payload)))
+        self._enrolment_link.publish(self.topics.answer(device), self._encoded(self._answered(device, payload)))
 
     def _on_delivery(self, delivery: Delivery) -> None:
         topic = self.topics.parse(delivery.topic)
