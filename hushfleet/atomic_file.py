@@ -21,10 +21,9 @@ def write_whole(path: Path, data: bytes, *, durable: bool, mode: int | None = No
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)
-        with open(
-            part, "xb", opener=lambda name, flags: os.open(name, flags, 0o666 if mode is None else 0o600)
-        ) as file:
+        if mode is not None:
+            part.unlink(missing_ok=True)  # others may have it open
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600 if mode else 0o666)) as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             file.write(data)
