@@ -118,7 +118,7 @@ def _forget(run: _Run, device: _Id) -> None:
 def _block(
     run: _Run,
     device: _Id,
-    reason: Annotated[str, typer.Option(help="For the list, and for the device's log.")] = "by its operator",
+    reason: Annotated[str, typer.Option(help="Reason, for the list and for the device's log.")] = "by its operator",
 ) -> None:
     """Ignore all messages of a device and refuse its updates from now on, in the open round, too."""
     from hushfleet.wire.format.topics import check_name
@@ -132,9 +132,9 @@ def _block(
 def _roster(
     run: _Run,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Take it to the machine that has the operator's key.")],
-    federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
-    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the devices, at least: boards decline a task that counts on more.")] = HONEST_FRACTION,
-    min_devices: Annotated[int, typer.Option(min=2, help="The fewest in a sum: boards decline a task that opens smaller ones.")] = MIN_DEVICES,
+    federation: Annotated[str, typer.Option(help="The federation in the devices' files.")] = "default",
+    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Least share of honest devices: boards decline a task that counts on more.")] = HONEST_FRACTION,
+    min_devices: Annotated[int, typer.Option(min=2, help="Fewest devices in a sum: boards decline a task that opens smaller ones.")] = MIN_DEVICES,
 ) -> None:  # fmt: skip
     """Write the list of devices for secure sums, to be signed: all that are accepted by a key that is known.
 

@@ -20,13 +20,13 @@ def register(app: typer.Typer) -> None:
 
 
 def _push(
-    destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="As ssh takes it. USER must be root, or may use sudo.")],
+    destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="Destination for ssh. USER must be root, or may use sudo.")],
     fleet: Annotated[Path, typer.Option(metavar="DIR", help="The fleet's folder.")],
     device: Annotated[str, typer.Option(metavar="ID", help="Which board of the fleet this is.")],
-    ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Of ssh, such as '-p 2222 -i key'.")] = "",
+    ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Options of ssh, such as '-p 2222 -i key'.")] = "",
     images: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id.", exists=True, file_okay=False)] = None,
     wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also a board that has a card, or was installed before.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Install a board that has a card, or was installed before, too.")] = False,
 ) -> None:  # fmt: skip
     """Install the client on a board that runs already: what a card does, by ssh. For Jetsons, and for single boards.
 

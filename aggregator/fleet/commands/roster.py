@@ -71,7 +71,7 @@ def _export(
 
 @roster.command("sign")
 def _sign(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `fleet roster export`, or `devices roster`, wrote.", **_FILE)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster export`, or `devices roster`, wrote.", **_FILE)],
     key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The operator's private key.", **_FILE)],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The signed list, to be taken back.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -107,7 +107,7 @@ def _sign(
 
 
 @roster.command("import")
-def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="What `fleet roster sign` wrote.", **_FILE)]) -> None:  # fmt: skip
+def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster sign` wrote.", **_FILE)]) -> None:  # fmt: skip
     """Take a list of boards that the operator has signed: it holds from the next round on.
 
     Refused is one that is not signed by this fleet's operator, of another federation, not newer than the one that
