@@ -1,4 +1,4 @@
-"""The reasons of a device to decline a round, in words that reveal nothing about its data.
+"""Why a device declines a round, in words that reveal nothing about its data.
 
 The text of an arbitrary error may name the owner's files or the number of samples. So only texts that depend on the
 task and on limits alone go over the wire; the rest stays in the local log.

@@ -55,7 +55,7 @@ class TaskHandler:
         return True
 
     def _make_room(self, notice: TaskNotice) -> None:
-        """Drops all of earlier tasks but the model that this device predicts with.
+        """Of earlier tasks nothing stays but what this device predicts with.
 
         Blobs are dropped after each training. A device that sits out task after task would keep the graphs of all.
         """

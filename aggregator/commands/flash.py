@@ -30,16 +30,16 @@ def _flash(
     fleet: Annotated[Path, typer.Option(metavar="DIR", help="The fleet's folder.")],
     image: Annotated[Path | None, typer.Option(metavar="IMAGE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None,
     boot: Annotated[Path | None, typer.Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for the images; with --image.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Number of cards, for boards that have none yet. Default: all of them.")] = None,
-    device: Annotated[list[str] | None, typer.Option(metavar="ID", help="Write the card of this board; repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the images go; with --image.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="So many cards, for boards that have none yet. Default: for all of them.")] = None,
+    device: Annotated[list[str] | None, typer.Option(metavar="ID", help="For this board; may be given again.")] = None,
     writer: Annotated[str | None, typer.Option(help="cloud-init or firstrun. Default: found from the image.")] = None,
     python: Annotated[str | None, typer.Option(metavar="3.X", help="The Python of the system. Default: found from the image.")] = None,
     images: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None,
-    ssh_key: Annotated[Path | None, typer.Option(metavar="KEY.pub", help="Public key that may log in. Default: none.")] = None,
+    ssh_key: Annotated[Path | None, typer.Option(metavar="KEY.pub", help="Who has this key may log in. Default: nobody.")] = None,
     ssh_user: Annotated[str, typer.Option(help="The user with that key.")] = "hushfleet-admin",
     wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Include boards that have a card; its token then becomes invalid.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also for boards that have a card; its token then holds no longer.")] = False,
 ) -> None:  # fmt: skip
     """Write cards: the software, the configuration and a one-time token of each board, on its boot partition.
 

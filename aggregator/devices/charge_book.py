@@ -1,11 +1,12 @@
-"""Notes the charges of each board of a fleet beside the register, for the day on which its card is lost.
+"""What each board of a fleet has spent, kept beside the register for the day on which its card is lost.
 
-The board's own ledger is what counts, and it is lost with the card. So the aggregator notes a round for every board
-that may train in it, before that board is told so; the charge of an accepted update replaces the note. A note is taken
-back if the board declines before training and was told once: a board that was told again, of an extended round or after
-a restart, may have trained after all. Whatever is killed when, the note is never too small, but for one case: a board
-that chooses less noise than the standard (`limits.noise_preference` below 1), and whose update was not accepted, is
-noted by the standard noise, since nobody but its lost ledger knows its choice.
+The board's own ledger is what counts, and it is gone with the card. So the aggregator notes a round for every board
+that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a
+board has declined before training is taken back at once if it was told once: whoever is told again, of an extended
+round or after a restart, may have trained after all. Whatever is killed when, the note is never too small, but for one
+case: a
+board that chooses less noise than the standard (`limits.noise_preference` below 1), and whose update was not accepted,
+is noted by the standard noise, since nobody but its lost ledger knows its choice.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BEFORE_TRAINING = frozenset({"budget", "memory", "no-data", "no-privacy", "graph
 
 
 class ChargeBook:
-    """The charges of the run of `engine`."""
+    """Of the run of `engine`."""
 
     def __init__(self, register: DeviceRegister, engine: RoundEngine) -> None:
         self._register, self._engine = register, engine
@@ -34,7 +35,7 @@ class ChargeBook:
             self.closed(engine.closed_rounds)  # a kill may have come between
 
     def expect(self, devices: Iterable[str]) -> None:
-        """Notes that these may train in the open round from now on, if they are in its cohort. Raises `StoreError`."""
+        """These may train in the open round from now on, as far as they are in its cohort. Raises `StoreError`."""
         plan = self._engine.plan
         if plan is None or plan.phase != "open":
             return
@@ -50,12 +51,12 @@ class ChargeBook:
         self._told.update(told)
 
     def declined(self, device: str, code: str) -> None:
-        """Takes the note back if the device has declined before training. Raises `StoreError`."""
+        """The store has noted that the device will send no update in the open round. Raises `StoreError`."""
         if code in BEFORE_TRAINING:
             self._take_back(self._round, {device})
 
     def closed(self, round: int) -> None:
-        """Notes what was spent in a closed round. Raises `StoreError`; it may be called again."""
+        """The round is closed. Raises `StoreError`; it may be called again."""
         store = self._engine.store
         spent = {row.device: pack(_charge(row)) for row in store.charges(round)}
         self._register.note_charges(self._engine.spec.task, round, spent, certain=True)

@@ -46,7 +46,7 @@ class NotAccepted(BadSignature):
 
 
 class Changes(NamedTuple):
-    """The changes of devices since the last call.
+    """Changes of devices since the last look.
 
     :param out: key and reason of those that were put out.
     :param accepted: ids that are accepted now, or by another key, or whose birth could not be committed: what the
@@ -132,7 +132,7 @@ class Enrolment:
     # who is who
 
     def key(self, device: str) -> bytes | None:
-        """Gives the public key of an accepted device; None for all others, also blocked ones."""
+        """Returns the key of an accepted device, 32 bytes; None for all others, blocked ones among them."""
         row = self._known.get(device)
         return row.public_key if row is not None and row.blocked is None else None
 
@@ -159,7 +159,7 @@ class Enrolment:
         return device in self._known
 
     def roster(self) -> Roster | None:
-        """Gives the roster of accepted devices that were announced in this run; None where there are none."""
+        """Returns a roster of the accepted devices that have announced themselves in this run; None without any."""
         seen = {device: key for device, (key, _) in self._sessions.items()}
         keys = {device: key for device, key in seen.items() if key is not None and key == self.key(device)}
         return Roster.of(keys) if keys else None

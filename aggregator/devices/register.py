@@ -124,7 +124,7 @@ class DeviceRegister(SqliteFile):
     # devices
 
     def devices(self) -> list[KnownDevice]:
-        """Gives all, by id."""
+        """Returns all entries, by id."""
         return [_known(row) for row in self.rows(f"{_SELECT} ORDER BY id")]
 
     def device(self, device: str) -> KnownDevice | None:
@@ -208,7 +208,7 @@ class DeviceRegister(SqliteFile):
             )
 
     def drop_charges(self, task: str, round: int, devices: Iterable[str]) -> None:
-        """Drops the charges of devices that have declined before they trained."""
+        """Drops the charges of devices that have said, before they trained, that they would not."""
         with self.transaction():
             self.write_all(
                 "DELETE FROM charges WHERE id = ? AND task = ? AND round = ?",

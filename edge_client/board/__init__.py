@@ -1,1 +1,1 @@
-"""The parts that depend on the board and its owner: configuration, limits, data, supervision."""
+"""What depends on the board and its owner: configuration, limits, data, supervision."""

@@ -1,7 +1,7 @@
-"""Checks the board's own certificate before it connects.
+"""The board's own certificate, looked at before the broker does.
 
-A broker whose access list uses the certificate's name accepts a connection with the wrong one, and then delivers no
-message, without any error. So the name is compared with the device's id before connecting.
+A broker whose access list goes by the certificate's name takes a connection with the wrong one, and then keeps all
+messages back: for ever, and without a word. So the name is compared with the device's id before connecting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOON_DAYS = 14
 
 
 def certificate_file(config: DeviceConfig) -> Path | None:
-    """Gives the file that DEVICE.toml names, or else the one that the fleet has given; None without one."""
+    """Of the file that DEVICE.toml names, or else of the one that the fleet has given; None without one."""
     if config.broker.cert_file is not None:
         return Path(config.broker.cert_file)
     given = Path(config.device.state_dir) / TLS_CERTIFICATE_FILE
@@ -29,7 +29,7 @@ def certificate_file(config: DeviceConfig) -> Path | None:
 
 
 def read_certificate(config: DeviceConfig) -> x509.Certificate | None:
-    """Reads the certificate; None without one. Raises `BadInput` where it cannot be read."""
+    """None without one. Raises `BadInput` where it cannot be read."""
     file = certificate_file(config)
     if file is None:
         return None
@@ -40,10 +40,10 @@ def read_certificate(config: DeviceConfig) -> x509.Certificate | None:
 
 
 def certificate_words(config: DeviceConfig, *, now: float | None = None) -> str | None:
-    """Describes a problem of the certificate; None where there is none.
+    """What a person should know about it; None where there is nothing to say.
 
-    A name that cannot be a device's id is no problem: such brokers use another rule. A certificate of the fleet that
-    cannot be read does not stop the client: the board asks for it again. Raises `BadInput` for one of another device.
+    Raises `BadInput` for one of another device. A name that could be no device's id says nothing: such brokers go by
+    something else. One that the fleet gave and that cannot be read is no reason to stop: the board asks for it again.
 
     :param now: unix seconds; by default the clock.
     """

@@ -1,4 +1,4 @@
-"""DEVICE.toml: the device's id, its broker, its data, and the limits of its owner.
+"""DEVICE.toml: who this device is, where its broker and its data are, and what its owner allows.
 
 Every error names the file, the key, the value and what is accepted, since the person who reads it may be
 standing beside the board.
@@ -38,7 +38,7 @@ USABLE_MEMORY = 0.6  # of the board's, the same share that the systemd unit's Me
 
 @dataclass(frozen=True)
 class DeviceSection(Checked):
-    """The device's id, and the place of its store.
+    """Who this device is, and where its store lies.
 
     :param state_dir: holds the store; one folder for each device, never shared or copied.
     :param roster_key: the operator's public key, 64 hex digits: a secure sum is joined only where this key has signed
@@ -57,7 +57,7 @@ class DeviceSection(Checked):
 
 @dataclass(frozen=True)
 class BrokerSection(Checked):
-    """The address of the broker, and how its identity is checked.
+    """Where the broker is, and how it is known.
 
     :param server_key: the aggregator's public key, 64 hex digits; without it the first one seen is pinned.
     :param keepalive_s: something is sent at least so often. Where a router forgets idle connections sooner, it becomes
@@ -95,7 +95,7 @@ class BrokerSection(Checked):
 
 @dataclass(frozen=True)
 class FleetSection(Checked):
-    """The keys of the fleet. With it the board gets its own certificate, and updates; `hushfleet flash` writes it.
+    """Who runs the fleet. With it the board gets its own certificate, and updates; `hushfleet flash` writes it.
 
     :param operator_key: public key, 64 hex digits: signs the list of who may be in a secure sum (`device.roster_key`,
         unless that is given).
@@ -115,7 +115,7 @@ class FleetSection(Checked):
 
 @dataclass(frozen=True)
 class DataSection(Checked):
-    """The place of the device's own data.
+    """Where the device's own data are.
 
     :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of samples `x` and labels `y`; `csv`, a
         line a sample.
@@ -130,7 +130,7 @@ class DataSection(Checked):
 
 @dataclass(frozen=True)
 class LimitsSection(Checked):
-    """The limits of the device's owner.
+    """What the device's owner allows.
 
     :param epsilon_server: privacy loss against the aggregator, over all tasks; inf allows any.
     :param delta: the delta of that epsilon.
@@ -162,8 +162,8 @@ class LimitsSection(Checked):
 
     @classmethod
     def of_simulation(cls, privacy: PrivacySpec, **others: Any) -> LimitsSection:
-        """Allows all that the task asks, FOR SIMULATION ONLY. Simulated data have no owner, and the one who simulates
-        is operator, aggregator and every board at once, so limits would have no effect."""
+        """FOR SIMULATION ONLY: all that the task asks. Simulated data have no owner, and the one who simulates is
+        operator, aggregator and every board at once, so limits would have no effect."""
         secure = privacy.secure
         trust = {} if secure is None else {"min_devices": secure.min_devices, "honest_fraction": secure.honest_fraction}
         limits = {"epsilon_server": math.inf, "delta": privacy.delta, "accounting": privacy.accounting}
@@ -172,7 +172,7 @@ class LimitsSection(Checked):
 
 @dataclass(frozen=True)
 class SimulationSection(Checked):
-    """Settings FOR SIMULATION ONLY: a seed makes the noise predictable, so there is no privacy.
+    """FOR SIMULATION ONLY: a seed makes the noise predictable, so there is no privacy.
 
     :param index: the device's number, part of the seed.
     :param common_test: .npz that every device is tested on.
@@ -212,7 +212,7 @@ class DeviceConfig(Checked):
 
     @property
     def broker_address(self) -> BrokerAddress:
-        """The broker, with the certificate that the fleet gave, unless the file names another. Raises `BadInput`."""
+        """With the certificate that the fleet gave, unless the file names another. Raises `BadInput`."""
         broker, folder = self.broker, Path(self.device.state_dir)
         if self.fleet is not None and broker.cert_file is None:
             broker = replace(broker, cert_file=str(folder / TLS_CERTIFICATE_FILE), key_file=str(folder / TLS_KEY_FILE))
@@ -220,7 +220,7 @@ class DeviceConfig(Checked):
 
     @property
     def enrolment_address(self) -> BrokerAddress:
-        """The broker where a board of a fleet asks for its certificate. Raises `BadInput`."""
+        """Where a board of a fleet asks for its certificate. Raises `BadInput`."""
         if self.fleet is None:
             raise BadInput("a board without a section [fleet] has nobody to ask for a certificate")
         return BrokerAddress.parse(self.fleet.enrol_url, ca_file=self.broker.ca_file)
@@ -243,7 +243,7 @@ class DeviceConfig(Checked):
 
     @property
     def memory_mib(self) -> int:
-        """The memory that training may use, MiB. Raises `BadInput` for a board that is not known."""
+        """What training may use, MiB. Raises `BadInput` for a board that is not known."""
         if self.limits.memory_mib:
             return self.limits.memory_mib
         return int(USABLE_MEMORY * float(load_board(self.device.board).memory_mib))

@@ -47,7 +47,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 def data_words(section: DataSection) -> str | None:
-    """Describes a problem of the data before a task comes; None where there is none.
+    """What a person should know before a task comes; None where there is nothing to say.
 
     A device starts all the same: a disk may come later, and a camera's first image.
     """
@@ -99,7 +99,7 @@ class LocalData:
         return self._samples is not None
 
     def samples(self) -> LabelledSamples:
-        """Gives all samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
+        """All samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
         path = Path(self._section.path)
         stamp = _stamp(path)
         if self._samples is None or stamp != self._stamp:
@@ -109,10 +109,7 @@ class LocalData:
         return self._samples
 
     def _load(self, path: Path, skipped: list[str]) -> LabelledSamples:
-        """Reads the data.
-
-        :param skipped: gets what is left out.
-        """
+        """:param skipped: is told what is left out."""
         failed = ""
         try:
             samples = self._read(path, skipped)
@@ -164,8 +161,7 @@ class LocalData:
 
 
 def reasons(skipped: Sequence[str]) -> str:
-    """Says why samples were left out, the commonest reason first: `12: its folder is no class of this task, as
-    new/1.jpg`.
+    """Why samples were left out, the commonest reason first: `12: its folder is no class of this task, as new/1.jpg`.
 
     :param skipped: `name: reason` of each, or a name alone.
     """
@@ -185,8 +181,8 @@ def _form(model: ModelSpec) -> ImageForm:
 
 
 def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
-    """Reads an .npz with samples `x` (or `images`), as `as_values` takes them, and labels `y` (or `labels`): whole
-    numbers, names of classes, or what else the task has as targets. Raises `BadInput`.
+    """An .npz with samples `x` (or `images`), as `as_values` takes them, and labels `y` (or `labels`): whole numbers,
+    names of classes, or what else the task has as targets. Raises `BadInput`.
 
     :param skipped: where samples that do not fit are told, and left out; None: the first of them is an error.
     """
@@ -203,7 +199,7 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
 
 
 def load_csv(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
-    """Reads a line a sample, see `hushfleet.data.csv_file`; parameters as `load_arrays`. Raises `BadInput`."""
+    """A line a sample, see `hushfleet.data.csv_file`; parameters as `load_arrays`. Raises `BadInput`."""
     outputs = () if model.targets.are_classes else model.class_names
     values, labels, _, names = read_csv(path, input_shape=model.image_shape, outputs=outputs, skipped=skipped)
     warn_of_row_numbers(values, str(path), names)
@@ -215,7 +211,7 @@ def load_csv(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) 
 def _usable(
     values: np.ndarray, labels: np.ndarray, model: ModelSpec, skipped: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Keeps samples that `as_values` and `as_targets` take; arrays that do not fit as a whole are left as they are."""
+    """Those samples that `as_values` and `as_targets` take; arrays that do not fit as a whole are left as they are."""
     if not (values.ndim and labels.ndim and len(values) == len(labels)):
         return values, labels
     targets, numeric = model.targets, labels.dtype.kind in "iufb"
@@ -273,12 +269,12 @@ def _warn_of_another_unit(samples: Samples, path: Path) -> None:
 
 
 def inputs_of(samples: Samples, features: FeatureGraph | None, *, skipped: list[str] | None = None) -> LabelledSamples:
-    """Gives the network's inputs for these images: features, where the task has some; see `FeatureGraph.of`."""
+    """What the network takes of these images: features of them, where the task has some; see `FeatureGraph.of`."""
     return samples if features is None else features.of(samples, skipped=skipped)
 
 
 def blank_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:
-    """Makes black images, or features of zero, with these labels."""
+    """Black images, or features of zero, with these labels."""
     if model.features is not None:
         blank = np.zeros((len(labels), model.features.count, 1, 1), np.float32)
         return FeatureSamples(blank, labels, model.targets, model.input_shape[0])
@@ -296,8 +292,8 @@ def load_indices(path: Path) -> np.ndarray | None:
 
 
 def _stamp(path: Path) -> Stamp:
-    """Gives the number of files, and a sum that follows the name, the date and the size of each: a file that was moved
-    to another class keeps all but its name. Zeros where there is nothing."""
+    """The number of files, and a sum that follows the name, the date and the size of each: a file that was moved to
+    another class keeps all but its name. Zeros where there is nothing."""
     count, total = 0, 0
     for file in [str(path)] if path.is_file() else files_below(path, data=path):
         with suppress(OSError):  # it was removed meanwhile

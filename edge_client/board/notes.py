@@ -1,6 +1,6 @@
-"""Notes on the use of the data, and on errors in training, for `hushfleet-edge status`.
+"""What a board has made of its data, and what went wrong in training, for `hushfleet-edge status`.
 
-They stay on the board: nothing that a device sends may depend on them.
+It is told on the board alone: what a device sends must not follow from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DATA, TRAINING = "data.json", "training.txt"
 
 @dataclass(frozen=True)
 class DataUse:
-    """The use of the data by the task, when they were read last.
+    """What the task has made of the data when they were read last.
 
     :param used: samples that it trains with; `left_out`: those that do not fit it.
     :param why: why these were left out, or why the data could not be read at all; empty: all are used.
@@ -32,7 +32,7 @@ class DataUse:
 
 
 class Note:
-    """A text that stays until it is replaced or removed.
+    """A text that lasts until another one, or none, takes its place.
 
     :param path: None: nothing is written.
     """
@@ -41,10 +41,7 @@ class Note:
         self._path = path
 
     def keep(self, words: str | DataUse | None) -> None:
-        """Replaces the note.
-
-        :param words: None where all is well.
-        """
+        """:param words: None where all is well."""
         if self._path is None:
             return
         with suppress(OSError, StoreError):  # a full disk is told elsewhere
@@ -56,13 +53,13 @@ class Note:
 
 
 def notes_in(state_dir: Path | None) -> tuple[Note, Note]:
-    """Gives the notes on the data and on training; None: nothing is written."""
+    """Of the data, and of training; None: nothing is written."""
     data, training = (Note(None if state_dir is None else state_dir / name) for name in (DATA, TRAINING))
     return data, training
 
 
 def read_data_use(state_dir: Path) -> DataUse | None:
-    """Reads the note of the client in this state directory; None before its first round."""
+    """Of the client in this state directory; None before its first round."""
     try:
         plain = json.loads((state_dir / DATA).read_text("utf-8"))
         return DataUse(**plain)
@@ -71,7 +68,7 @@ def read_data_use(state_dir: Path) -> DataUse | None:
 
 
 def read_training(state_dir: Path) -> str | None:
-    """Reads what went wrong in the last training of the client in this state directory."""
+    """What went wrong in the last training of the client in this state directory."""
     try:
         return (state_dir / TRAINING).read_text("utf-8")
     except (OSError, ValueError):

@@ -48,12 +48,12 @@ class Pacer:
         self.begin()
 
     def begin(self) -> None:
-        """Begins work: only what is done from now on counts."""
+        """Work begins: only what is done from now on counts."""
         self._wall_from, self._cpu_from = self._wall(), self._cpu()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Excludes work that is not the board's: a simulation tests a model."""
+        """Work inside is none of the board's: a simulation tests a model."""
         self.catch_up()
         try:
             yield
@@ -62,7 +62,7 @@ class Pacer:
 
     @contextmanager
     def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
-        """Runs `check` at each `step` and `catch_up`, and while they wait; what it raises ends them."""
+        """Inside, `check` runs at each `step` and `catch_up`, and while they wait; what it raises ends them."""
         before, self._check = self._check, check
         try:
             yield
@@ -70,7 +70,7 @@ class Pacer:
             self._check = before
 
     def step(self) -> None:
-        """Ends a step, after which more follow: waits if `LEAST_WAIT_S` or more is due."""
+        """A step is done, more follow: waits if `LEAST_WAIT_S` or more is due."""
         self._check()
         if self.slowdown > 1.0 and self._due() - self._wall() >= LEAST_WAIT_S:
             self._wait_until(self._due())
@@ -82,7 +82,7 @@ class Pacer:
             self._wait_until(self._due())
 
     def wait(self, seconds: float) -> None:
-        """Waits for other slow parts of the board, in addition to the slowed work."""
+        """For what is slow on the board beside its work, in addition to what `slowdown` makes of the work."""
         began = self._wall()
         try:
             self._wait_until(began + seconds)
@@ -116,7 +116,7 @@ class PacedStore(DeviceStore):
         self._take_time(len(data))
 
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
-        """Commits a round; until then it may still be given up, and nothing was spent."""
+        """Until the commit the round may still be given up, and nothing was spent; after it, it may not."""
         self._pacer.catch_up()
         with self._pacer.checked_by(lambda: None):
             entry = super().commit_round(commit)
@@ -132,10 +132,7 @@ class PacedStore(DeviceStore):
 def open_store(
     path: Path, *, device: str, simulation: SimulationSection | None, pacer: Pacer, in_fleet: bool = False
 ) -> DeviceStore:
-    """Opens a device's store, raising as `DeviceStore` does.
-
-    In the field it is synced, in a simulation it may be slow.
-    """
+    """A device's store, raising as `DeviceStore` does. In the field it is synced, in a simulation it may be slow."""
     if simulation is None:
         return DeviceStore(path, device=device, in_fleet=in_fleet)
     return PacedStore(path, device=device, durable=simulation.durable, pacer=pacer, write_mb_s=simulation.write_mb_s)

@@ -14,7 +14,7 @@ _KEPT_BYTES = 8 << 20  # free at the heap's end: less, and each step would pay f
 
 
 def return_freed_memory() -> None:
-    """Returns freed vectors to the system from now on; does nothing where the C library is not glibc.
+    """Freed vectors go back to the system from now on; does nothing where the C library is another than glibc.
 
     After the first large array is freed, glibc's malloc takes all later ones from its heap, and what is free there
     stays with the process: 30 MiB of it after a round of the Fashion-MNIST network, on boards that have 512 MB.
@@ -28,7 +28,7 @@ def return_freed_memory() -> None:
 
 
 def return_small_blocks() -> None:
-    """Returns free pages inside the heap now. It takes a millisecond, and is for work that is done once.
+    """What is free inside the heap goes back now, page by page; a millisecond, for after work that is done once.
 
     Loading a graph and making features leave megabytes that no later step asks for in such pieces.
     """
@@ -58,7 +58,7 @@ class Supervisor:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Supervisor:
-        """Reads NOTIFY_SOCKET and WATCHDOG_USEC, as systemd sets them; WATCHDOG is sent at a third of that time."""
+        """By NOTIFY_SOCKET and WATCHDOG_USEC, as systemd sets them; sent at a third of its time."""
         usec = environment.get("WATCHDOG_USEC", "")
         return cls(environment.get("NOTIFY_SOCKET") or None, int(usec) / 3e6 if usec.isdecimal() else None)
 
@@ -69,7 +69,7 @@ class Supervisor:
         self._send(b"STOPPING=1")
 
     def alive(self) -> None:
-        """Reports that the loop lives; cheap enough for every turn and every batch."""
+        """Cheap enough for every turn of the loop and every batch."""
         now = self._clock()
         if self._interval_s is not None and now - self._sent_at >= self._interval_s:
             self._sent_at = now

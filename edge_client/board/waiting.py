@@ -1,7 +1,7 @@
-"""Notes what a running client waits for, and since when, for `hushfleet-edge status` and the log.
+"""What a running client waits for, and since when: for `hushfleet-edge status`, and for the log where it lasts.
 
-A broker that does not know a board, and delivers nothing to it, looks like one without any messages. So a long silence
-is logged once, with its possible causes.
+A broker that does not know a board, and keeps its messages back, looks like one on which nobody has anything to say. So
+silence that lasts is told once, with what may be the cause.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 @dataclass(frozen=True)
 class Waiting:
-    """A wait of the client.
-
-    :param since: unix seconds.
-    """
+    """:param since: unix seconds."""
 
     kind: Kind
     words: str
@@ -41,7 +38,7 @@ class Waiting:
 
 
 def advice_on_silence(device: str, federation: str) -> dict[Kind, str]:
-    """Gives the warnings for long waits, by kind."""
+    """What is logged where a wait lasts, by who is waited for."""
     kept = f"this broker keeps messages back: its access list knows this connection by another name than {device}"
     return {
         "aggregator": "connected, and nothing has come from an aggregator. Either none has been started in the "
@@ -67,7 +64,7 @@ class WaitingNote:
         self._warned: set[Kind] = set()
 
     def is_(self, kind: Kind, words: str) -> None:
-        """Sets what the client waits for now; cheap where it is unchanged."""
+        """What is waited for now; cheap where it is the same as before."""
         if self._told == (kind, words):
             if kind not in self._warned and kind in self._advice and self._clock() - self._since >= SILENT_S:
                 self._warned.add(kind)
@@ -86,7 +83,7 @@ class WaitingNote:
 
 
 def read_waiting(state_dir: Path) -> Waiting | None:
-    """Reads what the client in this state directory waits for, or waited for at its end; None if unknown."""
+    """What the client in this state directory waits for, or waited for when it ended; None if that is not known."""
     try:
         plain = json.loads((state_dir / FILE_NAME).read_text("utf-8"))
         return Waiting(plain["kind"], str(plain["words"]), float(plain["since"]))

@@ -1,1 +1,1 @@
-"""Messages of a device to the aggregator, and checks of the answers."""
+"""What a device says to the aggregator, and what it accepts in answer."""

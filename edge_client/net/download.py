@@ -56,11 +56,11 @@ class Fetch:
         return self._most_asks is not None and self._asked >= self._most_asks
 
     def ask_at_once(self, now: float) -> None:
-        """Asks at once, since the link or the aggregator came back."""
+        """The link or the aggregator came back."""
         self._progress(now, wait=False)
 
     def want(self, now: float) -> Want:
-        """Makes the request for now; the pauses grow while nothing arrives."""
+        """What to ask for now; the next time comes later and later while nothing arrives."""
         self._backoff.tried(now)
         self._asked += 1
         return Want(self.ref.digest, self.ref.size, self._assembler.missing())
@@ -101,7 +101,7 @@ class BlobSource:
         self._given_up: BlobRef | None = None
 
     def need(self, ref: BlobRef, *, most_asks: int | None = None) -> bytes | None:
-        """Gives the blob from the store; else None, and fetches it. Raises `StoreError`.
+        """The blob from the store; else None, and it is being fetched. Raises `StoreError`.
 
         :param most_asks: after so many without any progress, or if other bytes come in its place, it is given up: the
             next call raises `Malformed`.
@@ -117,7 +117,7 @@ class BlobSource:
         return data
 
     def want(self, now: float) -> Want | None:
-        """Gives the request that is due now, if any."""
+        """What is to be asked for now, if anything is due."""
         fetch = self.fetch
         if fetch is None or now < fetch.due_at:
             return None
@@ -158,7 +158,7 @@ class GlobalModel:
         """SHA-256 of the global model that differences have failed for: they are tried once for each."""
 
     def need(self, plan: RoundPlan, spec: TaskSpec, *, most_asks: int | None = None) -> bytes | None:
-        """Gives the model as it travels, float32 `[d]`, and the vectors behind it; else None, and fetches a part.
+        """The model as it travels, float32 `[d]`, and the vectors behind it; else None: a part is being fetched.
 
         Raises `StoreError`.
 
@@ -180,7 +180,7 @@ class GlobalModel:
         return model or self._blobs.need(BlobRef(plan.global_digest, plan.global_bytes), most_asks=most_asks)
 
     def _apply(self, plan: RoundPlan, spec: TaskSpec, chain: tuple[DifferenceRef, ...]) -> bytes:
-        """Gives the stored model that the differences begin with, and all of them added. Raises a `WireError`."""
+        """The stored model that the differences begin with, and all of them added. Raises a `WireError`."""
         params = self._base(chain[0], plan.global_bytes)
         layout = spec.model.layout
         # a method's vectors lie behind the model, each with the model's layers
@@ -223,7 +223,7 @@ class RosterSource:
         self._latest: tuple[BlobRef, Roster] | None = None
 
     def need(self, ref: BlobRef) -> Roster | None:
-        """Gives the roster; None while it is being fetched.
+        """None while it is being fetched.
 
         Raises `Malformed`, `TooLarge`, `BadSignature`, `Replayed` for one that is not the newest, or `StoreError`.
         """

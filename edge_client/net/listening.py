@@ -1,4 +1,4 @@
-"""Subscriptions of a device: it subscribes again where a retained message has not come."""
+"""What a device hears of the broker: it subscribes, and again where something has not come that the broker keeps."""
 
 from __future__ import annotations
 

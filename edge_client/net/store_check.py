@@ -1,4 +1,4 @@
-"""Checks that this store is the only one of its device, and the newest: a store cannot know that by itself.
+"""Whether this store is the only one of its device, and the newest: a store cannot know that by itself.
 
 With an old copy that was put back, or a second client on a copy, an update would be noised twice: the two noises
 average out, and the ledger of the copy lacks what was spent since. The aggregator remembers what it has received, so
@@ -61,15 +61,15 @@ class StoreCheck:
         self._backoff.reset(now)
 
     def aggregator_is_back(self, now: float) -> None:
-        """Repeats a question without an answer at once."""
+        """A question without an answer is asked again at once."""
         self._backoff.reset(now)
 
     def round_begins(self, now: float) -> None:
-        """Repeats an unanswered question soon: the aggregator may know this device only now."""
+        """The aggregator may have come to know this device only now: a question that it left is asked soon."""
         self._backoff.hasten(now)
 
     def question(self, now: float) -> Ask | None:
-        """Gives the question that is due now, if any."""
+        """What to ask now, if anything is due."""
         if now < self.due_at:
             return None
         self._backoff.tried(now)
@@ -80,7 +80,7 @@ class StoreCheck:
             return None
 
     def may_train(self) -> bool:
-        """Whether the answer has come. Raises `StoreError` where the disk is too full to ask."""
+        """False until the answer has come. Raises `StoreError` where the disk is too full to ask."""
         self._count_session()
         return self.confirmed
 

@@ -73,7 +73,7 @@ class Upload:
         return self._backoff.due_at
 
     def offer_again(self) -> None:
-        """Repeats the offer only: the aggregator names what it lacks, so nothing is sent twice over a bad link."""
+        """Offer only: the aggregator names what it lacks, so nothing is sent twice over a bad link."""
         self._queue.clear()
         self.offer_due = True
 
@@ -82,7 +82,7 @@ class Upload:
         self._backoff.tried(now)
 
     def wait_longer(self, now: float) -> None:
-        """Waits, since the aggregator cannot take it at present."""
+        """The aggregator cannot take it at present."""
         self._queue.clear()
         self._backoff.tried(now)
 
@@ -92,7 +92,7 @@ class Upload:
         self._backoff.reset(now, wait=True)
 
     def next_chunk(self) -> bytes | None:
-        """Gives the next frame, without taking it off the queue: the link may be lost before it is sent."""
+        """The next frame, without taking it off the queue: the link may be lost before it is sent."""
         if not self._queue:
             return None
         return next(split(self._data, self.chunk_bytes, (self._queue[0],), digest=self.offer.digest))

@@ -1,4 +1,4 @@
-"""Checks which aggregator a device listens to, and which of its messages are current.
+"""Which aggregator a device listens to, and which of its messages are current.
 
 The key comes from the configuration, or is the first one that the device meets; it is pinned in the store before
 anything that it signed is believed. The newest start (epoch) of that key is pinned too: a message that names an older
@@ -32,10 +32,7 @@ class MessageVerifier:
         self.epoch = self._pinned_epoch()
 
     def verify(self, payload: bytes) -> Message:
-        """Gives the message, if the pinned aggregator signed it and it is not older than what came.
-
-        Raises a `WireError`.
-        """
+        """The message, if the pinned aggregator signed it and it is not older than what came. Raises a `WireError`."""
         if self.key is None:
             raise BadSignature("the aggregator's key is not known yet")
         message = decode_message(payload, federation=self._federation, public_key=self.key)
@@ -51,7 +48,7 @@ class MessageVerifier:
         return message
 
     def verify_server_state(self, payload: bytes) -> ServerState:
-        """Verifies the aggregator's announcement; the first key is pinned. Raises a `WireError` or `StoreError`."""
+        """The aggregator's announcement; the first key is pinned. Raises a `WireError` or `StoreError`."""
         state = decode_message(payload, federation=self._federation)
         if not isinstance(state, ServerState):
             raise Malformed(f"a {type(state).__name__} came where the aggregator's state belongs")
@@ -69,7 +66,7 @@ class MessageVerifier:
         return state
 
     def note_progress(self, known: Known) -> None:
-        """Notes how far the aggregator is, by an answer that was made for this process."""
+        """The aggregator is at least as far as it says in an answer that was made for this process."""
         if self._newest is None or not _is_before(known, self._newest):
             self._newest = known
 

@@ -50,15 +50,15 @@ def applied(folder: FleetFolder, registry: FleetRegistry) -> str:
 @app.command("init")
 def _init(
     path: Dir,
-    broker_name: Annotated[list[str], typer.Option(help="Address of the broker for boards: a host name or an IP address. Give it again for more names in its certificate; boards are told the first.")],
-    task: Annotated[Path, typer.Option(metavar="TASK.toml", help="Task that the fleet trains.", **_FILE)],
+    broker_name: Annotated[list[str], typer.Option(help="Where boards reach the broker: a host name or address. Give it again for more names in its certificate; boards are told the first.")],
+    task: Annotated[Path, typer.Option(metavar="TASK.toml", help="What the fleet trains.", **_FILE)],
     federation: Annotated[str | None, typer.Option(help="Its name on the broker. Default: the folder's name.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the broker, for boards with a certificate.")] = 8883,
-    enrolment_port: Annotated[int, typer.Option(min=1, max=65535, help="Port for boards that have no certificate yet.")] = 8884,
-    page_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the status page.")] = 8443,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the broker, for boards with a certificate.")] = 8883,
+    enrolment_port: Annotated[int, typer.Option(min=1, max=65535, help="For boards that have none yet.")] = 8884,
+    page_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the status page.")] = 8443,
     classes: Annotated[str | None, typer.Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None,
-    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Least share of honest boards in secure sums. Boards decline a task that counts on more.")] = HONEST_FRACTION,
-    min_devices: Annotated[int, typer.Option(min=2, help="Fewest boards in a secure sum. Boards decline a task that opens smaller ones.")] = MIN_DEVICES,
+    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of secure sums: the share of the boards that is honest, at least. Boards decline a task that counts on more.")] = HONEST_FRACTION,
+    min_devices: Annotated[int, typer.Option(min=2, help="Of secure sums: the fewest boards in one. Boards decline a task that opens smaller ones.")] = MIN_DEVICES,
     operator_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="The operator's key, which signs who may be in a secure sum, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
     root_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="Root's key, which says who signs releases, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
 ) -> None:  # fmt: skip
@@ -136,11 +136,11 @@ def _init(
 @app.command("add")
 def _add(
     path: Dir,
-    count: Annotated[int | None, typer.Option(help="Number of boards; they are named PREFIX-01, PREFIX-02, ...")] = None,
+    count: Annotated[int | None, typer.Option(help="So many boards, named PREFIX-01, PREFIX-02, ...")] = None,
     csv: Annotated[Path | None, typer.Option(help="A file with the columns id, board, place, wifi, labels (name=value;...), key.", **_FILE)] = None,
     board: Annotated[str | None, typer.Option(help="Their kind; `hushfleet boards` lists them.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Default: the federation's name.")] = None,
-    place: Annotated[str, typer.Option(help="Place of the boards.")] = "",
+    place: Annotated[str, typer.Option(help="Where they are.")] = "",
     wifi: Annotated[Path | None, typer.Option(metavar="WIFI.toml", help="Network and password for their cards: ssid, password, country.", **_FILE)] = None,
 ) -> None:  # fmt: skip
     """Name the boards of the fleet. Their cards are written by `hushfleet flash --fleet DIR`.

@@ -11,7 +11,6 @@ from pathlib import Path
 from hushfleet.aggregator.results.gains import Comparison
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.answers import answers_section
-from hushfleet.aggregator.results.report.readable import gained, number, percent
 from hushfleet.aggregator.results.report.timeline import timeline_section
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
@@ -23,6 +22,7 @@ from hushfleet.aggregator.results.report.verdict import (
     trade_answer,
     trust_answer,
 )
+from hushfleet.aggregator.results.report.words import gained, number, percent
 from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.privacy.protection import protection
 

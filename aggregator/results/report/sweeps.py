@@ -7,8 +7,8 @@ from statistics import fmean, stdev
 
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.report.page import Cell, Table
-from hushfleet.aggregator.results.report.readable import codec, gained, number, percent, size
 from hushfleet.aggregator.results.report.verdict import VERDICTS, gain_of, verdict_of
+from hushfleet.aggregator.results.report.words import codec, gained, number, percent, size
 from hushfleet.aggregator.results.result import Repeated, Result, WireInfo
 
 DASH = "\N{EN DASH}"

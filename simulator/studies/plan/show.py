@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hushfleet.aggregator.planning.advice import BETWEEN_DATA, Advice, Answer, Question
 from hushfleet.aggregator.planning.gain_table import gain_table
-from hushfleet.aggregator.results.report.readable import percent, size
+from hushfleet.aggregator.results.report.words import percent, size
 from hushfleet.privacy.protection import protection
 from hushfleet.simulator.studies.plan.needs import BoardTimes, Needs
 from hushfleet.simulator.units import shown_time

@@ -15,7 +15,7 @@ from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView, RunView
-from hushfleet.aggregator.results.report.readable import lifetime_words, number
+from hushfleet.aggregator.results.report.words import lifetime_words, number
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon

@@ -28,7 +28,7 @@ from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.results.report.readable import lifetime_words, number
+from hushfleet.aggregator.results.report.words import lifetime_words, number
 from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
