@@ -1,1 +1,1 @@
-"""What runs on a board: the agent, the trainer, and the store that survives power cuts."""
+"""The client on a board: the agent, the trainer, and the store that survives power cuts."""

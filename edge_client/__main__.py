@@ -190,8 +190,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
-    from hushfleet.edge_client.owner_words import model_words
     from hushfleet.edge_client.predict import predict
+    from hushfleet.edge_client.status import model_words
 
     with _inspected(load_config(options.config)) as store:
         prediction = predict(store, options.image)

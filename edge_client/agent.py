@@ -377,8 +377,8 @@ class Agent:
         if self.health is not None and now >= self.health.due_at:
             task = self.tasks.runtime
             self.health.chosen = self.store.accelerator()
-            omit_work = task is None or task.constant_time or bool(self.config.limits.constant_time)
-            health = self.health.message(now, session=self._session, omit_work=omit_work)
+            hides_duration = task is None or task.constant_time or bool(self.config.limits.constant_time)
+            health = self.health.message(now, session=self._session, hides_duration=hides_duration)
             self.link.publish(self.topics.health(self.device), self._encoded(health), retain=True)
 
     def _publish(self, topic: str, message: Message) -> None:

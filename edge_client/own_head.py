@@ -14,7 +14,7 @@ import numpy as np
 
 from hushfleet.edge_client.net.download import MOST_ASKS, GlobalModel
 from hushfleet.edge_client.runtime import TaskRuntime
-from hushfleet.edge_client.storage.own_head import KeptHead
+from hushfleet.edge_client.storage.kept import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.model.own_head import own_head_of
 from hushfleet.wire.format.messages import RoundPlan

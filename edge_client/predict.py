@@ -28,7 +28,7 @@ from hushfleet.model.own_head import inputs_of_own, own_logits
 
 
 class Prediction(NamedTuple):
-    """What a model sees in an image.
+    """The prediction of a model for an image.
 
     :param task: whose model it is.
     :param model: `personalised` or `global`, or the own head that was chosen, in words.
@@ -56,7 +56,7 @@ class OwnModel(NamedTuple):
     is_head: bool
 
     def answers(self, graph: LogitsOf, samples: LabelledSamples) -> tuple[LogitsOf, LabelledSamples]:
-        """What computes its logits, and of what."""
+        """Gives the function that computes its logits, and its inputs."""
         return (own_logits, inputs_of_own(samples)) if self.is_head else (graph, samples)
 
 
@@ -104,7 +104,8 @@ class OwnAccuracy(NamedTuple):
 
 
 def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
-    """By `data.held_out`; or else, of an own head, by the cross-validation that chose it. None without a model.
+    """Measures by `data.held_out`; or else takes, for an own head, the cross-validation that chose it. None without a
+    model.
 
     Raises `BadInput` where the held-out images cannot be read.
     """
@@ -130,7 +131,7 @@ def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
 
 
 def _graphs(store: DeviceStore, spec: TaskSpec) -> tuple[InferenceGraph, FeatureGraph | None]:
-    """Of the inference, and of the features that it takes, if any. Raises `BadInput` or `GraphRefused`."""
+    """Gives the graph of inference, and of its features, if any. Raises `BadInput` or `GraphRefused`."""
     model = spec.model
     graph = store.blob(model.inference.digest)
     if graph is None:
@@ -151,7 +152,7 @@ def _no_model_of(spec: TaskSpec) -> BadInput:
 
 
 def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]:
-    """The flat vector, and how it is called."""
+    """Gives the flat vector, and how it is called."""
     head, own = store.own_head(spec.task), store.own_params(spec.task)
     if own is not None and (head is not None or not spec.model.chooses_head):
         return own, "personalised" if head is None else head.choice.plain
@@ -164,7 +165,7 @@ def _global_params(store: DeviceStore, size: int) -> np.ndarray | None:
 
 
 def _read(image: Path, model: ModelSpec) -> Samples:
-    """The one image, decoded and normalised as the device's training images are."""
+    """Reads the one image, decoded and normalised as the device's training images are."""
     pixels = read_image(image, input_shape=model.image_shape)
     blank = model.targets.blank(1, len(model.class_names))
     return Samples(pixels[None], blank, model.mean, model.std, model.targets)

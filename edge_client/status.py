@@ -6,6 +6,7 @@ Nothing of it leaves the board: how right its own model is follows from its own 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,24 +20,26 @@ from hushfleet.edge_client.board.notes import read_data_use, read_training
 from hushfleet.edge_client.board.waiting import read_waiting
 from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
-from hushfleet.edge_client.owner_words import sentences
 from hushfleet.edge_client.predict import own_accuracy
-from hushfleet.edge_client.storage.roster_mark import RosterMark
+from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
 from hushfleet.errors import BadInput
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.ledger import LedgerEntry, rounds_left
-from hushfleet.privacy.protection import QUESTIONS, worth
+from hushfleet.privacy.protection import QUESTIONS, protection, worth
 from hushfleet.privacy.terms import TRUST, Trust
 from hushfleet.secure.secure_round import assumption
 
 MOST_ROUNDS = 1000
 """So many more rounds are counted."""
+SHOWN_CLASSES = 6
+WELL = ("round", "nothing")
+"""Kinds of `board.waiting.Waiting` with which nothing is missing."""
 
 
 def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
-    """As `--json` prints it: standard JSON."""
+    """Gives the report as `--json` prints it: standard JSON."""
     delta, ledger = config.limits.delta, store.ledger
     rounds = {entry.task: ledger.rounds_charged(entry.task) for entry in ledger.entries()}
     spec, use = _task(store), read_data_use(store.path.parent)
@@ -81,7 +84,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
 
 
 def told(report: dict[str, Any], *, details: bool = False) -> list[str]:
-    """The same for people, a line each.
+    """Gives the report for people, line by line.
 
     :param details: what engineers and whoever answers for privacy ask besides.
     """
@@ -123,7 +126,10 @@ def _details(report: dict[str, Any]) -> list[str]:
 
 
 def _rounds_left(entries: Sequence[LedgerEntry], config: DeviceConfig) -> int | None:
-    """How many more rounds like the last fit into the owner's limit. None: there is no limit, or was no round."""
+    """Counts how many more rounds like the last fit into the owner's limit.
+
+    None: there is no limit, or was no round.
+    """
     limit, delta = config.limits.epsilon_server, config.limits.delta
     if not entries or math.isinf(limit):
         return None
@@ -136,13 +142,13 @@ def _last_round(entries: Sequence[LedgerEntry]) -> int:
 
 
 def _task(store: DeviceStore) -> TaskSpec | None:
-    """The task that the device has trained in last."""
+    """Gives the task that the device has trained in last."""
     package = store.blob(store.task_digest) if store.task_digest else None
     return None if package is None else TaskSpec.from_bytes(package)
 
 
 def _certificate(config: DeviceConfig) -> str | None:
-    """What a person should know about it. `run` stops where it names another device; this only says so."""
+    """Describes a problem of the certificate. `run` stops where it names another device; this only says so."""
     try:
         return certificate_words(config)
     except BadInput as error:
@@ -150,7 +156,7 @@ def _certificate(config: DeviceConfig) -> str | None:
 
 
 def _releases(config: DeviceConfig) -> dict[str, str] | None:
-    """What it knows of the newest release. None: this board takes no releases."""
+    """Gives what the board knows of the newest release; None: it takes no releases."""
     if standing_of(config).slot == "none":
         return None
     freshness = Freshness(Path(config.device.state_dir))
@@ -158,7 +164,7 @@ def _releases(config: DeviceConfig) -> dict[str, str] | None:
 
 
 def _trust(config: DeviceConfig, store: DeviceStore, spec: TaskSpec | None) -> tuple[Trust | None, str, str | None]:
-    """The trust model of the task `spec`, the same in words, and what sums rest on."""
+    """Gives the trust model of the task `spec`, its description, and the assumption of its sums."""
     if spec is None:
         return None, "no task yet", None
     trust, secure = TRUST[spec.privacy.accounting], spec.privacy.secure
@@ -186,3 +192,97 @@ def _assumption(config: DeviceConfig, store: DeviceStore, secure: SecureSpec) ->
 
 def _figure(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.3f}"
+
+
+def sentences(report: dict[str, Any]) -> dict[str, str]:
+    """Answers the four questions of the board's owner, by name.
+
+    `client`, `photographs` (or `samples`), `model` and `privacy`: is the board well; how many of its photographs are
+    used; is the fleet's model better here than its own; how much privacy is left, and for how many rounds.
+    """
+    what = "photographs" if report["data_kind"] == "folder" else "samples"
+    return {
+        "client": client(report),
+        what: data(report, what),
+        "model": model(report["model"], what),
+        "privacy": privacy(report),
+    }
+
+
+def client(report: dict[str, Any]) -> str:
+    if report["stopped_because"] is not None:
+        return f"has stopped for good: {report['stopped_because']}"
+    if not report["running"]:
+        return "does not run; start it: systemctl start hushfleet-client"
+    waits = report["waits_for"]
+    if waits is None:
+        return "runs"
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(waits["since"]))
+    words = waits["words"] if waits["who"] == "nothing" else f"waiting for {waits['words']}"
+    return f"{'well, ' if waits['who'] in WELL else ''}{words}, since {since}"
+
+
+def data(report: dict[str, Any], what: str) -> str:
+    use = report["data"]
+    if use is None:
+        return f"not counted yet: {what} are counted in the first round of a task"
+    told = f"{use['used']} {what} are used, {use['left_out'] or 'none'} left out"
+    if not use["used"]:
+        told = f"none of its {use['left_out']} {what} can be used" if use["left_out"] else f"there are no {what}"
+        told += ", and it takes part with noise alone" * use["noise_alone"]
+    if not use["why"]:
+        return told
+    return f"{told} ({use['why']}). {_cure(report)} These figures stay here"
+
+
+def _cure(report: dict[str, Any]) -> str:
+    names = report["classes"]
+    if report["data_kind"] != "folder":
+        return "Correct the file that data.path names."
+    shown = ", ".join(names[:SHOWN_CLASSES]) + (" and so on" if len(names) > SHOWN_CLASSES else "")
+    return f"Put each into the sub-folder of data.path with the name of its class ({shown}), or replace it."
+
+
+def model_words(kind: str) -> str:
+    """Names a model.
+
+    :param kind: as in `OwnModel`.
+    """
+    return {"global": "the fleet's model", "personalised": "the board's own model"}.get(kind, kind)
+
+
+def model(found: dict[str, Any] | None, what: str) -> str:
+    if found is None:
+        return "none yet: it comes with the first round"
+    name = model_words(found["model"])
+    if found["right"] is None:
+        return (
+            f"{name}, of {found['task']}. Whether the fleet's is better here than the board's own is not measured: put "
+            f"{what} that are never to be trained on into a place of their own, and name it in data.held_out"
+        )
+    fleet, own = found["fleet_right"], found["alone_right"]
+    whose = "one that was trained on this board alone"
+    if own is None and found["model"] != "global":
+        own, whose = found["right"], "the board's own"
+    told = f"{name}, of {found['task']}: right on {found['right']} of {found['images']} {found['which']}"
+    if fleet is None or own is None:
+        return f"{told}; that stays here"
+    verdict = "better here than" if fleet > own else "worse here than" if fleet < own else "as good here as"
+    return f"{told}. The fleet's is {verdict} {whose}: {fleet} against {own}; that stays here"
+
+
+def privacy(report: dict[str, Any]) -> str:
+    spent, limit, rounds = report["epsilon_server"], report["epsilon_limit"], report["rounds_left"]
+    if isinstance(spent, str):
+        return "no limit holds any more: values without noise have left this board"
+    told = f"{spent:.3g} is spent (epsilon; {protection(spent)})"
+    if isinstance(limit, str):
+        return f"{told}, and its owner has set no limit"
+    told = f"{spent:.3g} of {limit:.3g} is spent (epsilon; {protection(spent)})"
+    if rounds is None:
+        return f"{told}; for how many rounds the rest is enough shows after the first one"
+    task = report["task_rounds_left"]
+    of_task = "" if task is None else f"; this task has {task} more" if task else "; this task is over"
+    if not rounds:
+        return f"{told}; the rest is not enough for another round{of_task}"
+    return f"{told}; the rest is enough for {rounds} more rounds like the last{of_task}"

@@ -1,4 +1,4 @@
-"""What each kind of board is: cores, memory, network, storage, power, and the system to put on it.
+"""The profile of each kind of board: cores, memory, network, storage, power, and the system to put on it.
 
 The figures live in `boards/*.toml`, and each says where it comes from. None was measured by this project.
 """

@@ -80,7 +80,7 @@ class Board(Checked):
     power_active_w: Quantity
 
     def quantities(self) -> Iterator[tuple[str, Quantity]]:
-        """Every number of the board, with its field's name."""
+        """Yields every number of the board, with its field's name."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Quantity):
@@ -88,13 +88,13 @@ class Board(Checked):
 
 
 def board_names() -> tuple[str, ...]:
-    """The names that `load_board` knows, sorted."""
+    """Gives the names that `load_board` knows, sorted."""
     files = _BOARDS.iterdir()
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 
 
 def load_board(name: str) -> Board:
-    """The profile of one board.
+    """Gives the profile of one board.
 
     :raises BadInput: no such board (with the names that come close), or a profile that breaks a rule.
     """

@@ -10,17 +10,22 @@ from pathlib import Path
 from hushfleet.errors import StoreFull
 
 
-def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
+def write_whole(path: Path, data: bytes, *, durable: bool, mode: int | None = None) -> None:
     """Writes beside the place, syncs, renames, and syncs the folder, which is made. Raises `StoreFull`.
 
     A reader sees the old file or the new one.
 
     :param durable: False leaves syncing to the operating system: for simulations only.
+    :param mode: permissions, such as 0o600 for a secret, whatever the umask; nobody else can open the file before.
     """
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        if mode is not None:
+            part.unlink(missing_ok=True)  # others may have it open
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600 if mode else 0o666)) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()
             if durable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from hushfleet.config.schema import to_plain
-from hushfleet.edge_client.storage.own_head import KeptHead
+from hushfleet.edge_client.storage.kept import KeptHead
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits
 from hushfleet.progress import counted

@@ -26,7 +26,6 @@ MAY = {
 PACKS_BOARDS = ("aggregator/commands/", "aggregator/fleet/")
 """What of the aggregator may also import `firmware_profiles` and its cards."""
 EXTRA = {
-    "edge_client/cli.py": {"typer"},  # `hushfleet client`, on a machine with the server's packages
     "hushfleet/data/torchvision_sets.py": {"torch"},
     "hushfleet/methods/clip_agent.py": {"torch"},
     "hushfleet/torch_threads.py": {"torch"},

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
         kind: Annotated[BrokerKind, typer.Option(help="auto: Mosquitto if it is installed.")] = "auto",
         host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
         port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 1883,
-        data_dir: Annotated[Path, typer.Option(help="For its configuration and log.")] = Path("runs/broker"),
+        data_dir: Annotated[Path, typer.Option(help="Folder for its configuration and log.")] = Path("runs/broker"),
         ca_file: Annotated[Path | None, typer.Option(help="CA of all clients: mutual TLS.", **_FILE)] = None,
         cert_file: Annotated[Path | None, typer.Option(help="The broker's certificate.", **_FILE)] = None,
         key_file: Annotated[Path | None, typer.Option(help="The certificate's key.", **_FILE)] = None,

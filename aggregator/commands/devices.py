@@ -52,7 +52,6 @@ def _list(run: _Run) -> None:
     from rich.table import Table
 
     from hushfleet.aggregator.fleet.descriptions import ago
-    from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
     from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
     from hushfleet.aggregator.observe.events import iterate_events
 
@@ -60,9 +59,7 @@ def _list(run: _Run) -> None:
     with _opened(run) as register:
         known, refused = register.devices(), register.refused_births()
     activity: dict[str, DeviceActivity] = {}
-    add_activity(
-        activity, iterate_events((FleetFolder(run).run if (run / FILE_NAME).exists() else run) / "events.jsonl")
-    )
+    add_activity(activity, iterate_events(run / "events.jsonl"))
     console = Console(markup=False)  # a board's kind is its own word
     console.width = max(console.width, WIDTH)
     table = Table("device", "state", "board", "rounds", "last seen", "key", box=None, header_style="bold")
@@ -121,7 +118,7 @@ def _forget(run: _Run, device: _Id) -> None:
 def _block(
     run: _Run,
     device: _Id,
-    reason: Annotated[str, typer.Option(help="For the list, and for the device's log.")] = "by its operator",
+    reason: Annotated[str, typer.Option(help="Reason, for the list and for the device's log.")] = "by its operator",
 ) -> None:
     """Ignore all messages of a device and refuse its updates from now on, in the open round, too."""
     from hushfleet.wire.format.topics import check_name
@@ -135,9 +132,9 @@ def _block(
 def _roster(
     run: _Run,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Take it to the machine that has the operator's key.")],
-    federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
-    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the devices, at least: boards decline a task that counts on more.")] = HONEST_FRACTION,
-    min_devices: Annotated[int, typer.Option(min=2, help="The fewest in a sum: boards decline a task that opens smaller ones.")] = MIN_DEVICES,
+    federation: Annotated[str, typer.Option(help="The federation in the devices' files.")] = "default",
+    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Least share of honest devices: boards decline a task that counts on more.")] = HONEST_FRACTION,
+    min_devices: Annotated[int, typer.Option(min=2, help="Fewest devices in a sum: boards decline a task that opens smaller ones.")] = MIN_DEVICES,
 ) -> None:  # fmt: skip
     """Write the list of devices for secure sums, to be signed: all that are accepted by a key that is known.
 
@@ -152,14 +149,11 @@ def _roster(
     `hushfleet aggregator task.toml --broker mqtts://broker:8883 --roster roster.signed`
     """
     from hushfleet import atomic_file
-    from hushfleet.aggregator.fleet.folder import FILE_NAME
     from hushfleet.secure.roster import Roster, RosterContent
     from hushfleet.user_files import checked_file
     from hushfleet.wire.format.topics import check_name
 
     checked_file(out)
-    if (run / FILE_NAME).exists():
-        raise BadInput(f"{run} is a fleet's folder, whose list is written by: hushfleet fleet roster export {run}")
     check_name(federation, "the federation's name")
     with _opened(run) as register:
         keys = {row.device: row.public_key for row in register.devices() if row.public_key and row.blocked is None}
@@ -174,11 +168,13 @@ def _roster(
 
 def _opened(run: Path, *, may_create: bool = False) -> DeviceRegister:
     from hushfleet.aggregator.devices.register import DeviceRegister
-    from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
+    from hushfleet.aggregator.fleet.folder import FILE_NAME
     from hushfleet.aggregator.storage.store import AggregatorStore
 
     if (run / FILE_NAME).exists():
-        run = FleetFolder(run).aggregator
+        raise BadInput(
+            f"{run} is a fleet's folder: use hushfleet fleet list|approve|block|forget, or fleet roster export"
+        )
     if not (may_create or DeviceRegister.exists(run)):
         hint = "its aggregator is of an earlier version" if AggregatorStore.exists(run) else "it is no run's folder"
         raise BadInput(f"{run} has no list of devices: {hint}")

@@ -1,4 +1,4 @@
-"""What `hushfleet aggregator` does when it is called: a task with the devices behind a broker."""
+"""The work of `hushfleet aggregator`: runs a task with the devices behind a broker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from hushfleet.wire.link.interface import Link, Will
 
 
 def torch_device(name: str) -> str:
-    """`auto` resolved. Raises `BadInput` where cuda is asked for and not there."""
+    """Resolves `auto`. Raises `BadInput` where cuda is asked for and not there."""
     if name == "auto":
         return "cuda" if sees_cuda() else "cpu"
     if name == "cuda" and not sees_cuda():
@@ -52,7 +52,7 @@ def torch_device(name: str) -> str:
 
 
 def resume_command(context: typer.Context, folder: Path) -> str:
-    """What to type to go on with the run in `folder`: the options that were given, once more."""
+    """Gives the command that goes on with the run in `folder`: the options that were given, once more."""
     words = ["hushfleet", "aggregator"]
     for parameter in context.command.params:
         name, value = parameter.name or "", context.params.get(parameter.name or "")
@@ -102,7 +102,7 @@ def enrolment_of(
 def prepared_under_its_id(
     task: Task, store: AggregatorStore, *, data_dir: Path | None, run_id: str | None
 ) -> PreparedTask:
-    """The task under the id that the run began with, since devices know it by that."""
+    """Prepares the task under the id that the run began with, since devices know it by that."""
     stored = store.get("run_id")
     known = None if stored is None else stored.decode()
     if known is not None and run_id not in (None, known):
@@ -152,7 +152,7 @@ def run_rounds(
 
 
 def _ask_for_a_second_opinion(engine: RoundEngine, console: Console) -> None:
-    """Of a device that takes part in all rounds; where nothing finite is promised there is nothing to compare."""
+    """Checks epsilon of a device that takes part in all rounds; nothing is compared where it is infinite."""
     privacy, rounds = engine.spec.privacy, engine.prepared.task.round.rounds
     charge = engine.method.charge(RoundTerms(privacy.noise_split))
     steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * rounds)]
@@ -181,7 +181,7 @@ class _ShownLog(EventLog):
 
 @contextmanager
 def _stop_on_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM end the loop between two steps; a second one ends it at once."""
+    """Ends the loop between two steps on Ctrl-C or SIGTERM; a second one ends it at once."""
     stop = threading.Event()
 
     def ask(number: int, _: object) -> None:
@@ -198,7 +198,7 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 
 
 def sum_facts_of(store: AggregatorStore, fleet: FleetFolder | None, roster: RosterFile | None) -> SumFacts:
-    """Who could unmask devices in this run, now and at its earlier starts, which are noted in its store."""
+    """Finds who could unmask devices in this run, now and at its earlier starts, which are noted in its store."""
     listed = None if roster is None else roster.current()
     now = SumFacts("operator" if listed is not None and listed.signature else "aggregator")
     if fleet is not None:
@@ -218,7 +218,9 @@ def write_results(
     federation: str,
     lifetimes: Mapping[str, Lifetime] | None = None,
 ) -> None:
-    """:param sums: who could unmask devices, where the task has secure sums.
+    """Writes result and report, and prints the summary.
+
+    :param sums: who could unmask devices, where the task has secure sums.
     :param lifetimes: of a fleet, what its boards have spent over all tasks.
     """
     result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes, federation=federation)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import hushfleet
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.cards import Target
-    from hushfleet.aggregator.fleet.releases import Release
+    from hushfleet.aggregator.fleet.releases import FleetRelease
     from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
     from hushfleet.firmware_profiles.cards.seed import Card, Writer
 
@@ -56,12 +55,11 @@ def _flash(
     from rich.console import Console
 
     from hushfleet.aggregator.fleet.cards import (
-        build_known_release,
         card_of,
         choose_boards,
         choose_target,
         read_ssh_key,
-        release_for,
+        release_of,
         require_python,
     )
     from hushfleet.aggregator.fleet.commands.setup import opened
@@ -98,11 +96,8 @@ def _flash(
         cards = [card_of(folder, row, target=target, images=images, user=ssh_user, ssh_keys=ssh_keys) for row in boards]
         # what is wrong on the partition is said before a release is built
         kept = [name for name in how.files(cards[0], partition) if original(partition, name) is not None]
-        release = release_for(registry, target)
-        if release is None:
-            print(f"building a release for Python {target.python} on {target.arch}, once")
-            with shown(Console()):
-                release = build_known_release(folder, registry, target, version=hushfleet.__version__, wheels=wheels)
+        with shown(Console()):
+            release = release_of(folder, registry, [target], wheels=wheels)
         cards = [replace(card, release=folder.releases / release.file) for card in cards]
         written: list[str] = []
         for card, place in _copies(cards, image, out) if image and out else [(cards[0], partition)]:
@@ -114,7 +109,7 @@ def _flash(
 
 @contextlib.contextmanager
 def _unpacked(image: Path, out: Path) -> Iterator[Path]:
-    """The image itself, or what an .xz holds, as long as it is needed."""
+    """Gives the image itself, or the unpacked .xz, as long as it is needed."""
     from rich.console import Console
 
     from hushfleet.aggregator.observe.progress import shown
@@ -136,7 +131,7 @@ def _unpacked(image: Path, out: Path) -> Iterator[Path]:
 
 
 def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
-    """A copy of the image for each card; it gets its name when its card is written."""
+    """Yields a copy of the image for each card; it gets its name when its card is written."""
     from rich.console import Console
 
     from hushfleet.aggregator.observe.progress import shown
@@ -160,7 +155,7 @@ def _tell(
     cards: Sequence[Card],
     writer: Writer,
     target: Target,
-    release: Release,
+    release: FleetRelease,
     written: Sequence[str],
     kept: Sequence[str],
     *,

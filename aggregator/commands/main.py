@@ -57,7 +57,7 @@ class _LoadedWhenCalled(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """The click command of this name, with its options."""
+    """Gives the click command of this name, with its options."""
     entry, *_ = entry_points(group="hushfleet.commands", name=name)
     app = typer.Typer(rich_markup_mode=None)
     entry.load()(app)
@@ -65,7 +65,7 @@ def load_command(name: str) -> Any:
 
 
 def build_app() -> typer.Typer:
-    """The application."""
+    """Gives the application."""
     app = typer.Typer(
         name="hushfleet",
         cls=_LoadedWhenCalled,
@@ -92,7 +92,7 @@ def build_app() -> typer.Typer:
 
 
 def _first_line(entry: EntryPoint) -> str:
-    """What the docstring of a command's module says after "`hushfleet NAME`: ", without importing the module."""
+    """Reads the text after "`hushfleet NAME`: " in the docstring of a command's module, without importing it."""
     spec = importlib.util.find_spec(entry.module)
     if spec is None or spec.origin is None:
         return ""
@@ -107,7 +107,7 @@ def _not_loaded() -> None:
 
 
 def main() -> None:
-    """The entry point of the `hushfleet` script; every error on purpose is one clear paragraph."""
+    """Runs the `hushfleet` script; every error on purpose is one clear paragraph."""
     take_all_characters()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     came = _noted_interrupts()
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def _code_of(came: list[int]) -> int:
-    """What a shell makes of a program that a signal has ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    """Gives the exit code that a shell gives a program ended by a signal: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + came[0] if came else INTERRUPTED
 
 

@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def methods(
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
-        file: str = typer.Option("", "--method", metavar="FILE.py:NAME", help="Also this one, from a file."),
+        file: str = typer.Option("", "--method", metavar="FILE.py:NAME", help="Include a method from a file."),
     ) -> None:
         """List all methods that are installed, their sources and their settings in a task file.
 

@@ -1,4 +1,4 @@
-"""What `hushfleet privacy` computes and prints: what each adversary can learn, and what a secure sum's ring is."""
+"""The figures of `hushfleet privacy`: what each adversary can learn, and the ring of a secure sum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hushfleet.secure.field import PRIMES
 
 @dataclass(frozen=True)
 class View:
-    """What one adversary can learn. An epsilon is inf without noise.
+    """The knowledge of one adversary. An epsilon is inf without noise.
 
     :param epsilon: for adding or removing a unit.
     :param epsilon_exchange: for exchanging one for another; None where the accountant does not know it.
@@ -68,7 +68,7 @@ def honest_of(least: int, devices: int, honest_fraction: float) -> int:
 
 
 def sums_of(multiplier: float, honest: int, devices: int, size: int) -> dict[str, float]:
-    """Of the ring that a task with these numbers has; lengths in its steps."""
+    """Gives the ring of a task with these numbers; lengths in its steps."""
     bits = least_bits(PRIMES, noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size)
     scale = scale_for(
         prime=PRIMES[bits], noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size

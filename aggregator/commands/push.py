@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-import hushfleet
 from hushfleet.errors import BadInput
 
 DAY_S = 86400.0
@@ -21,13 +20,13 @@ def register(app: typer.Typer) -> None:
 
 
 def _push(
-    destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="As ssh takes it. USER must be root, or may use sudo.")],
+    destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="Destination for ssh. USER must be root, or may use sudo.")],
     fleet: Annotated[Path, typer.Option(metavar="DIR", help="The fleet's folder.")],
     device: Annotated[str, typer.Option(metavar="ID", help="Which board of the fleet this is.")],
-    ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Of ssh, such as '-p 2222 -i key'.")] = "",
+    ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Options of ssh, such as '-p 2222 -i key'.")] = "",
     images: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id.", exists=True, file_okay=False)] = None,
     wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also a board that has a card, or was installed before.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Install a board that has a card, or was installed before, too.")] = False,
 ) -> None:  # fmt: skip
     """Install the client on a board that runs already: what a card does, by ssh. For Jetsons, and for single boards.
 
@@ -37,7 +36,7 @@ def _push(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.fleet.cards import Target, build_known_release, card_of, choose_boards, release_for
+    from hushfleet.aggregator.fleet.cards import Target, card_of, choose_boards, release_of
     from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.fleet.push import look_at, push
     from hushfleet.aggregator.observe.progress import shown
@@ -60,14 +59,9 @@ def _push(
                 f"{destination} has {f'Python {host.pythons[0]}' if host.pythons else 'no Python'}, and releases are made "
                 f"for {', '.join(PYTHONS)}: install one of them there, beside its own"
             )
-        release = next(filter(None, (release_for(registry, target) for target in targets)), None)
-        if release is None:
-            print(f"building a release for Python {targets[0].python} on {host.arch}, once")
-            with shown(Console()):
-                release = build_known_release(
-                    folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels
-                )
-        target = next(target for target in targets if release_for(registry, target) == release)
+        with shown(Console()):
+            release = release_of(folder, registry, targets, wheels=wheels)
+        target = next(target for target in targets if target.platform == release.platform)
         card = replace(card_of(folder, board, target=target, images=images), release=folder.releases / release.file)
         days = folder.config.enrolment.token_days
         registry.add_token(device, card.token.encode(), expires=time.time() + days * DAY_S)

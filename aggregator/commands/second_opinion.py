@@ -60,7 +60,7 @@ class Opinion(NamedTuple):
 
 
 def second_opinion(steps: Sequence[Step], *, delta: float, charged: float, accountant: Accountant = "exact") -> Opinion:
-    """What Opacus' accountants say of `steps`, add or remove.
+    """Asks Opacus' accountants for the epsilon of `steps`, add or remove.
 
     :param charged: our epsilon for them, finite.
     :raises ImportError: Opacus is not installed.

@@ -19,7 +19,7 @@ BY_CERTIFICATE = "certificate"
 
 
 def read_devices(path: Path) -> list[KnownDevice]:
-    """The devices of a file, or of an earlier run with the keys that it has pinned and with what it has blocked.
+    """Reads the devices of a file, or of an earlier run with its pinned keys and its blocks.
 
     Raises `BadInput`.
     """
@@ -36,7 +36,7 @@ def read_devices(path: Path) -> list[KnownDevice]:
 
 
 def parse_key(text: str, what: str) -> bytes:
-    """A public key. Raises `BadInput` that names `what`."""
+    """Parses a public key. Raises `BadInput` that names `what`."""
     try:
         key = bytes.fromhex(text)
     except ValueError:

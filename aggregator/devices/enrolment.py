@@ -1,4 +1,4 @@
-"""Who may take part: births of devices, held to the register of known devices.
+"""Decides who may take part: births of devices are compared with the register of known devices.
 
 Closed enrolment, the default, accepts the devices of the register only. Open enrolment adds whoever comes, with the
 first key that is seen of an id. In both a key belongs to one id, and a blocked device stays out.
@@ -122,7 +122,7 @@ class Enrolment:
         self._taken: list[Birth] = []
         self._unsaved: dict[str, Birth] = {}
         self._replaced: set[str] = set()
-        self._settled_anew: set[str] = set()  # of those, they are committed
+        self._settled_new_keys: set[str] = set()  # of those, they are committed
         self._taken_at = 0.0
         self._bucket = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())
         self._refused = {(birth.device, birth.public_key): birth for birth in reversed(register.refused_births())}
@@ -137,12 +137,12 @@ class Enrolment:
         return row.public_key if row is not None and row.blocked is None else None
 
     def session(self, device: str) -> int:
-        """The newest of the device with its present key; 0 before the first."""
+        """Gives the newest of the device with its present key; 0 before the first."""
         key, session = self._sessions.get(device, (None, 0))
         return max(session, 0) if key == self.key(device) else 0
 
-    def comes_anew(self, device: str) -> bool:
-        """Whether its birth, with another key than before, waits to be committed: what is known is not of it."""
+    def has_new_key(self, device: str) -> bool:
+        """Whether its birth with another key than before waits to be committed."""
         return device in self._replaced
 
     def waits(self, device: str) -> bool:
@@ -170,7 +170,8 @@ class Enrolment:
         return len(self._known) - self.blocked
 
     def block(self, device: str, reason: str) -> None:
-        """From now on its messages are ignored and its updates refused, in the open round, too. Raises `StoreError`.
+        """Blocks a device: its messages are ignored and its updates refused, in the open round, too. Raises
+        `StoreError`.
 
         The coordinator acts on it in its next step, as it does on `hushfleet devices block`.
         """
@@ -195,8 +196,8 @@ class Enrolment:
                     self._is_stale = False
             except StoreError as error:  # must not end the run: what was known holds until the register can be read
                 log.warning("%s", error)
-        changes = Changes(self._out, self._accepted, self._settled_anew)
-        self._out, self._accepted, self._settled_anew = {}, set(), set()
+        changes = Changes(self._out, self._accepted, self._settled_new_keys)
+        self._out, self._accepted, self._settled_new_keys = {}, set(), set()
         return changes
 
     def _load(self) -> None:
@@ -272,11 +273,11 @@ class Enrolment:
             self._unheard.update(birth.device for birth in births)
             self._load()
             raise
-        self._settled_anew |= replaced
+        self._settled_new_keys |= replaced
         return [birth for birth in births if self.key(birth.device) == birth.public_key]
 
     def _enrolled_since(self, device: str) -> KnownDevice | None:
-        """The register's row of a device that the last look, which may be a second old, did not find."""
+        """Gives the register's row of a device that the last look, which may be a second old, did not find."""
         try:
             row = self.register.device(device)
         except StoreError as error:
@@ -290,7 +291,7 @@ class Enrolment:
         return row
 
     def _may_be_accepted(self, row: KnownDevice | None, payload: bytes) -> bool:
-        """Before anything is parsed: a birth holds the key that it announces."""
+        """Checks before parsing that the birth holds an accepted key."""
         if row is None:
             return not self.closed
         return row.blocked is None and (row.public_key is None or row.public_key in payload)
@@ -315,7 +316,7 @@ class Enrolment:
         raise NotAccepted(device, key, reason)
 
     def _reason(self, device: str, key: bytes | None = None) -> str:
-        """Why `device`, with `key`, may not take part."""
+        """Says why `device`, with `key`, may not take part."""
         row = self._known.get(device)
         if row is not None and row.blocked is not None:
             return f"this aggregator has blocked {device}: {row.blocked}"

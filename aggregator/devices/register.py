@@ -208,7 +208,7 @@ class DeviceRegister(SqliteFile):
             )
 
     def drop_charges(self, task: str, round: int, devices: Iterable[str]) -> None:
-        """Drops the charges of devices that have declined before they trained."""
+        """Drops the charges of devices that have said, before they trained, that they would not."""
         with self.transaction():
             self.write_all(
                 "DELETE FROM charges WHERE id = ? AND task = ? AND round = ?",
@@ -218,7 +218,7 @@ class DeviceRegister(SqliteFile):
     def charges(
         self, device: str, *, after: tuple[str, int] | None = None, at_most: int = -1
     ) -> list[tuple[str, int, bytes]]:
-        """(task, round, packed `Charge`) of each round that was or may have been charged, by task and round.
+        """Gives (task, round, packed `Charge`) of each round that was or may have been charged, by task and round.
 
         :param after: those after this task and round alone; :param at_most: the first so many of them, -1: all.
         """

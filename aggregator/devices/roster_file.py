@@ -1,4 +1,4 @@
-"""The list of who may be in a secure sum, in a file that changes while the aggregator runs."""
+"""The roster of devices for secure sums, in a file that changes while the aggregator runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("hushfleet.aggregator")
 
 
 class RosterFile:
-    """Read again before each round where the file is another one; a file that is damaged is passed over in words."""
+    """Reads the file again before each round if it has changed; a damaged file is skipped with a warning."""
 
     def __init__(self, file: Path) -> None:
         self.path = file
@@ -21,7 +21,7 @@ class RosterFile:
         self._roster: Roster | None = None
 
     def current(self) -> Roster | None:
-        """The newest that could be read; None where there is no file, or was none yet."""
+        """Gives the newest roster that could be read; None where there is no file, or was none yet."""
         try:
             status = self.path.stat()
             seen = status.st_mtime_ns, status.st_size, status.st_ino
@@ -36,7 +36,7 @@ class RosterFile:
 
 
 def last_signed(file: Path, operator: bytes) -> Roster | None:
-    """The roster in `file`; None where there is none that this key has signed."""
+    """Reads the roster in `file`; None where there is none that this key has signed."""
     with contextlib.suppress(OSError, WireError):
         return Roster.from_bytes(file.read_bytes(), operator=operator)
     return None

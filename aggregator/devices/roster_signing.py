@@ -1,4 +1,4 @@
-"""A roster is signed where the operator's key lies, which may be a machine that knows nothing else of the fleet.
+"""Signs a roster where the operator's key lies, which may be a machine that knows nothing else of the fleet.
 
 A list to be signed is a roster without a signature, with the number at which it was written. The last list of each
 federation that a key has signed lies beside the key: changes are shown against it, and no older list is signed.
@@ -34,7 +34,10 @@ class RosterChanges:
 
     @classmethod
     def between(cls, before: RosterContent | None, after: RosterContent | None) -> RosterChanges:
-        """:param before, after: None: a list of nobody."""
+        """Compares two lists.
+
+        :param before, after: None: a list of nobody.
+        """
         old, new = _keys(before), _keys(after)
         limits = () if before is None or after is None else _limits(before, after)
         return cls(
@@ -49,7 +52,7 @@ class RosterChanges:
 
 
 class RosterSigner:
-    """The operator's key of `file`, with the last list that it signed for a federation beside it.
+    """Signs with the operator's key of `file`. The last list that it signed for a federation lies beside it.
 
     Raises `BadInput` where there is no key, or where that list cannot be read: an older one could be signed again.
     """
@@ -60,7 +63,7 @@ class RosterSigner:
         self.last = read_roster(self._last_file) if self._last_file.exists() else None
 
     def changes(self, wanted: Roster, *, now: float | None = None) -> RosterChanges:
-        """Against the last list that was signed here. Raises `BadInput` for what must not be signed.
+        """Gives the changes from the last list that was signed here. Raises `BadInput` for what must not be signed.
 
         :param now: unix seconds; None: the clock.
         """
@@ -81,7 +84,10 @@ class RosterSigner:
         return RosterChanges.between(self.last, wanted)
 
     def sign(self, wanted: Roster, out: Path) -> Roster:
-        """The signed roster, written to `out` when the list is noted as the last. Raises `BadInput` or `StoreError`."""
+        """Signs the roster and writes it to `out`, after noting the list as the last.
+
+        Raises `BadInput` or `StoreError`.
+        """
         self.changes(wanted)
         signed = wanted.content.signed(self._key, after=wanted.number - 1)
         atomic_file.write_whole(self._last_file, wanted.to_bytes(), durable=True)
@@ -91,7 +97,7 @@ class RosterSigner:
 
 
 def read_roster(file: Path) -> Roster:
-    """A roster, signed or not. Raises `BadInput`."""
+    """Reads a roster, signed or not. Raises `BadInput`."""
     try:
         return Roster.from_bytes(file.read_bytes())
     except (OSError, WireError) as error:

@@ -1,4 +1,4 @@
-"""What follows from the registry, written for those who go by it: broker, aggregator and boards.
+"""Derives all files that follow from the registry, for broker, aggregator and boards.
 
 `apply` is called after each change, by commands and by the fleet service, and at the service's start. It may be called
 at any time and by several processes, which wait for each other: it compares, and writes each file whole. A lock-out
@@ -40,7 +40,8 @@ BY_FLEET = "by the fleet's operator: "
 
 
 def apply(folder: FleetFolder, registry: FleetRegistry) -> RosterChanges:
-    """Devices, access list and roster as the registry has them; what the operator has still to sign, elsewhere.
+    """Makes register, access lists and roster follow the registry. Returns what the operator has still to sign
+    elsewhere.
 
     Raises `StoreError`, and, when all but the roster is written, `BadInput` where the fleet's keys do not fit.
     """
@@ -58,14 +59,14 @@ def apply(folder: FleetFolder, registry: FleetRegistry) -> RosterChanges:
 
 @contextlib.contextmanager
 def locked(folder: FleetFolder) -> Iterator[None]:
-    """For the length of a block nobody else does so: commands and the service write the same files."""
+    """Holds a lock while files are written: commands and the service write the same ones."""
     with (folder.path / "apply.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
-    """Configuration and access lists of both brokers; whether any of them is another than before."""
+    """Writes configuration and access lists of both brokers. Returns whether any of them has changed."""
     path = folder.broker.resolve()
     tls = BrokerTls(
         ca_file=folder.ca.resolve() / "ca.pem",
@@ -100,7 +101,7 @@ def _write_broker_files(folder: FleetFolder, registry: FleetRegistry) -> bool:
 
 
 def lists_written(folder: FleetFolder) -> list[int]:
-    """When the files that a broker reads again were written: another list after each change."""
+    """Gives when the files that a broker reloads were written; it changes after each change of them."""
     written = []
     for name in ("access.acl", "enrolment.acl", "revoked.pem", "broker.pem"):
         with contextlib.suppress(OSError):
@@ -109,7 +110,7 @@ def lists_written(folder: FleetFolder) -> list[int]:
 
 
 def reload_brokers(folder: FleetFolder) -> int:
-    """Asks those that run here to read access lists, certificates and revoked ones again; how many these are.
+    """Asks brokers that run here to reload access lists, certificates and revocations. Returns their number.
 
     Mosquitto forgets a signal that comes while it reads, so the fleet service asks a second time (`ReloadLists`).
     """

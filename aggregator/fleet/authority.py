@@ -1,7 +1,7 @@
 """The fleet's certificate authority: who may connect to the broker, and under which name.
 
-A certificate's common name is all that the broker goes by, so the authority takes nothing but the public key from a
-signing request: name, purpose and dates are its own words. Extensions are those that a strict verifier asks for
+The broker goes by a certificate's common name alone. So the authority takes only the public key from a signing request,
+and sets name, purpose and dates itself. Extensions are those that a strict verifier asks for
 (RFC 5280; Python 3.13 checks so by default): key usage, key identifiers.
 """
 
@@ -63,7 +63,10 @@ class Authority:
 
     @classmethod
     def create(cls, name: str, *, now: datetime.datetime) -> Authority:
-        """A new one, for twenty years. :param name: of its federation, part of its common name."""
+        """Makes a new authority, for twenty years.
+
+        :param name: the federation, part of the common name.
+        """
         key = ec.generate_private_key(CURVE())
         subject = _name(f"Hushfleet {name}"[:MAX_COMMON_NAME])
         usage = _key_usage(signs_certificates=True)
@@ -92,19 +95,19 @@ class Authority:
         return self._certificate.public_bytes(Encoding.PEM)
 
     def key_pem(self) -> bytes:
-        """Secret."""
+        """Gives the private key as PEM, which is secret."""
         return private_pem(self._key)
 
     def sign_client(self, name: str, key: ec.EllipticCurvePublicKey, *, days: float, now: datetime.datetime) -> Issued:
-        """For a client of the broker that is called `name` there."""
+        """Signs a certificate for a client that the broker knows as `name`."""
         return self._sign(name, [name], key, ExtendedKeyUsageOID.CLIENT_AUTH, now - _BACKDATED, days, now)
 
     def sign_server(self, names: Sequence[str], key: ec.EllipticCurvePublicKey, *, now: datetime.datetime) -> Issued:
-        """For the broker or the page, under each of its names: host names and IP addresses."""
+        """Signs a certificate for the broker or the page, with all its host names and IP addresses."""
         return self._sign(names[0], names, key, ExtendedKeyUsageOID.SERVER_AUTH, EARLIEST, BROKER_DAYS, now)
 
     def revocation_list(self, serials: Collection[int], *, now: datetime.datetime) -> bytes:
-        """Certificates that hold no longer, PEM. The list itself holds as long as the authority.
+        """Signs the list of revoked certificates, PEM. The list is valid as long as the authority.
 
         A broker that reads it again keeps the earlier one beside it and goes by the later date, which counts seconds.
         """
@@ -151,7 +154,7 @@ class Authority:
 
 
 def read_request(der: bytes, *, device: str) -> ec.EllipticCurvePublicKey:
-    """The public key of a signing request whose sender holds the private one.
+    """Gives the public key of a signing request whose sender holds the private key.
 
     Raises `Malformed` for a request that does not parse, is not signed by its own key, names another device, or has a
     key of another kind.
@@ -173,12 +176,12 @@ def read_request(der: bytes, *, device: str) -> ec.EllipticCurvePublicKey:
 
 
 def key_digest(key: ec.EllipticCurvePublicKey) -> bytes:
-    """SHA-256 of a public key, as SubjectPublicKeyInfo in DER."""
+    """Gives SHA-256 of a public key, as SubjectPublicKeyInfo in DER."""
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
 
 
 def tls_key_of(pem: bytes) -> bytes:
-    """`key_digest` of the key that a certificate of this authority is for."""
+    """Gives `key_digest` of the key that a certificate of this authority is for."""
     key = x509.load_pem_x509_certificate(pem).public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
     return key_digest(key)
@@ -192,7 +195,7 @@ def is_fresh(pem: bytes, *, now: float) -> bool:
 
 
 class Revocations(NamedTuple):
-    """What a list of `revocation_list` says."""
+    """The content of a revocation list."""
 
     serials: set[int]
     date: datetime.datetime
@@ -205,12 +208,12 @@ def read_revocations(pem: bytes) -> Revocations:
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:
-    """For a certificate."""
+    """Makes a private key for a certificate."""
     return ec.generate_private_key(CURVE())
 
 
 def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    """Of a certificate. Raises `BadInput`."""
+    """Reads the private key of a certificate. Raises `BadInput`."""
     try:
         key = load_pem_private_key(file.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
@@ -221,7 +224,7 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Secret."""
+    """Gives the private key as PEM, which is secret."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
@@ -264,7 +267,7 @@ def _name(common_name: str) -> x509.Name:
 
 
 def general_name(name: str) -> x509.GeneralName:
-    """An IP address where it is one, else a host name. Raises `BadInput`."""
+    """Gives an IP address where `name` is one, else a host name. Raises `BadInput`."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:

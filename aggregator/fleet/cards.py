@@ -1,4 +1,4 @@
-"""Cards of a fleet's boards: whose card is written, with which release, and what stands on it."""
+"""Cards of a fleet's boards: which boards, with which release, and with which content."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
+import hushfleet
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
-from hushfleet.aggregator.fleet.releases import Release, add_release, find_release, releases
+from hushfleet.aggregator.fleet.releases import FleetRelease, add_release, find_release, releases
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.config.schema import read_file
 from hushfleet.errors import BadInput, BadSignature, HushfleetError
@@ -33,7 +33,7 @@ _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # by the unit of 
 def choose_boards(
     registry: FleetRegistry, *, devices: Sequence[str] = (), count: int | None = None, again: bool = False, now: float
 ) -> list[RegisteredBoard]:
-    """The boards with these ids, or the first `count` (None: all) that have no card yet.
+    """Chooses the boards with these ids, or the first `count` (None: all) that have no card yet.
 
     :param again: also those that have a card or are enrolled. Raises `BadInput` where there are not enough.
     """
@@ -63,7 +63,10 @@ def choose_boards(
 
 @dataclass(frozen=True)
 class Target:
-    """What a release must be made for. :param why: where that is known from, in words."""
+    """The Python and the architecture that a release is made for.
+
+    :param why: how that is known, in words.
+    """
 
     python: str
     arch: str
@@ -71,14 +74,14 @@ class Target:
 
     @property
     def platform(self) -> str:
-        """As releases name it: `cp313-aarch64`."""
+        """The name in releases: `cp313-aarch64`."""
         return f"cp{self.python.replace('.', '')}-{self.arch}"
 
 
 def choose_target(
     boards: Sequence[RegisteredBoard], writer: Writer, system: System, *, python: str | None = None
 ) -> Target:
-    """By what is on the image, or else by the boards' profiles. Raises `BadInput` for boards of several kinds."""
+    """Chooses by the image, or else by the boards' profiles. Raises `BadInput` for boards of several kinds."""
     profiles = {row.board: load_board(row.board) for row in boards}
     arches = {profile.architecture for profile in profiles.values()}
     if len(arches) > 1:
@@ -119,8 +122,8 @@ def require_python(python: str) -> None:
         )
 
 
-def release_for(registry: FleetRegistry, target: Target) -> Release | None:
-    """The newest that the fleet knows for it; None where there is none."""
+def release_for(registry: FleetRegistry, target: Target) -> FleetRelease | None:
+    """Gives the newest release for it that the fleet knows; None where there is none."""
     return next((each for each in releases(registry) if each.platform == target.platform), None)
 
 
@@ -135,7 +138,7 @@ def build_release(
     system: bool = False,
     sign: bool = True,
 ) -> Path:
-    """A new release of the software that is installed here; for the arguments see `bundle.build`.
+    """Builds a release of the software that is installed here; for the arguments see `bundle.build`.
 
     It is signed by those keys that are in the fleet's folder, and lies in `unsigned` until `add_release` takes it.
 
@@ -165,9 +168,17 @@ def build_release(
     return out
 
 
-def build_known_release(folder: FleetFolder, registry: FleetRegistry, target: Target, **wanted: Any) -> Release:
-    """As `build_release`, and made known to the fleet. Raises `BadInput` where a signature is still to come."""
-    out = build_release(folder, registry, target, **wanted)
+def release_of(
+    folder: FleetFolder, registry: FleetRegistry, targets: Sequence[Target], *, wheels: Path | None = None
+) -> FleetRelease:
+    """Gives the newest release for the first target that has one; else builds it for the first target.
+
+    Raises `BadInput` where a signature is missing.
+    """
+    known = next(filter(None, (release_for(registry, target) for target in targets)), None)
+    if known is not None:
+        return known
+    out = build_release(folder, registry, targets[0], version=hushfleet.__version__, wheels=wheels)
     try:
         release = add_release(folder, registry, out)
     except BadSignature as error:
@@ -177,7 +188,7 @@ def build_known_release(folder: FleetFolder, registry: FleetRegistry, target: Ta
 
 
 def words_of_signing(folder: FleetFolder, out: Path) -> str:
-    """What to do with a release that lacks a signature."""
+    """Says what to do with a release that lacks a signature."""
     return (
         f"Where a release key is: hushfleet fleet sign {out.name} --key release.key; then here: "
         f"hushfleet fleet release {folder.path} {out}"
@@ -185,7 +196,7 @@ def words_of_signing(folder: FleetFolder, out: Path) -> str:
 
 
 def _next_serial(registry: FleetRegistry) -> int:
-    """Above all that were given, also where a clock was put back."""
+    """Gives a serial above all earlier ones, also where a clock was put back."""
     return max([int(time.time()), *(1 + each.manifest.downgrade_serial for each in releases(registry))])
 
 
@@ -198,7 +209,7 @@ def card_of(
     user: str = "hushfleet-admin",
     ssh_keys: Sequence[str] = (),
 ) -> Card:
-    """With a new token, and without its release, which takes minutes to build: what is wrong is said before.
+    """Makes the card with a new token, without its release: that takes minutes to build, so errors come before.
 
     :param images: a folder with one for each board, named by its id. Raises `BadInput`.
     """
@@ -243,7 +254,7 @@ def _check_seen(path: PurePosixPath) -> None:
 
 
 def read_ssh_key(path: Path) -> str:
-    """The line of a public key file. Raises `BadInput` for anything else, first of all for a private key."""
+    """Reads the line of a public key file. Raises `BadInput` for anything else, first of all for a private key."""
     try:
         line = path.read_text("utf-8").strip()
     except (OSError, ValueError) as error:

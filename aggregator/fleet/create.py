@@ -10,27 +10,21 @@ import secrets
 import shutil
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hushfleet.aggregator.broker.config import password_line
 from hushfleet.aggregator.config.task import files_beside
 from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
-from hushfleet.aggregator.fleet.folder import (
-    FILE_NAME,
-    SERVICE_NAME,
-    BrokerPart,
-    EnrolmentPart,
-    FleetConfig,
-    FleetFolder,
-    PagePart,
-    SecureSumsPart,
-)
+from hushfleet.aggregator.fleet.folder import FILE_NAME, SERVICE_NAME, FleetConfig, FleetFolder
 from hushfleet.aggregator.fleet.next_task import task_text
 from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import write_first
 from hushfleet.aggregator.storage.identity_file import load_or_create
+from hushfleet.atomic_file import write_whole
 from hushfleet.config.schema import to_plain
 from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
@@ -43,18 +37,17 @@ _COMMENT = """\
 
 def create_fleet(
     path: Path,
-    *,
-    federation: str,
-    broker: BrokerPart,
+    config: FleetConfig,
     task: Path,
-    enrolment: EnrolmentPart | None = None,
-    page: PagePart | None = None,
+    *,
     classes: Sequence[str] = (),
     operator: bytes | None = None,
     root: str | None = None,
-    secure_sums: SecureSumsPart | None = None,
 ) -> FleetFolder:
-    """:param task: copied to `task.toml`, with the files that it names beside itself; checked by the caller.
+    """Makes the folder `path`.
+
+    :param config: without a section `device`, which gets defaults that allow what the task asks.
+    :param task: copied to `task.toml`, with the files that it names beside itself; checked by the caller.
     :param classes: take the place of the task's `class_names`.
     :param operator: public key of the operator, whose private key lies elsewhere; None: a key is made in the folder.
     :param root: public key of root, or a file with its private key, which stays there; None: it is made in `path`.
@@ -78,15 +71,7 @@ def create_fleet(
                 "be the task's own, nor hold the fleet's; put the data into another beside the task file"
             )
     text = _task_text(task, classes)
-    defaults = _device_defaults(text)
-    config = FleetConfig(
-        federation,
-        broker,
-        enrolment or EnrolmentPart(),
-        page or PagePart(),
-        defaults,
-        secure_sums=secure_sums or SecureSumsPart(),
-    )
+    config = replace(config, device=_device_defaults(text))
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -105,30 +90,34 @@ def create_fleet(
 def _fill(path: Path, config: FleetConfig, task: str, *, operator: bytes | None, root: str | None) -> None:
     now = datetime.datetime.now(datetime.UTC)
     authority = Authority.create(config.federation, now=now)
+    write = partial(write_whole, durable=True, mode=0o600)
     path.mkdir(parents=True, mode=0o700)
     for name in ("ca", "broker", "aggregator", "service", "releases", "wifi"):
         (path / name).mkdir(mode=0o700)
-    _write(path / "ca" / "ca.pem", authority.pem)
-    _write(path / "ca" / "ca.key", authority.key_pem())
+    write(path / "ca" / "ca.pem", authority.pem)
+    write(path / "ca" / "ca.key", authority.key_pem())
     for stem in STEMS:
-        _write(path / f"{stem}.key", private_pem(make_key()))
+        write(path / f"{stem}.key", private_pem(make_key()))
     write_own(path, config, authority, now=now)
     password = secrets.token_urlsafe(24)
-    _write(path / "service" / "enrolment.password", f"{password}\n".encode())
-    _write(path / "broker" / "enrolment.passwords", password_line(SERVICE_NAME, password).encode())
+    write(path / "service" / "enrolment.password", f"{password}\n".encode())
+    write(path / "broker" / "enrolment.passwords", password_line(SERVICE_NAME, password).encode())
     load_or_create(path / "aggregator" / "identity.key")
     load_or_create(path / "service" / "identity.key")
     if operator is None:
         operator = load_or_create(path / "operator.key").public_key
-    _write(path / "operator.pub", f"{operator.hex()}\n".encode())
+    write(path / "operator.pub", f"{operator.hex()}\n".encode())
     write_first(path, root=root)
-    _write(path / "task.toml", task.encode())
-    _write(path / FILE_NAME, (_COMMENT + to_toml(to_plain(config))).encode())
+    write(path / "task.toml", task.encode())
+    write(path / FILE_NAME, (_COMMENT + to_toml(to_plain(config))).encode())
     FleetRegistry(path).close()
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A file, or a folder of data. Raises `OSError`, and `BadInput` where the fleet has something of this name."""
+    """Copies a file, or a folder of data.
+
+    Raises `OSError`, and `BadInput` where the fleet has something of this name.
+    """
     if target.exists():
         raise BadInput(f"a fleet has a {target.name} of its own: give {source}, which the task names, another name")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,16 +135,9 @@ def _task_text(task: Path, classes: Sequence[str]) -> str:
 
 
 def _device_defaults(task: str) -> dict[str, Any]:
-    """DEVICE.toml must allow what the task asks, or every board declines; how much it may spend is the owner's word."""
+    """Makes defaults of DEVICE.toml that allow what the task asks, else every board would decline."""
     privacy = tomllib.loads(task).get("privacy", {})
     limits: dict[str, Any] = {"epsilon_server": 8.0, "delta": 1e-5}
     if "accounting" in privacy:
         limits["accounting"] = privacy["accounting"]
     return {"data": {"kind": "folder", "path": "/var/lib/hushfleet-images"}, "limits": limits}
-
-
-def _write(file: Path, data: bytes) -> None:
-    with open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())

@@ -18,7 +18,7 @@ _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def duration(seconds: float) -> str:
-    """`3 min`, `2 h`."""
+    """Describes a time: `3 min`, `2 h`."""
     for length, unit in _UNITS:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
@@ -30,7 +30,7 @@ def ago(at: float | None, now: float) -> str:
 
 
 def summary(view: FleetView) -> str:
-    """`38 of 40 boards are there, 2 need somebody (greenhouse-03, greenhouse-07)`."""
+    """Summarises: `38 of 40 boards are there, 2 need somebody (greenhouse-03, greenhouse-07)`."""
     urgent = [board.device for board in view.boards if board.is_urgent]
     parts = [f"{view.present} of {len(view.boards)} boards are there"]
     if urgent:
@@ -43,13 +43,13 @@ def summary(view: FleetView) -> str:
 
 
 def named(devices: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Gives the first of them, and how many more there are."""
     more = len(devices) - SHOWN_NAMES
     return ", ".join(devices[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def progress(run: RunView) -> str:
-    """`round 3 of 20 is open: 5 of 8 have answered`."""
+    """Describes progress: `round 3 of 20 is open: 5 of 8 have answered`."""
     if run.finished:
         told = f"{run.task}: all {run.rounds_closed} rounds are done"
         return f"{told}; boards wait for the next task: hushfleet fleet task DIR TASK.toml"
@@ -68,7 +68,7 @@ def figures(view: FleetView) -> list[str]:
 
 
 def run_privacy(run: RunView, lifetime: Lifetime | None) -> str:
-    """The privacy loss of the board that has spent most, as charged: over all tasks, and in this one."""
+    """Describes the privacy loss of the board that has spent most, as charged: over all tasks, and in this one."""
     delta = "" if run.delta is None else f" at delta {number(run.delta)}"
     in_all = "" if lifetime is None else f"{lifetime_words(lifetime)}; "
     return (
@@ -78,7 +78,7 @@ def run_privacy(run: RunView, lifetime: Lifetime | None) -> str:
 
 
 def meaning(run: RunView) -> str:
-    """` (weak protection)`; nothing where no epsilon is known yet."""
+    """Rates epsilon: ` (weak protection)`; nothing where no epsilon is known yet."""
     return "" if run.epsilon is None else f" ({protection(run.epsilon)})"
 
 
@@ -95,7 +95,7 @@ def rollout(rollout: RolloutView) -> str:
 
 
 def roster(sums: SumsView) -> str:
-    """`roster 1785225600 of 2026-07-28: 40 boards, 36 of them honest at least, no sum of fewer than 10`."""
+    """Describes the roster: `roster 1785225600 of 2026-07-28: 40 boards, 36 of them honest at least, ...`."""
     if not sums.roster:
         return "no roster is signed yet, so no round of secure sums begins"
     return (
@@ -105,7 +105,7 @@ def roster(sums: SumsView) -> str:
 
 
 def certificates(view: FleetView) -> str:
-    """`its certificates end 2036-11-20, its authority 2046-11-18`; empty where it is not known."""
+    """Describes ends: `its certificates end 2036-11-20, its authority 2046-11-18`; empty where it is not known."""
     if view.certificates_end is None or view.authority_end is None:
         return ""
     own, authority = (f"{date.fromtimestamp(end):%Y-%m-%d}" for end in (view.certificates_end, view.authority_end))
@@ -139,7 +139,7 @@ def health(board: BoardView) -> str:
 
 
 def spent(board: BoardView) -> str:
-    """`3.2 of 8`: over all tasks, as charged, of what its card allows; or of this task alone."""
+    """Describes privacy spent: `3.2 of 8` over all tasks, of what its card allows; or of this task alone."""
     if board.spent is None:
         return "-" if board.epsilon is None else number(board.epsilon)
     if board.is_above_limit:

@@ -1,4 +1,4 @@
-"""DEVICE.toml of a board of the fleet: what its card, or `hushfleet push`, puts on it."""
+"""DEVICE.toml of a board of the fleet, as its card or `hushfleet push` writes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def device_toml(
     state_dir: str = STATE_DIR,
     ca_file: str = CA_FILE,
 ) -> str:
-    """The text of the file. The defaults of fleet.toml's `[device]` go before ours in each section.
+    """Writes the text of the file. The defaults of fleet.toml's `[device]` go before ours in each section.
 
     What secure sums may count on is on the card, and not only in the roster, so it also binds those who sign later.
     """

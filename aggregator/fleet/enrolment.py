@@ -1,7 +1,7 @@
 """Decides who gets a certificate: `Enroller.answer` is the whole rule, without a network.
 
-A board shows that it has its card's token by a proof that covers its id, its identity and its signing request
-(`proven_by_token`), so nobody who sees a request can use it for a key of their own. A board whose identity is known
+A board proves that it has its card's token. The proof covers its id, its identity and its signing request
+(`proven_by_token`), so nobody who sees a request can use it for another key. A board whose identity is known
 needs no token: it has signed the request by it. That is how certificates are renewed, also those that have ended.
 
 A board keeps its TLS key. So a request for a key whose certificate is in the first half of its life gets that
@@ -23,7 +23,7 @@ from hushfleet.aggregator.devices.enrolment import TokenBucket
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.authority import Authority, is_fresh, key_digest, read_request
 from hushfleet.aggregator.fleet.folder import FleetConfig
-from hushfleet.aggregator.fleet.registry import FleetRegistry, Grant, RefusedRequest, RegisteredBoard
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest, RegisteredBoard
 from hushfleet.config.schema import unpack
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.mechanism import Charge
@@ -69,11 +69,11 @@ class Enroller:
     ) -> None:
         self._config, self._registry, self._register, self._authority = config, registry, register, authority
         self._on_granted, self._clock = on_granted, clock
-        self._strangers = TokenBucket(REFUSED_A_SECOND, MAX_REFUSED_BURST, now=clock())
+        self._without_token = TokenBucket(REFUSED_A_SECOND, MAX_REFUSED_BURST, now=clock())
         self._warned = set[str]()
 
     def answer(self, request: EnrolRequest) -> EnrolAnswer:
-        """:param request: whose frame was signed by the key that it names. Raises `StoreError`."""
+        """Answers a request, whose frame was signed by the key that it names. Raises `StoreError`."""
         board = self._registry.board(request.device)
         if board is None:
             return _no(request, f"this fleet has no board {request.device}; its operator can add it")
@@ -83,7 +83,7 @@ class Enroller:
         if board.public_key != request.public_key:
             refused = self._why_not(board, has_token=token is not None)
             if refused is not None:
-                return self._kept_out(request, *refused, has_token=token is not None)
+                return self._refuse(request, *refused, has_token=token is not None)
         try:
             key = read_request(request.csr, device=request.device)
         except Malformed as error:
@@ -94,7 +94,7 @@ class Enroller:
         if pem is None:
             others = self._registry.tls_keys(request.device, request.public_key, now=now) - {tls_key}
             if len(others) >= MAX_TLS_KEYS:
-                return self._has_enough(request)
+                return self._refuse_more_keys(request)
             issued = self._authority.sign_client(
                 request.device,
                 key,
@@ -102,8 +102,7 @@ class Enroller:
                 now=datetime.datetime.fromtimestamp(now, datetime.UTC),
             )
             pem = issued.pem
-            grant = Grant(issued.serial, tls_key, pem, issued.not_after)
-            self._registry.grant(board, request.public_key, grant, token=token, now=now)
+            self._registry.grant(board, request.public_key, issued, tls_key=tls_key, token=token, now=now)
             log.info("%s has a certificate, for the key %s", request.device, request.public_key.hex())
             self._on_granted()
         charges = self._register.charges(request.device, after=request.after, at_most=CHARGES_AT_ONCE)
@@ -124,7 +123,7 @@ class Enroller:
         )
 
     def _token_of(self, request: EnrolRequest) -> bytes | None:
-        """The public key of the token that the request proves, if it does."""
+        """Gives the public key of the token that the request proves, if any."""
         signed = proven_by_token(
             federation=self._config.federation,
             device=request.device,
@@ -138,7 +137,7 @@ class Enroller:
         return None
 
     def _why_not(self, board: RegisteredBoard, *, has_token: bool) -> tuple[Verdict, str] | None:
-        """Of a board that comes with a key that is not known of it."""
+        """Says why a board with an unknown key gets no certificate; None: it gets one."""
         policy, device = self._config.enrolment.policy, board.device
         if board.public_key is not None:
             return "pending", (
@@ -156,7 +155,7 @@ class Enroller:
             )
         return None
 
-    def _has_enough(self, request: EnrolRequest) -> EnrolAnswer:
+    def _refuse_more_keys(self, request: EnrolRequest) -> EnrolAnswer:
         reason = (
             f"{request.device} has certificates for {MAX_TLS_KEYS} other TLS keys, and gets one for this key when the "
             "first of them has ended. A board needs one: if it has not made them itself, somebody has its key: "
@@ -167,8 +166,8 @@ class Enroller:
             log.warning("%s", reason)
         return EnrolAnswer(request.device, request.nonce, "pending", b"", reason, REFUSED_RETRY_S)
 
-    def _kept_out(self, request: EnrolRequest, verdict: Verdict, reason: str, *, has_token: bool) -> EnrolAnswer:
-        if has_token or self._strangers.take(self._clock()):
+    def _refuse(self, request: EnrolRequest, verdict: Verdict, reason: str, *, has_token: bool) -> EnrolAnswer:
+        if has_token or self._without_token.take(self._clock()):
             self._registry.add_refused_request(
                 RefusedRequest(request.device, request.public_key, has_token, reason, self._clock())
             )
@@ -179,7 +178,7 @@ class Enroller:
 def carried_part(
     charges: Sequence[tuple[str, int, bytes]], at_once: int
 ) -> tuple[tuple[CarriedRounds, ...], SpentRound | None]:
-    """As many of the first charges as one answer has room for; and up to which that is, where more may follow.
+    """Takes as many of the first charges as one answer has room for; and the last of them, where more may follow.
 
     :param charges: what follows in the register, at most `at_once`.
     """
@@ -197,7 +196,7 @@ def carried_part(
 
 
 def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRounds, ...]:
-    """What `DeviceRegister.charges` gives, with the rounds of a task that cost the same together."""
+    """Joins the rounds of a task that cost the same, from what `DeviceRegister.charges` gives."""
     rounds: dict[tuple[str, bytes], list[int]] = {}
     for task, round, packed in charges:
         rounds.setdefault((task, packed), []).append(round)
@@ -211,7 +210,10 @@ def carried_rounds(charges: Iterable[tuple[str, int, bytes]]) -> tuple[CarriedRo
 
 
 def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """:param numbers: rising."""
+    """Joins whole numbers to ranges `(start, stop)`.
+
+    :param numbers: rising.
+    """
     ranges: list[tuple[int, int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number:

@@ -1,8 +1,8 @@
-"""The folder of a fleet: what `hushfleet fleet init` makes, and all other commands are given.
+"""The folder of a fleet. `hushfleet fleet init` makes it, and all other commands take it.
 
-Who has `ca/ca.key` can admit any device; who has the operator's private key says who may be in a secure sum. The latter
-may lie elsewhere; `operator.pub` is its public half. The aggregator needs neither: it reads `aggregator/`, `task.toml`,
-`fleet.toml` and `roster`, and writes to `WRITTEN_BY_AGGREGATOR` alone.
+Whoever has `ca/ca.key` can admit any device; whoever has the operator's private key decides who may be in a secure sum.
+The latter may lie elsewhere; `operator.pub` is its public half. The aggregator needs neither: it reads `aggregator/`,
+`task.toml`, `fleet.toml` and `roster`, and writes to `WRITTEN_BY_AGGREGATOR` alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Policy = Literal["token", "list", "manual"]
 
 @dataclass(frozen=True)
 class BrokerPart(Checked):
-    """Where boards reach the broker.
+    """The addresses of the broker.
 
     :param names: host names and addresses in the broker's certificate; boards are told the first.
     :param port: for devices with a certificate.
@@ -55,7 +55,7 @@ class BrokerPart(Checked):
 
 @dataclass(frozen=True)
 class EnrolmentPart(Checked):
-    """How boards come in.
+    """The rules of enrolment.
 
     :param policy: `token`: whoever has a valid token; `list`: only boards whose public key was given to `fleet add`;
         `manual`: after `hushfleet fleet approve`. A board whose key is known comes in under each of them.
@@ -69,7 +69,7 @@ class EnrolmentPart(Checked):
 
 @dataclass(frozen=True)
 class UpdatesPart(Checked):
-    """How a release goes to the boards: to one, then to a share of them, then to all.
+    """The stages of a roll-out: to one board, then to a share of them, then to all.
 
     :param second_stage: that share.
     :param error_budget: of a stage's boards, the share that may go back, or fall silent, before the roll-out stops; of
@@ -86,7 +86,7 @@ class UpdatesPart(Checked):
 
 @dataclass(frozen=True)
 class PagePart(Checked):
-    """The status page: where it listens."""
+    """The address at which the status page listens."""
 
     host: str = "0.0.0.0"
     port: Port = 8443
@@ -94,14 +94,14 @@ class PagePart(Checked):
 
 @dataclass(frozen=True)
 class HomeAssistantPart(Checked):
-    """Whether the figures of `/metrics` are published for Home Assistant's MQTT discovery."""
+    """The switch for publishing the figures of `/metrics` by Home Assistant's MQTT discovery."""
 
     enabled: bool = False
 
 
 @dataclass(frozen=True)
 class SecureSumsPart(Checked):
-    """What secure sums may count on: the operator's word, which is signed into the roster and written on each card.
+    """The operator's limits for secure sums, which are signed into the roster and written on each card.
 
     :param honest_fraction: of the boards, at least. Boards decline a task that counts on more.
     :param min_devices: the fewest boards in a sum. Boards decline a task that opens smaller ones.
@@ -183,12 +183,12 @@ class FleetFolder:
             )
 
     def wifi(self, profile: str) -> Path:
-        """Network and password of a Wi-Fi profile."""
+        """Gives the file with network and password of a Wi-Fi profile."""
         return self.path / "wifi" / f"{profile}.toml"
 
     @property
     def run(self) -> Path:
-        """Of the task in `task.toml`, whose name it has. Raises `BadInput` for a file without one."""
+        """The run folder, named after the task in `task.toml`. Raises `BadInput` for a file without a name."""
         return self.path / "runs" / check_name(str(read_file(self.task).get("name")), f"name in {self.task}")
 
     @property
@@ -210,5 +210,5 @@ class FleetFolder:
 
 
 def url_host(name: str) -> str:
-    """As a URL has it."""
+    """Writes a host name or an IP address as a URL has it."""
     return f"[{name}]" if ":" in name else name

@@ -39,7 +39,7 @@ UNITS: dict[str, dict[str, str]] = {
 
 
 def availability(federation: str) -> str:
-    """The topic that says whether the fleet service publishes."""
+    """Gives the topic that says whether the fleet service publishes."""
     return f"{STATES}/{federation}/available"
 
 
@@ -48,17 +48,19 @@ def will(federation: str) -> Will:
 
 
 class HomeAssistant(Part):
-    """:param make_view: reads the fleet's folder, in the service's thread."""
+    """Publishes the figures of a fleet.
+
+    :param make_view: reads the fleet's folder, in the service's thread.
+    """
+
+    every_s = EVERY_S
 
     def __init__(self, federation: str, make_view: Callable[[], FleetView]) -> None:
         self._federation, self._make_view = federation, make_view
         self._published: dict[str, bytes] = {}
-        self._look_at = self._again_at = 0.0
+        self._again_at = 0.0
 
-    def advance(self, service: Service, now: float) -> None:
-        if now < self._look_at:
-            return
-        self._look_at = now + EVERY_S
+    def act(self, service: Service, now: float) -> None:
         messages, again = messages_of(self._make_view()), now >= self._again_at
         for topic in self._published.keys() - messages.keys():  # Home Assistant then forgets a board
             service.clear(topic)
@@ -110,7 +112,7 @@ class _Figure(NamedTuple):
 def _device(
     federation: str, unique: str, states: str, about: Mapping[str, str], figures: Sequence[_Figure]
 ) -> dict[str, bytes]:
-    """A device's description and its figures.
+    """Gives a device's description and its figures.
 
     :param states: the topic of the figures.
     """

@@ -1,4 +1,4 @@
-"""The keys that a fleet's boards go by: the operator's, whose private half may lie elsewhere, and the service's own."""
+"""The keys that a fleet's boards trust: the operator's, whose private half may lie elsewhere, and the service's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hushfleet.wire.format.identity import KEY_BYTES, Identity
 
 
 def operator(folder: FleetFolder) -> Identity | None:
-    """The operator's private key, where it lies in the folder; None where it lies elsewhere.
+    """Gives the operator's private key, where it lies in the folder; None where it lies elsewhere.
 
     Raises `BadInput` for a key that is not the one which boards were told of.
     """
@@ -28,7 +28,7 @@ def operator(folder: FleetFolder) -> Identity | None:
 
 
 def operator_public(folder: FleetFolder) -> bytes:
-    """The operator's public key. Raises `BadInput` where neither half is in the folder."""
+    """Gives the operator's public key. Raises `BadInput` where neither half is in the folder."""
     if folder.operator_public.exists():
         return _public(folder)
     key = operator(folder)  # of a fleet that an earlier version made
@@ -41,25 +41,25 @@ def operator_public(folder: FleetFolder) -> bytes:
 
 
 def service(folder: FleetFolder) -> Identity:
-    """The key by which the fleet service signs what boards are told: its own.
+    """Gives the key by which the fleet service signs its messages to boards: its own.
 
-    In a fleet that an earlier version made it is the operator's, since the boards know no other. Raises `BadInput`.
+    In a fleet of an earlier version it is the operator's, since the boards know no other. Raises `BadInput`.
     """
     own = folder.service_key if folder.service_key.exists() else folder.operator_key
     return load(own)
 
 
 def in_folder(folder: FleetFolder) -> tuple[str, ...]:
-    """Which private keys lie in the folder that are enough to read what single boards send in secure sums.
+    """Names the private keys in the folder that are enough to read what single boards send in secure sums.
 
-    Whoever signs releases can make boards run anything; root says who does.
+    Whoever signs releases can make boards run anything; root decides who does.
     """
     files = (folder.operator_key, folder.release_key, folder.path / "root.key")
     return tuple(file.name for file in files if file.exists())
 
 
 def read_public(text: str, option: str) -> bytes:
-    """The public key that an option names: 64 hex digits, or a file with the private key, which stays there.
+    """Reads the public key that an option names: 64 hex digits, or a file with the private key, which stays there.
 
     Raises `BadInput`.
     """

@@ -36,21 +36,23 @@ log = logging.getLogger("hushfleet.fleet")
 
 
 class LockOut(Part):
-    """A part of the fleet service: once for each board that is locked out, and at the service's start."""
+    """A part of the fleet service. It acts once for each board that is locked out, and at the service's start."""
+
+    every_s = LOOK_EVERY_S
 
     def __init__(self, folder: FleetFolder, registry: FleetRegistry) -> None:
         self._folder, self._registry = folder, registry
         self._since: dict[str, float] = {}  # when it was seen to be locked out
         self._done: set[str] = set()
         self._taking: _Session | None = None
-        self._look_at = 0.0
 
     def advance(self, service: Service, now: float) -> None:
         if self._taking is not None and self._taking.has_ended(now):
             self._taking = None
-        if self._taking is not None or now < self._look_at:
-            return
-        self._look_at = now + LOOK_EVERY_S
+        if self._taking is None:
+            super().advance(service, now)
+
+    def act(self, service: Service, now: float) -> None:
         blocked = set(self._registry.locked_out())
         self._since = {device: self._since.get(device, now) for device in blocked}
         self._done &= blocked

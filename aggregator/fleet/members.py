@@ -1,4 +1,4 @@
-"""Which boards are to be added: counted, or from a CSV file. Everything is checked before anything is written."""
+"""The boards to be added: counted, or from a CSV file. Everything is checked before anything is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ MAX_BOARDS = 100_000
 
 
 def check_board_name(name: str) -> str:
-    """`name` itself. Raises `BadInput` also for the names that the fleet's own certificates have."""
+    """Checks a board's id and returns it.
+
+    Raises `BadInput` also for the names that the fleet's own certificates have.
+    """
     if name in (AGGREGATOR_NAME, SERVICE_NAME, HOME_ASSISTANT_NAME):
         raise BadInput(f"a board cannot be called {name!r}: the broker knows another by this name")
     return check_new_name(name, "the board's id")
@@ -30,7 +33,7 @@ def check_board_name(name: str) -> str:
 def counted(
     prefix: str, count: int, *, known: Iterable[str], board: str, place: str = "", wifi: str = ""
 ) -> list[RegisteredBoard]:
-    """The next `count` boards: PREFIX-01, PREFIX-02, ..., after the highest number that there is."""
+    """Gives the next `count` boards: PREFIX-01, PREFIX-02, ..., after the highest number that there is."""
     if not 1 <= count <= MAX_BOARDS:
         raise BadInput(f"--count {count}: must be 1 to {MAX_BOARDS}")
     load_board(board)
@@ -41,7 +44,10 @@ def counted(
 
 
 def from_csv(file: Path, *, board: str | None, wifi: str = "") -> list[RegisteredBoard]:
-    """:param board: of the rows that name none. Raises `BadInput` that names the line."""
+    """Reads boards from a CSV file. Raises `BadInput` that names the line.
+
+    :param board: profile of the rows that name none.
+    """
     try:
         text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

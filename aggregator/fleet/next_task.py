@@ -17,7 +17,7 @@ from hushfleet.errors import BadInput
 
 
 def task_text(task: Path) -> str:
-    """What a fleet keeps of a task file. Raises `BadInput` for a run's JSON, which `load_task` takes as well."""
+    """Reads a task file. Raises `BadInput` for a run's JSON, which `load_task` takes as well."""
     if task.suffix == ".json":
         raise BadInput(
             f"{task} is JSON, and a fleet keeps its task as TOML: give the file that the run was started with"
@@ -26,7 +26,7 @@ def task_text(task: Path) -> str:
 
 
 def set_task(folder: FleetFolder, task: Path) -> bool:
-    """Makes the file `task` the one that the aggregator runs from its next start on; whether that run was begun before.
+    """Sets the task that the aggregator runs from its next start on. Returns whether its run was begun before.
 
     Raises `BadInput` where it is no task, its secure sums count on more than the fleet's do, the fleet has too few
     boards for it or none that can pay for it, a run of another task has its name, or files that it names beside itself

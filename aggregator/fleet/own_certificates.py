@@ -7,7 +7,6 @@ to read its files, at any moment has a certificate and the key to it.
 from __future__ import annotations
 
 import datetime
-import os
 from pathlib import Path
 
 from cryptography import x509
@@ -34,7 +33,10 @@ HOME_ASSISTANT = "home-assistant"
 
 
 def write_own(path: Path, config: FleetConfig, authority: Authority, *, now: datetime.datetime) -> None:
-    """All of them, for the keys that are there. Raises `BadInput` for a key that cannot be read, and `StoreFull`."""
+    """Writes all of them, for the keys that are there.
+
+    Raises `BadInput` for a key that cannot be read, and `StoreFull`.
+    """
     names = list(dict.fromkeys([*config.broker.names, config.broker.connect, *_LOCAL_NAMES]))
     for stem in STEMS:
         key = read_key(path / f"{stem}.key").public_key()
@@ -46,7 +48,7 @@ def write_own(path: Path, config: FleetConfig, authority: Authority, *, now: dat
 
 
 def write_home_assistant(folder: FleetFolder) -> None:
-    """`service/home-assistant.pem` and `.key`, by which Home Assistant reaches the broker, once."""
+    """Writes `service/home-assistant.pem` and `.key`, by which Home Assistant reaches the broker, once."""
     pem, key_file = (folder.service / f"{HOME_ASSISTANT}.{end}" for end in ("pem", "key"))
     if pem.exists():
         return
@@ -54,23 +56,19 @@ def write_home_assistant(folder: FleetFolder) -> None:
     issued = authority.sign_client(
         HOME_ASSISTANT_NAME, key.public_key(), days=CLIENT_DAYS, now=datetime.datetime.now(datetime.UTC)
     )
-    before = os.umask(0o077)
-    try:
-        atomic_file.write_whole(key_file, private_pem(key), durable=True)
-        atomic_file.write_whole(pem, issued.pem, durable=True)
-    finally:
-        os.umask(before)
+    for file, data in ((key_file, private_pem(key)), (pem, issued.pem)):
+        atomic_file.write_whole(file, data, durable=True, mode=0o600)
 
 
 def lost_names(folder: FleetFolder) -> list[str]:
-    """Of the broker's certificate, those that fleet.toml has no more. Boards that were told one would be lost."""
+    """Gives names of the broker's certificate that fleet.toml no longer has. Boards that use one would be lost."""
     found = _read(folder.path / "broker/broker.pem").extensions.get_extension_for_class(x509.SubjectAlternativeName)
     kept = [general_name(each) for each in (*folder.config.broker.names, folder.config.broker.connect, *_LOCAL_NAMES)]
     return [str(each.value) for each in found.value if each not in kept]
 
 
 def ends(folder: FleetFolder) -> dict[str, float]:
-    """When they end, and `AUTHORITY`, in unix seconds, by stem. Raises `BadInput`."""
+    """Gives when they end, and `AUTHORITY`, in unix seconds, by stem. Raises `BadInput`."""
     return {stem: _read(folder.path / f"{stem}.pem").not_valid_after_utc.timestamp() for stem in (*STEMS, AUTHORITY)}
 
 

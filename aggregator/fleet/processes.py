@@ -1,7 +1,7 @@
-"""The processes of a fleet as children of one: for labs, demos and tests. In the field they are systemd's services.
+"""Runs the processes of a fleet as children: for labs, demos and tests. In the field they are systemd services.
 
-Brokers first, then the fleet service and the aggregator; the other way round at the end. One that dies is started
-again, after a wait that grows; all of them can be killed at any moment.
+Brokers start first, then the fleet service and the aggregator; they end in the opposite order. A process that dies is
+started again, after growing pauses; all of them can be killed at any moment.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("hushfleet.fleet")
 
 @dataclass
 class Child:
-    """One of them.
+    """One process of the fleet.
 
     :param log_file: where its output goes; None: to this terminal.
     :param port: where it listens, if others wait for that.
@@ -76,7 +76,7 @@ class Child:
             self.process.wait()
 
     def restart(self) -> None:
-        """Also one that has ended."""
+        """Restarts the process, also one that has ended."""
         self.stop()
         self.failures, self.again_at, self.over = 0, 0.0, False
         self.start()
@@ -104,7 +104,7 @@ class Child:
 
 
 def run_fleet(folder: FleetFolder, stop: threading.Event) -> None:
-    """All of them, until `stop` is set. Raises `BadInput` where they cannot start, and `HushfleetError`."""
+    """Runs all of them until `stop` is set. Raises `BadInput` where they cannot start, and `HushfleetError`."""
     ports, run = folder.config.broker, folder.run
     with started(folder, brokers_of(folder)) as brokers, started(folder, _services_of(folder)) as services:
         print(f"the broker listens on the ports {ports.port} and {ports.enrolment_port}; logs are in {folder.logs}")
@@ -146,7 +146,7 @@ def started(folder: FleetFolder, children: Sequence[Child]) -> Iterator[Sequence
 
 
 def brokers_of(folder: FleetFolder) -> list[Child]:
-    """Both, with the configuration that the registry asks for. Raises `BadInput`."""
+    """Gives both brokers, with the configuration that the registry asks for. Raises `BadInput`."""
     mosquitto = find_mosquitto()
     if mosquitto is None:
         raise BadInput("Mosquitto was not found; install it (Debian: apt install mosquitto)")

@@ -1,8 +1,8 @@
-"""What a card does, by ssh: for Jetsons, and for boards that run already.
+"""Installs a board by ssh as a card does: for Jetsons, and for boards that run already.
 
-The same folder that stands on a card's boot partition goes to the board, and the same `install.sh` runs there as root.
-ssh asks for passwords and checks the host as it always does; nothing is kept on the board but what is installed. It may
-be cut off anywhere and started again.
+The folder of a card's boot partition is copied to the board, and its `install.sh` runs there as root. ssh asks for
+passwords and checks the host as it always does. Only what is installed stays on the board. The command may be
+interrupted anywhere and started again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class Host:
 
 
 def look_at(destination: str, options: Sequence[str] = ()) -> Host:
-    """Logs in and looks around. Raises `BadInput` for what cannot be a destination, and `HushfleetError`."""
+    """Logs in and reads what the machine is.
+
+    Raises `BadInput` for what cannot be a destination, and `HushfleetError`.
+    """
     if destination.startswith("-") or not destination.strip():
         raise BadInput(f"{destination!r} is no destination for ssh; write user@host")
     if shutil.which("ssh") is None:

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hushfleet.aggregator.fleet.authority import tls_key_of
+from hushfleet.aggregator.fleet.authority import Issued, tls_key_of
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.sqlite_file import Row, SqliteFile
 from hushfleet.wire.format.fleet_messages import token_seed
@@ -100,20 +100,6 @@ class RegisteredBoard:
     reason: str | None = None
     certificate_end: float | None = None
     enrolled: float | None = None
-
-
-@dataclass(frozen=True)
-class Grant:
-    """A certificate that was signed for a board.
-
-    :param tls_key: SHA-256 of the TLS key that it is for (`authority.key_digest`).
-    :param not_after: unix seconds.
-    """
-
-    serial: int
-    tls_key: bytes
-    pem: bytes
-    not_after: float
 
 
 @dataclass(frozen=True)
@@ -219,11 +205,19 @@ class FleetRegistry(SqliteFile):
         return {key for (key,) in self.rows(query, (device, public_key, now))}
 
     def grant(
-        self, board: RegisteredBoard, public_key: bytes, issued: Grant, *, token: bytes | None, now: float
+        self,
+        board: RegisteredBoard,
+        public_key: bytes,
+        issued: Issued,
+        *,
+        tls_key: bytes,
+        token: bytes | None,
+        now: float,
     ) -> None:
         """Enrols the board with this key and certificate; one use of the token is gone.
 
         :param board: as it was when that was decided. Raises `StoreError` where its operator has changed it since.
+        :param tls_key: SHA-256 of the TLS key that the certificate is for.
         :param token: its public key; None where none was needed.
         """
         device = board.device
@@ -232,7 +226,7 @@ class FleetRegistry(SqliteFile):
                 raise StoreError(f"{device} was changed while its certificate was made; it asks again")
             self.write(
                 "INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?, 0)",
-                (f"{issued.serial:x}", device, public_key, issued.tls_key, issued.pem, issued.not_after),
+                (f"{issued.serial:x}", device, public_key, tls_key, issued.pem, issued.not_after),
             )
             self.write(
                 "UPDATE boards SET public_key = ?2, state = 'enrolled', reason = NULL, certificate_end = ?3, "
@@ -323,7 +317,7 @@ class FleetRegistry(SqliteFile):
 
 
 def _key_of_token_digest(digest: bytes) -> bytes:
-    """The public key of the token with this SHA-256."""
+    """Gives the public key of the token with this SHA-256."""
     return Identity.from_bytes(token_seed(digest)).public_key
 
 

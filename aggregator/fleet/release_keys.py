@@ -1,4 +1,4 @@
-"""Who signs a fleet's releases: statements of the root key, whose private half may lie on another machine.
+"""The keys that sign a fleet's releases, named by statements of the root key, which may lie on another machine.
 
 `root.pub` has the fleet's first root, `release_keys` the statements that boards are sent: the newest, and those before
 it that named another root, since a board takes each from the root that it knows.
@@ -21,7 +21,7 @@ UNSIGNED_FILE = "release_keys.unsigned"
 
 
 def trust(folder: FleetFolder) -> Trust:
-    """What a new card trusts. Raises `BadInput`."""
+    """Gives the trust of a new card. Raises `BadInput`."""
     if not folder.root_public.exists():
         raise BadInput(
             f"there is no {folder.root_public}: this fleet was made by an earlier version, which had no root key. Make "
@@ -45,7 +45,10 @@ def keys_in_force(folder: FleetFolder) -> ReleaseKeys:
 def next_statement(
     folder: FleetFolder, *, keys: Sequence[str], threshold: int, new_daily_key: bool = False, next_root: str = ""
 ) -> Signed[ReleaseKeys]:
-    """The statement after the one that holds, not signed yet. Raises `BadInput`, or `Malformed` for what cannot be."""
+    """Makes the statement after the present one, not signed yet.
+
+    Raises `BadInput`, or `Malformed` for what cannot be.
+    """
     known = trust(folder)
     if new_daily_key:
         folder.newest_key.unlink(missing_ok=True)
@@ -54,9 +57,9 @@ def next_statement(
 
 
 def new_release_key(folder: FleetFolder) -> str:
-    """The public half of a new `release.key`; the former one is kept beside it as `release.key.old`.
+    """Makes a new `release.key` and gives its public half; the former one is kept as `release.key.old`.
 
-    One that was made before, and waits for root's statement, is taken.
+    A key that was made before, and waits for root's statement, is taken.
     """
     known = trust(folder).keys
     if folder.release_key.exists() and known and load(folder.release_key).public_key.hex() in known.keys:
@@ -65,7 +68,10 @@ def new_release_key(folder: FleetFolder) -> str:
 
 
 def take(folder: FleetFolder, text: str) -> ReleaseKeys:
-    """Signed statements become those that boards are sent. Raises `BadInput` where none is newer, or `BadSignature`."""
+    """Takes signed statements, which boards are sent from now on.
+
+    Raises `BadInput` where none is newer, or `BadSignature`.
+    """
     known = trust(folder)
     after = known.after(text)
     if after.keys is None or after.number == known.number:
@@ -80,7 +86,7 @@ def take(folder: FleetFolder, text: str) -> ReleaseKeys:
 
 
 def write_first(path: Path, *, root: str | None) -> None:
-    """The first statement of a fleet that is being made in `path`, signed where root's private key is at hand.
+    """Writes the first statement of a fleet that is being made in `path`, signed where root's private key is at hand.
 
     :param root: 64 hex digits, or a file with the private key, which stays there; None: root's key is made in `path`.
     """

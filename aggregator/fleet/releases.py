@@ -19,8 +19,8 @@ _COLUMNS = "version, platform, file, head, digest, size"
 
 
 @dataclass(frozen=True)
-class Release:
-    """One file.
+class FleetRelease:
+    """A release in the fleet's folder.
 
     :param platform: of the Python that it is for, as boards say it in `Health`: `cp313-aarch64`.
     :param file: its name in the fleet's folder `releases`.
@@ -45,7 +45,7 @@ class Release:
         return self.manifest.order
 
 
-def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path) -> Release:
+def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path) -> FleetRelease:
     """Checks the file all through, copies it to the folder where it is not there, and notes it.
 
     A release that is known may come again with other signatures. Raises `BadInput` for other content of a version and
@@ -59,7 +59,7 @@ def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path) -> Rel
         digest = hashlib.file_digest(file, "sha256").digest()
     kept = folder.releases / f"hushfleet-{manifest.version}-{manifest.python}-{manifest.arch}.hfr"
     platform = f"{manifest.python}-{manifest.arch}"
-    release = Release(manifest.version, platform, kept.name, head.to_bytes(), digest, path.stat().st_size)
+    release = FleetRelease(manifest.version, platform, kept.name, head.to_bytes(), digest, path.stat().st_size)
     known = find_release(registry, release.version, platform)
     if known is not None and known.manifest != manifest:
         raise BadInput(
@@ -73,15 +73,15 @@ def add_release(folder: FleetFolder, registry: FleetRegistry, path: Path) -> Rel
     return release
 
 
-def releases(registry: FleetRegistry) -> list[Release]:
-    """The newest version first."""
-    found = [Release(*row) for row in registry.rows(f"SELECT {_COLUMNS} FROM releases")]
+def releases(registry: FleetRegistry) -> list[FleetRelease]:
+    """Gives all releases, the newest version first."""
+    found = [FleetRelease(*row) for row in registry.rows(f"SELECT {_COLUMNS} FROM releases")]
     return sorted(found, key=lambda each: (each.order, each.platform), reverse=True)
 
 
-def find_release(registry: FleetRegistry, version: str, platform: str) -> Release | None:
+def find_release(registry: FleetRegistry, version: str, platform: str) -> FleetRelease | None:
     row = registry.row(f"SELECT {_COLUMNS} FROM releases WHERE version = ? AND platform = ?", (version, platform))
-    return None if row is None else Release(*row)
+    return None if row is None else FleetRelease(*row)
 
 
 def check_signed(folder: FleetFolder, registry: FleetRegistry, version: str | None) -> None:
@@ -92,8 +92,8 @@ def check_signed(folder: FleetFolder, registry: FleetRegistry, version: str | No
             trust(folder).verify(SignedManifest.from_bytes(each.head))
 
 
-def mapped(folder: FleetFolder, found: Sequence[Release]) -> dict[bytes, memoryview]:
-    """The files by SHA-256, mapped into memory and not read; those that are gone are left out."""
+def mapped(folder: FleetFolder, found: Sequence[FleetRelease]) -> dict[bytes, memoryview]:
+    """Gives the files by SHA-256, mapped into memory and not read; those that are gone are left out."""
     maps = {}
     for release in found:
         path = folder.releases / release.file

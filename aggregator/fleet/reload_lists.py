@@ -20,15 +20,14 @@ RELOAD_AFTER_S = 1.0
 class ReloadLists(Part):
     """A part of the fleet service. It acts after its start, and after the service or a command has written a list."""
 
+    every_s = LOOK_EVERY_S
+
     def __init__(self, folder: FleetFolder) -> None:
         self._folder = folder
         self._written: list[int] = []
-        self._look_at, self._ask_at = 0.0, math.inf
+        self._ask_at = math.inf
 
-    def advance(self, service: Service, now: float) -> None:
-        if now < self._look_at:
-            return
-        self._look_at = now + LOOK_EVERY_S
+    def act(self, service: Service, now: float) -> None:
         written = lists_written(self._folder)
         if written != self._written:
             self._written, self._ask_at = written, now + RELOAD_AFTER_S

@@ -1,4 +1,4 @@
-"""The broker forgets what boards have asked it to retain where nothing is to be retained.
+"""Clears messages that boards have asked the broker to retain where nothing is to be retained.
 
 Mosquitto has no setting for that: an access list allows a topic or forbids it, and a message that a subscriber hears
 live does not say that it was retained. So the fleet service clears these topics again and again, without looking.
@@ -17,14 +17,14 @@ MOST_AT_ONCE = 8
 
 
 class ClearRetained(Part):
-    """A part of the fleet service: at its start, and then once an hour, a few boards at a time."""
+    """A part of the fleet service. It acts at the start, and then once an hour, for a few boards at a time."""
 
     def __init__(self, registry: FleetRegistry) -> None:
         self._registry = registry
         self._waiting = deque[str]()
         self._begin_at = 0.0
 
-    def advance(self, service: Service, now: float) -> None:
+    def act(self, service: Service, now: float) -> None:
         if now >= self._begin_at:
             self._begin_at = now + CLEAR_EVERY_S
             self._waiting = deque(board.device for board in self._registry.boards())
@@ -36,10 +36,10 @@ class ClearRetained(Part):
 
 
 def never_retained(topics: Topics, device: str) -> tuple[str, ...]:
-    """Those that a board may write, and on which nothing is retained (docs/wire.md, "Topics")."""
+    """Gives topics that a board may write, and on which nothing is retained (docs/wire.md, "Topics")."""
     return topics.msg(device), topics.chunk(device), topics.renewal(device), topics.wants(device)
 
 
 def ever_retained(topics: Topics, device: str) -> tuple[str, ...]:
-    """All that a board may write."""
+    """Gives all topics that a board may write."""
     return topics.state(device), topics.health(device), *never_retained(topics, device)

@@ -1,8 +1,8 @@
-"""How a release goes to a fleet: to one board, then to a share, then to all, and no further when too many go back.
+"""Rolls a release out: to one board, then to a share, then to all, and no further when too many go back.
 
-A roll-out is a few rows of the registry; what has become of each board follows from what it says of itself. An offer is
-said when a board has just been heard, and never kept by the broker: what is withdrawn is not said again, and a board
-that was away is offered the release when it is back.
+A roll-out is a few rows of the registry; the state of each board follows from its health. An offer is sent when a board
+has just been heard, and is never retained by the broker: a withdrawn offer is not repeated, and a board that was away
+is offered the release when it is back.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A board in a roll-out.
+class BoardRollout:
+    """The state of a board in a roll-out.
 
     :param outcome: `away`: not heard since; `unmanaged`: it takes no releases; `no release`: for its platform.
     :param good_at: unix seconds; :param offered: whether an offer was made to it.
@@ -72,7 +72,7 @@ def current(registry: FleetRegistry) -> Rollout | None:
 
 
 def begin(registry: FleetRegistry, version: str | None, *, now: float) -> Rollout:
-    """A new roll-out, in place of the one before. Raises `BadInput` where there is no such release.
+    """Begins a roll-out, in place of the one before. Raises `BadInput` where there is no such release.
 
     :param version: None: the newest.
     """
@@ -98,8 +98,8 @@ def change(registry: FleetRegistry, state: RolloutState, reason: str = "") -> Ro
     return Rollout(found.number, found.version, state, reason, found.stage, found.began)
 
 
-def seats(registry: FleetRegistry, rollout: Rollout, *, now: float) -> list[Seat]:
-    """What has become of each board that may take part."""
+def board_rollouts(registry: FleetRegistry, rollout: Rollout, *, now: float) -> list[BoardRollout]:
+    """Gives the state of each board that may take part."""
     heard = sightings(registry)
     offered = {
         device: (at, good_at)
@@ -110,10 +110,13 @@ def seats(registry: FleetRegistry, rollout: Rollout, *, now: float) -> list[Seat
     platforms = {each.platform for each in releases(registry) if each.version == rollout.version}
     _, since = processes(registry).get(LISTENING, ("", 0.0))
     boards = [board.device for board in registry.boards() if board.state == "enrolled"]
-    return [_seat(device, rollout, heard.get(device), offered.get(device), platforms, since, now) for device in boards]
+    return [
+        _board_rollout(device, rollout, heard.get(device), offered.get(device), platforms, since, now)
+        for device in boards
+    ]
 
 
-def _seat(
+def _board_rollout(
     device: str,
     rollout: Rollout,
     seen: Sighting | None,
@@ -121,40 +124,43 @@ def _seat(
     platforms: set[str],
     since: float,
     now: float,
-) -> Seat:
-    """:param since: nobody listened before, or the roll-out stood still: no board is to blame for that time."""
+) -> BoardRollout:
+    """Finds the state of one board.
+
+    :param since: nobody listened before, or the roll-out stood still: that time does not count against a board.
+    """
     at, good_at = offered or (None, None)
     health, heard_at = (None, 0.0) if seen is None else (seen.health, seen.health_at or 0.0)
 
-    def seat(outcome: Outcome, why: str = "") -> Seat:
-        return Seat(device, outcome, at is not None, good_at, why)
+    def found(outcome: Outcome, why: str = "") -> BoardRollout:
+        return BoardRollout(device, outcome, at is not None, good_at, why)
 
     if health is None:
-        return seat("away")
+        return found("away")
     if health.version == rollout.version and health.slot != "trial":
-        return seat("good")
+        return found("good")
     if health.slot == "none":
-        return seat("unmanaged", "it takes no releases")
+        return found("unmanaged", "it takes no releases")
     if health.platform not in platforms:
-        return seat("no release", f"there is no release {rollout.version} for {health.platform or 'it'}")
+        return found("no release", f"there is no release {rollout.version} for {health.platform or 'it'}")
     tried = (health.tried, health.attempt) == (rollout.version, rollout.number)
     if at is not None and tried and health.slot == "returned":
-        return seat("failed", "it refused the release, or went back")
+        return found("failed", "it refused the release, or went back")
     if at is not None and health.attempt > rollout.number:
         later = f"it has answered roll-out {health.attempt}, which this registry does not know"
-        return seat("failed", f"{later}; begin roll-outs until their number is higher")
+        return found("failed", f"{later}; begin roll-outs until their number is higher")
     if at is not None and now - max(heard_at, since) > SILENT_S and heard_at >= at:
-        return seat("failed", f"it has not been heard for {(now - heard_at) / 3600:.0f} hours")
+        return found("failed", f"it has not been heard for {(now - heard_at) / 3600:.0f} hours")
     if at is not None and now - max(at, since) > LONGEST_S and now - heard_at < HEARD_S:
-        return seat("failed", f"it has not finished in {(now - max(at, since)) / 3600:.0f} hours")
+        return found("failed", f"it has not finished in {(now - max(at, since)) / 3600:.0f} hours")
     if at is not None:
-        return seat("offered")
-    return seat("waits" if now - heard_at < HEARD_S else "away")
+        return found("offered")
+    return found("waits" if now - heard_at < HEARD_S else "away")
 
 
 @dataclass(frozen=True)
-class Step:
-    """What is to be done now.
+class RolloutStep:
+    """The next actions of a roll-out.
 
     :param offer: boards that are to be offered the release, anew or again.
     :param stage: the one that holds now.
@@ -166,39 +172,41 @@ class Step:
     stop: str = ""
 
 
-def next_step(rollout: Rollout, found: list[Seat], rules: UpdatesPart, *, now: float) -> Step:
-    """Decides from the seats alone."""
-    managed = [seat for seat in found if seat.outcome not in ("unmanaged", "no release")]
-    taking = [seat for seat in managed if seat.offered]
-    failed = [seat for seat in taking if seat.outcome == "failed"]
+def next_step(rollout: Rollout, found: list[BoardRollout], rules: UpdatesPart, *, now: float) -> RolloutStep:
+    """Decides from the boards' states alone."""
+    managed = [board for board in found if board.outcome not in ("unmanaged", "no release")]
+    taking = [board for board in managed if board.offered]
+    failed = [board for board in taking if board.outcome == "failed"]
     sizes = stage_sizes(len(managed), rules)
     stage = min(rollout.stage, len(sizes) - 1)
     allowed = math.floor(rules.error_budget * sizes[stage])
     if len(failed) > allowed:
-        named = ", ".join(seat.device for seat in failed[:5])
-        return Step((), stage, f"{len(failed)} boards have failed ({named}), {allowed} may; {failed[0].why}")
-    ended = [seat for seat in taking if seat.outcome in ("good", "failed")]
-    soaked = all(now - (seat.good_at or now) >= 60 * rules.soak_minutes for seat in ended if seat.outcome == "good")
+        named = ", ".join(board.device for board in failed[:5])
+        return RolloutStep((), stage, f"{len(failed)} boards have failed ({named}), {allowed} may; {failed[0].why}")
+    ended = [board for board in taking if board.outcome in ("good", "failed")]
+    soaked = all(now - (board.good_at or now) >= 60 * rules.soak_minutes for board in ended if board.outcome == "good")
     if stage + 1 < len(sizes) and len(ended) == len(taking) >= sizes[stage] and soaked:
         stage += 1
-    again = [seat.device for seat in taking if seat.outcome == "offered"]
-    waiting = [seat.device for seat in managed if seat.outcome == "waits"]
-    return Step((*again, *waiting[: max(0, sizes[stage] - len(taking))]), stage)
+    again = [board.device for board in taking if board.outcome == "offered"]
+    waiting = [board.device for board in managed if board.outcome == "waits"]
+    return RolloutStep((*again, *waiting[: max(0, sizes[stage] - len(taking))]), stage)
 
 
 def stage_sizes(boards: int, rules: UpdatesPart) -> tuple[int, int, int]:
-    """How many boards have been offered the release by the end of each stage."""
+    """Gives how many boards have been offered the release by the end of each stage."""
     return 1, max(1, math.ceil(rules.second_stage * boards)), max(1, boards)
 
 
 def rollout_view(registry: FleetRegistry, *, now: float) -> RolloutView | None:
-    """Of the roll-out in force, for those who look at the fleet."""
+    """Describes the roll-out in force; None where there is none."""
     found = current(registry)
     if found is None or found.state == "cancelled":
         return None
-    taken = [seat for seat in seats(registry, found, now=now) if seat.outcome not in ("unmanaged", "no release")]
+    taken = [
+        board for board in board_rollouts(registry, found, now=now) if board.outcome not in ("unmanaged", "no release")
+    ]
     counts: Mapping[str, int] = {
-        outcome: sum(seat.outcome == outcome for seat in taken) for outcome in ("good", "failed")
+        outcome: sum(board.outcome == outcome for board in taken) for outcome in ("good", "failed")
     }
     state = "done" if found.state == "running" and counts["good"] == len(taken) > 0 else found.state
     return RolloutView(

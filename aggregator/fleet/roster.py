@@ -1,4 +1,4 @@
-"""Which boards may be in secure sums: what the registry asks for, what the operator has signed, and what lies between.
+"""The roster of boards for secure sums: as the registry asks for it, as the operator has signed it, and the difference.
 
 A fleet with the operator's private key in its folder has each change signed by `access.apply`. With the key elsewhere a
 change waits: the list is exported, signed there, and taken here. Until then rounds go on with the roster that holds; a
@@ -21,7 +21,7 @@ from hushfleet.wire.format.identity import Identity
 
 
 def wanted(folder: FleetFolder, register: DeviceRegister) -> RosterContent | None:
-    """The list that the operator should sign now; None where no board has enrolled."""
+    """Gives the list that the operator should sign now; None where no board has enrolled."""
     known = {row.device: row.public_key for row in register.devices() if row.blocked is None and row.public_key}
     if not known:
         return None
@@ -35,18 +35,18 @@ def wanted(folder: FleetFolder, register: DeviceRegister) -> RosterContent | Non
 
 
 def held(folder: FleetFolder) -> Roster | None:
-    """The roster that holds: the last that the operator has signed; None before the first."""
+    """Gives the valid roster, the last that the operator has signed; None before the first."""
     return last_signed(folder.roster, keys.operator_public(folder))
 
 
 def waiting(folder: FleetFolder, register: DeviceRegister) -> RosterChanges:
-    """The changes that the operator has not signed yet; none while no board is enrolled: the last roster stays."""
+    """Gives the changes that the operator has not signed yet; none while no board is enrolled."""
     asked, has = wanted(folder, register), held(folder)
     return RosterChanges.between(has, has if asked is None else asked)
 
 
 def sign_here(folder: FleetFolder, register: DeviceRegister, operator: Identity) -> None:
-    """Only where it says something new: each signature draws other committees. Raises `StoreError`.
+    """Signs the list where it has changed: each signature draws other committees. Raises `StoreError`.
 
     Without any board the last one stays, so that its number is not lost; nobody of it is accepted by the aggregator.
     """
@@ -56,7 +56,7 @@ def sign_here(folder: FleetFolder, register: DeviceRegister, operator: Identity)
 
 
 def to_sign(folder: FleetFolder, register: DeviceRegister, *, at: float | None = None) -> Roster:
-    """The list of boards for the machine that has the operator's key, with a number above the one that holds.
+    """Makes the list for the machine with the operator's key, with a number above the valid one.
 
     :param at: unix seconds; None: now. Raises `BadInput` where no board has enrolled.
     """
@@ -68,7 +68,7 @@ def to_sign(folder: FleetFolder, register: DeviceRegister, *, at: float | None =
 
 
 def take(folder: FleetFolder, register: DeviceRegister, data: bytes) -> Roster:
-    """The roster of these bytes holds, from the next round on.
+    """Takes a signed roster, which is valid from the next round on.
 
     Raises `BadInput` for one that must not, and `StoreError`.
     """

@@ -52,12 +52,12 @@ class _Applied:
 
 
 def serve(path: Path, stop: threading.Event) -> None:
-    """The fleet service of the folder `path`, until `stop` is set."""
+    """Runs the fleet service of the folder `path` until `stop` is set."""
     folder = FleetFolder(path)
     identity, ca_file = keys.service(folder), folder.ca / "ca.pem"
     mine = folder.service
     password = mine / "enrolment.password"
-    strangers = BrokerAddress.parse(
+    for_enrolment = BrokerAddress.parse(
         folder.local_enrolment, ca_file=ca_file, username=SERVICE_NAME, password_file=password
     )
     fleet = BrokerAddress.parse(
@@ -86,8 +86,8 @@ def serve(path: Path, stop: threading.Event) -> None:
         service = FleetService(
             federation=federation,
             identity=identity,
-            # only who has the service's key can tell this client id, so no stranger can take the session
-            strangers=MqttLink(strangers, client_id=identity.client_id(SERVICE_NAME)),
+            # only who has the service's key can tell this client id, so nobody else can take the session
+            enrolment_link=MqttLink(for_enrolment, client_id=identity.client_id(SERVICE_NAME)),
             fleet=MqttLink(fleet, client_id=SERVICE_NAME, will=will(federation) if for_home else None),
             enroller=enroller,
             apply=applied.apply,

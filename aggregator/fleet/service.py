@@ -1,7 +1,7 @@
-"""The fleet service: one thread, one loop over two brokers, that of strangers and that of the fleet.
+"""The fleet service: one thread, one loop over two brokers, that for enrolment and that of the fleet.
 
-What it does for boards is in its parts: enrolment here, others where they are made (`Part`). Nothing that must survive
-is in it: it may be killed at any moment, and boards ask again.
+Its work is in its parts: enrolment here, others in their own files (`Part`). It keeps nothing that must survive: it may
+be killed at any moment, and boards ask again.
 """
 
 from __future__ import annotations
@@ -33,42 +33,54 @@ log = logging.getLogger("hushfleet.fleet")
 
 
 class Service(Protocol):
-    """What a part may use."""
+    """The functions that a part may use."""
 
     topics: Topics
 
     def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
-        """To the fleet's broker, signed by the service's key. Raises `LinkLost`."""
+        """Publishes at the fleet's broker, signed by the service's key. Raises `LinkLost`."""
 
     def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Bytes as they are, such as chunks. Raises `LinkLost`."""
+        """Publishes bytes as they are, such as chunks. Raises `LinkLost`."""
 
     def clear(self, topic: str) -> None:
-        """The fleet's broker forgets what it retains of a topic. Raises `LinkLost`."""
+        """Clears what the fleet's broker retains of a topic. Raises `LinkLost`."""
 
 
 class Part:
-    """Something that the service does besides enrolment."""
+    """A task of the service besides enrolment.
+
+    :cvar every_s: seconds between two calls of `act`.
+    """
+
+    every_s = 0.0
+    _act_at = 0.0
 
     def filters(self, topics: Topics) -> Sequence[str]:
-        """What it hears of the fleet's broker."""
+        """Gives the topic filters that it needs at the fleet's broker."""
         return ()
 
     def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
-        """A message on one of its filters, or of another part's; raises a `WireError` for one that is wrong."""
+        """Takes a message on one of its filters, or another part's. Raises a `WireError` for a wrong one."""
 
     def advance(self, service: Service, now: float) -> None:
-        """What is due; called several times a second while the link is up. `now`: monotonic seconds."""
+        """Acts if it is due; called several times a second while the link is up. `now`: monotonic seconds."""
+        if now >= self._act_at:
+            self._act_at = now + self.every_s
+            self.act(service, now)
+
+    def act(self, service: Service, now: float) -> None:
+        """Does what is due."""
         raise NotImplementedError
 
     def end(self, service: Service) -> None:
-        """Before the service says goodbye."""
+        """Called before the service ends."""
 
 
 class FleetService:
     """Answers boards.
 
-    :param strangers: link to the broker that boards without a certificate reach.
+    :param enrolment_link: link to the broker that boards without a certificate reach.
     :param fleet: link to the broker of all others.
     :param identity: signs all that boards are told.
     :param apply: writes what follows from the registry (`access.apply`); called at the start and after changes.
@@ -80,7 +92,7 @@ class FleetService:
         *,
         federation: str,
         identity: Identity,
-        strangers: Link,
+        enrolment_link: Link,
         fleet: Link,
         enroller: Enroller,
         apply: Callable[[], None],
@@ -90,20 +102,20 @@ class FleetService:
     ) -> None:
         self.topics = Topics(federation)
         self.parts = list(parts)
-        self._identity, self._strangers, self._fleet = identity, strangers, fleet
+        self._identity, self._enrolment_link, self._fleet = identity, enrolment_link, fleet
         self._enroller, self._apply, self._was_changed, self._clock = enroller, apply, was_changed, clock
         self._requests = TokenBucket(REQUESTS_A_SECOND, MAX_REQUESTS_BURST, now=clock())
         # Of each board: who has no certificate is not heard at the fleet's broker, who has one on its own topic alone.
-        self._renewals = _BucketOfEach(clock)
+        self._renewals = _BoardBuckets(clock)
         # The same for boards whose certificate has ended, at the broker for enrolment. Whoever has a board's public key
         # can spend these, since no signature is checked before: so they are none of the above.
-        self._returns = _BucketOfEach(clock)
+        self._returns = _BoardBuckets(clock)
         self._up = False
         self._other_versions = set[str]()
         self._stale, self._apply_at = False, 0.0  # whether the registry is ahead of what `apply` writes
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop` is set."""
+        """Runs until `stop` is set."""
         self.start()
         try:
             while not stop.is_set():
@@ -111,24 +123,24 @@ class FleetService:
         finally:
             for part in self.parts:
                 part.end(self)
-            self._strangers.close()
+            self._enrolment_link.close()
             self._fleet.close()
 
     def start(self) -> None:
         self._apply()
-        self._strangers.subscribe(self.topics.all_requests)
+        self._enrolment_link.subscribe(self.topics.all_requests)
         filters = [self.topics.all_renewals, *(each for part in self.parts for each in part.filters(self.topics))]
         for topic_filter in dict.fromkeys(filters):
             self._fleet.subscribe(topic_filter)
-        self._strangers.open()
+        self._enrolment_link.open()
         self._fleet.open()
 
     def step(self, longest_s: float) -> None:
         """Takes an event of each link, waiting at most `longest_s` seconds, and does what is due."""
-        stranger = self._strangers.receive(0.0)
-        event = self._fleet.receive(0.0 if stranger is not None else longest_s)
-        if stranger is not None:
-            self._on_event(stranger, "the broker for enrolment", self._on_request)
+        request = self._enrolment_link.receive(0.0)
+        event = self._fleet.receive(0.0 if request is not None else longest_s)
+        if request is not None:
+            self._on_event(request, "the broker for enrolment", self._on_request)
         if event is not None:
             self._up = isinstance(event, Delivery | LinkUp)
             self._on_event(event, "the broker", self._on_delivery)
@@ -142,7 +154,7 @@ class FleetService:
             log.error("%s", error)
 
     def _apply_changes(self) -> None:
-        """A change that could not be written, as on a full disk, is written later. Raises `StoreError`."""
+        """Applies changes; one that cannot be written, as on a full disk, is written later. Raises `StoreError`."""
         self._stale |= self._was_changed()
         if self._stale and self._clock() >= self._apply_at:
             self._apply_at = self._clock() + APPLY_AGAIN_S
@@ -173,11 +185,11 @@ class FleetService:
                 self._warn_of_version(event.topic, error)
             except WireError as error:
                 log.debug("a message on %.120r was ignored: %s", event.topic, error)
-            except Exception:  # whatever strangers send must not end the service
+            except Exception:  # no message may end the service
                 log.exception("a message on %.120r could not be handled", event.topic)
 
     def _warn_of_version(self, topic: str, error: OtherVersion) -> None:
-        """Once for each topic, and for so many of them as strangers may invent."""
+        """Warns once for each topic, and for no more topics than `MAX_WARNED`."""
         if topic not in self._other_versions and len(self._other_versions) < MAX_WARNED:
             self._other_versions.add(topic)
             log.warning("%.120s: %s. A board that has no certificate yet needs its card written anew", topic, error)
@@ -189,7 +201,7 @@ class FleetService:
         device, payload = topic.device, delivery.payload
         if not self._requests.take(self._clock()):
             _check_rate(self._enroller.names_known_key(device, payload) and self._returns.take(device))
-        self._strangers.publish(self.topics.answer(device), self._encoded(self._answered(device, payload)))
+        self._enrolment_link.publish(self.topics.answer(device), self._encoded(self._answered(device, payload)))
 
     def _on_delivery(self, delivery: Delivery) -> None:
         topic = self.topics.parse(delivery.topic)
@@ -219,8 +231,8 @@ def _check_rate(has_token: bool) -> None:
         raise TooLarge("requests for certificates come too fast to be read")
 
 
-class _BucketOfEach:
-    """Of each board, for its renewals."""
+class _BoardBuckets:
+    """A token bucket for each board."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._of = clock, dict[str, TokenBucket]()

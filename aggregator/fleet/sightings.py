@@ -1,8 +1,8 @@
-"""What the fleet service hears of boards and of the aggregator, kept in the registry: presence and health.
+"""Keeps presence and health of boards, and the aggregator's state, in the registry.
 
-Messages are believed only with the key that the registry or the aggregator's register has of the board, and only if
-they are not older than what came: a will of an earlier session, or a message that is published again, changes nothing.
-What comes is written once a second, in one transaction, however many boards there are.
+A message counts only if it is signed by the key that the registry or the aggregator's register has of the board, and is
+not older than the last one: a will of an earlier session, or a replayed message, changes nothing. Messages are written
+once a second, in one transaction, however many boards there are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KeyOf = Callable[[str], bytes | None]
 
 @dataclass(frozen=True)
 class Sighting:
-    """A board, as it was heard last.
+    """The last messages of a board.
 
     :param state: of its newest `Birth`; `absent` before the first.
     :param seen, health_at: unix seconds.
@@ -47,7 +47,7 @@ class Sighting:
 
 
 def sightings(registry: FleetRegistry) -> dict[str, Sighting]:
-    """All that were heard, by id."""
+    """Gives all boards that were heard, by id."""
     rows = registry.rows(
         "SELECT id, public_key, state, session, version, seen, health, health_at FROM sightings ORDER BY id"
     )
@@ -58,19 +58,19 @@ def sightings(registry: FleetRegistry) -> dict[str, Sighting]:
 
 
 def processes(registry: FleetRegistry) -> dict[str, tuple[str, float]]:
-    """State of `service` and `aggregator`, and since when it is known (unix seconds)."""
+    """Gives the state of `service` and `aggregator`, and since when it is known (unix seconds)."""
     return {name: (state, at) for name, state, at in registry.rows("SELECT name, state, at FROM processes")}
 
 
 def key_of(registry: FleetRegistry, register: DeviceRegister, device: str) -> bytes | None:
-    """By the fleet's registry; of a board that the fleet does not have, by the aggregator's register."""
+    """Gives a board's key by the registry, or by the aggregator's register where the fleet has no such board."""
     board, known = registry.board(device), register.device(device)
     found = board.public_key if board is not None else None
     return found or (known.public_key if known is not None else None)
 
 
 class Listener(Part):
-    """A part of the fleet service: writes to the registry what boards and aggregator say of themselves.
+    """A part of the fleet service that writes the messages of boards and aggregator to the registry.
 
     :param key_of: the public key that a board's messages must be signed with; None: it is not known, and not believed.
     :param clock: unix seconds.
@@ -99,7 +99,7 @@ class Listener(Part):
         elif topic.kind in ("state", "health") and topic.device is not None and payload:
             self._of_board(topic.device, payload, federation)
 
-    def advance(self, service: Service, now: float) -> None:
+    def act(self, service: Service, now: float) -> None:
         self.flush(now)
 
     def _of_board(self, device: str, payload: bytes, federation: str) -> None:
@@ -126,7 +126,7 @@ class Listener(Part):
         self._boards[device] = self._changed[device] = heard
 
     def flush(self, now: float) -> None:
-        """Writes what came, if a second has passed; and now and then that somebody listens. Raises `StoreError`.
+        """Writes new messages, if a second has passed; and now and then that the service listens. Raises `StoreError`.
 
         :param now: monotonic seconds: a clock that is set back must not end it.
         """
@@ -151,7 +151,7 @@ class Listener(Part):
 
 
 def _health(body: bytes | None) -> Health | None:
-    """None also for one of another version of the kit."""
+    """Unpacks a health; None also for one of another version."""
     try:
         return None if body is None else unpack(Health, body, what="the health")
     except Malformed:

@@ -1,4 +1,4 @@
-"""What each board has spent against its limit, as far as the fleet knows: by the charges that the aggregator noted.
+"""The privacy that each board has spent against its limit, by the charges that the aggregator noted.
 
 The board's own ledger is what counts, and its own file says what it may spend. What is known here is what was noted
 before each round, which is too small in one case alone (`devices.charge_book`), and what the card was written with.
@@ -33,11 +33,10 @@ class Spending:
         self.delta = float(limits.get("delta", DEFAULT_DELTA))
         self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges, which would be many MB; epsilon
         self._is_known = False
-        self._most: tuple[tuple[str, int], Lifetime] | None = None
-        self._left: tuple[tuple[str, str, int], PrivacyLeft] | None = None
+        self._most: tuple[tuple[str, str, int], tuple[Lifetime, PrivacyLeft]] | None = None
 
     def update(self, register: DeviceRegister) -> dict[str, float]:
-        """Id -> epsilon_server over all tasks, at the cards' delta. Raises `StoreError`."""
+        """Gives epsilon_server over all tasks by id, at the cards' delta. Raises `StoreError`."""
         if register.was_changed() or not self._is_known:
             self._is_known = False  # also after a `StoreError`, since a change is told once
             self._known = {device: self._of(device, register) for device in register.charged_devices()}
@@ -52,42 +51,37 @@ class Spending:
         return digest, epsilon_server_of(_charges(counts), delta=self.delta)
 
     def with_charge(self, charge: Charge, device: str, register: DeviceRegister | None) -> float:
-        """Epsilon_server of a board after one more charge. Raises `StoreError`.
+        """Gives epsilon_server of a board after one more charge. Raises `StoreError`.
 
         :param register: None where nothing was charged yet.
         """
         counts = [] if register is None else register.charge_counts(device)
         return epsilon_server_of([*_charges(counts), charge], delta=self.delta)
 
-    def most(self, register: DeviceRegister) -> Lifetime | None:
-        """The board that has spent most, as of the last `update`; None where none has. Raises `StoreError`."""
-        if not self._known:
-            return None
-        device = max(self._known, key=lambda device: self._known[device][1])
-        key = device, self._known[device][0]
-        if self._most is None or self._most[0] != key:
-            self._most = key, self._lifetime(device, register)
-        return self._most[1]
+    def most(self, task: str, register: DeviceRegister) -> tuple[Lifetime, PrivacyLeft] | None:
+        """Gives what the board that has spent most has spent, and what is left to it for rounds of `task`.
 
-    def left(self, task: str, register: DeviceRegister) -> PrivacyLeft | None:
-        """Of the same board, for more rounds of `task`, whose rounds cost as its first. Raises `StoreError`."""
+        Rounds of the task cost as its first. It holds as of the last `update`; None: nothing was charged. Raises
+        `StoreError`.
+        """
         if not self._known:
             return None
         device = max(self._known, key=lambda device: self._known[device][1])
         digest, spent = self._known[device]
         key = device, task, digest
-        if self._left is None or self._left[0] != key:
+        if self._most is None or self._most[0] != key:
             first, rounds = register.charges(device, after=(task, -1), at_most=1), None
             if self.limit is not None and first and first[0][0] == task:
                 following, before = unpack(Charge, first[0][2], what="a charge"), register.charge_counts(device)
                 rounds = rounds_left(
                     _charges(before), following, delta=self.delta, limit=self.limit, at_most=MOST_ROUNDS
                 )
-            self._left = key, PrivacyLeft(device, spent, self.limit, rounds)
-        return self._left[1]
+            found = self._lifetime(device, register), PrivacyLeft(device, spent, self.limit, rounds)
+            self._most = key, found
+        return self._most[1]
 
     def _lifetime(self, device: str, register: DeviceRegister) -> Lifetime:
-        """All tasks and cards of this id that are noted."""
+        """Counts all tasks and cards of this id that are noted."""
         charges = _charges(register.charge_counts(device))
         return Lifetime(
             epsilon_server=epsilon_server_of(charges, delta=self.delta),
@@ -96,7 +90,7 @@ class Spending:
         )
 
     def lifetimes(self, register: DeviceRegister) -> Mapping[str, Lifetime]:
-        """Each board that was charged, by id. Raises `StoreError`."""
+        """Gives the lifetime of each board that was charged, by id. Raises `StoreError`."""
         return {device: self._lifetime(device, register) for device in register.charged_devices()}
 
 
@@ -105,5 +99,5 @@ def _charges(counts: Sequence[tuple[bytes, int]]) -> list[Charge]:
 
 
 def _times(charge: Charge, rounds: int) -> Charge:
-    """Of so many rounds that cost the same: a fleet has some thousand boards, each with some hundred rounds."""
+    """Joins rounds that cost the same: a fleet may have a thousand boards, each with hundreds of rounds."""
     return replace(charge, steps=charge.steps * rounds)

@@ -1,4 +1,4 @@
-"""How a fleet's secure sums stand: what the server sees, which roster holds, and what waits for the operator."""
+"""The state of a fleet's secure sums: what the server sees, the valid roster, and what waits for the operator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hushfleet.wire.format.health import Problem
 
 
 def sum_facts(folder: FleetFolder) -> SumFacts:
-    """A fleet's facts: its boards take a roster of the operator only."""
+    """Gives a fleet's facts: its boards take a roster of the operator only."""
     return SumFacts("operator", keys.in_folder(folder))
 
 
@@ -28,7 +28,10 @@ class SumsWatch:
         self._file = RosterFile(folder.roster)
 
     def view(self, register: DeviceRegister | None) -> tuple[SumsView | None, list[Problem]]:
-        """:param register: None before there is one. Raises `BadInput` for a task file that cannot be read."""
+        """Gives the present state and its problems. Raises `BadInput` for a task file that cannot be read.
+
+        :param register: None before there is one.
+        """
         if read_file(self._folder.task).get("privacy", {}).get("accounting") != "secure":
             return None, []
         holds = self._file.current()
@@ -48,7 +51,7 @@ class SumsWatch:
 
 
 def _problems(holds: Roster | None, changes: RosterChanges) -> list[Problem]:
-    """A roster that waits, and what it costs until it is signed."""
+    """Finds a roster that waits, and what it costs until it is signed."""
     if not changes:
         return []
     advice = f"{roster.export_command()}, and have it signed where the operator's key is."

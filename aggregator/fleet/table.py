@@ -7,14 +7,15 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from hushfleet.aggregator.fleet import descriptions
-from hushfleet.aggregator.fleet.view import BoardView, FleetView, Problem
+from hushfleet.aggregator.fleet.view import BoardView, FleetView
 from hushfleet.aggregator.observe.display import COLORS, SOFT, WARNING
+from hushfleet.wire.format.health import Problem
 
 URGENT = "#e07b5a"
 
 
 def table(view: FleetView, *, details: bool = False) -> RenderableType:
-    """The fleet for a terminal.
+    """Draws the fleet for a terminal.
 
     :param details: what engineers and whoever answers for privacy ask besides.
     """

@@ -23,10 +23,10 @@ _ANY_LAYOUT = ParamLayout(("weight", "bias"), ((2, 2), (2,)))
 
 
 def obstacles(task: Task, folder: FleetFolder) -> list[str]:
-    """Why the fleet as it is can do no round of the task, a sentence each. Raises `BadInput` where its noise cannot be
-    found, and `StoreError`.
+    """Gives the reasons why the fleet as it is can do no round of the task, a sentence each.
 
-    A fleet without boards is asked about the task alone.
+    In a fleet without boards only the task is checked. Raises `BadInput` where its noise cannot be found, and
+    `StoreError`.
     """
     with FleetRegistry(folder.path) as registry:
         rows = registry.boards()
@@ -59,7 +59,7 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
 
 
 def boards_needed(task: Task, *, blocked: int = 0) -> int:
-    """With how many boards a round opens, as `RoundCycle` counts them.
+    """Gives the number of boards with which a round opens, as `RoundCycle` counts them.
 
     :param blocked: boards of the fleet that are locked out: a round of the whole fleet does without them.
     """
@@ -70,7 +70,10 @@ def boards_needed(task: Task, *, blocked: int = 0) -> int:
 
 
 def too_few(task: str, needed: int, boards: int) -> str:
-    """:param boards: of the fleet that are not locked out."""
+    """Says that the fleet has too few boards.
+
+    :param boards: number of boards that are not locked out.
+    """
     return (
         f"a round of {task} opens with {needed} boards, and the fleet has {boards}, so none ever opens: add boards "
         f"(hushfleet fleet add), or set round.min_devices (or data.devices) to {boards} or fewer in the task"
@@ -78,7 +81,7 @@ def too_few(task: str, needed: int, boards: int) -> str:
 
 
 def waits(folder: FleetFolder, boards: Sequence[BoardView], *, round: int, heard: bool) -> list[Problem]:
-    """What the next round waits for, if it does. Raises `BadInput` for a task file that cannot be read.
+    """Finds what the next round waits for, if it does. Raises `BadInput` for a task file that cannot be read.
 
     :param round: its number.
     :param heard: whether it is known which boards are there.
@@ -97,15 +100,18 @@ def waits(folder: FleetFolder, boards: Sequence[BoardView], *, round: int, heard
 
 
 def first_charge(task: Task) -> Charge:
-    """What a round costs a board. No network is needed: the charges of one method alone depend on how many layers there
-    are (DP-FedSim), and more of them cost more."""
+    """Gives the charge of a round. No network is needed: only the charges of DP-FedSim depend on the number of layers,
+    and more layers cost more."""
     privacy = task.privacy_spec()
     method = make_method(task.method.name, task.method.settings, privacy, _ANY_LAYOUT, rounds=task.round.rounds)
     return method.charge(RoundTerms(privacy.noise_split))
 
 
 def _not_allowed(task: Task, charge: Charge, allowed: str) -> Iterator[str]:
-    """:param allowed: `limits.accounting` of the cards, as boards take it."""
+    """Yields reasons why boards decline the task.
+
+    :param allowed: `limits.accounting` of the cards.
+    """
     change = f"limits.accounting of the cards ([device.limits] in fleet.toml) is {allowed!r}"
     if task.privacy.accounting == "secure" and allowed == "strict":
         yield f"{task.name} has secure sums, which every board declines: {change}, which trusts nobody"

@@ -19,8 +19,6 @@ from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.release import Newest, Signed
 from hushfleet.wire.format.fleet_messages import ReleaseNews
-from hushfleet.wire.format.topics import ParsedTopic
-from hushfleet.wire.link.interface import Delivery
 
 LOOK_EVERY_S = 1.0
 SIGN_EVERY_S = 86400.0
@@ -31,28 +29,24 @@ _log = logging.getLogger("hushfleet.fleet")
 
 
 class TellingNewest(Part):
-    """A board is told when it was heard some minutes ago at most, as it is offered a release.
+    """Tells a board when it was heard some minutes ago at most, as it is offered a release.
 
-    `service/newest` has the word that was said last: a clock that was put back must not make the next one older.
+    `service/newest` has the last statement: a clock that was put back must not make the next one older.
 
     :param wall: unix seconds.
     """
+
+    every_s = LOOK_EVERY_S
 
     def __init__(self, folder: FleetFolder, registry: FleetRegistry, *, wall: Callable[[], float] = time.time) -> None:
         self._folder, self._registry, self._wall = folder, registry, wall
         self._news: ReleaseNews | None = None
         self._made_of: object = None  # what the news was made of
-        self._sign_at = self._look_at = 0.0  # monotonic seconds
+        self._sign_at = 0.0  # monotonic seconds
         self._told: dict[str, tuple[ReleaseNews, float]] = {}  # device -> what, and when in monotonic seconds
         self._complaint = ""
 
-    def take(self, service: Service, topic: ParsedTopic, delivery: Delivery) -> None:
-        pass
-
-    def advance(self, service: Service, now: float) -> None:
-        if now < self._look_at:
-            return
-        self._look_at = now + LOOK_EVERY_S
+    def act(self, service: Service, now: float) -> None:
         try:
             news = self._newest_news(now)
         except HushfleetError as error:  # boards must come in all the same
@@ -75,7 +69,7 @@ class TellingNewest(Part):
             self._told[device] = news, now
 
     def _newest_news(self, now: float) -> ReleaseNews:
-        """Made anew once a day, at the service's start, and where keys or the roll-out have changed."""
+        """Makes the news once a day, at the service's start, and where keys or the roll-out have changed."""
         named = keys_in_force(self._folder)
         keys, versions = self._folder.release_keys.read_bytes(), self._versions()
         if self._news is None or now >= self._sign_at or self._made_of != (keys, versions):
@@ -85,7 +79,10 @@ class TellingNewest(Part):
         return self._news
 
     def _say(self, versions: dict[str, str], named: str) -> str:
-        """The word, signed and kept before anybody hears it. Raises `BadInput` for a key that root has not named."""
+        """Signs and keeps the statement before anybody hears it.
+
+        Raises `BadInput` for a key that root has not named.
+        """
         key, file = load(self._folder.newest_key), self._folder.service / "newest"
         if key.public_key.hex() != named:
             raise BadInput(
@@ -100,7 +97,7 @@ class TellingNewest(Part):
         return line
 
     def _versions(self) -> dict[str, str]:
-        """What boards should run, by platform: the release of the roll-out in force."""
+        """Gives the version that boards should run, by platform: the release of the roll-out in force."""
         rollout = current(self._registry)
         if rollout is None or rollout.state not in ("running", "paused"):
             return {}

@@ -1,8 +1,8 @@
-"""systemd's units for the four processes of a fleet. Each sees of the folder what it needs, and of the rest nothing.
+"""systemd units for the four processes of a fleet. Each sees only what it needs of the folder.
 
-All run as one user, so the kernel's view of files is what keeps the authority's key from aggregator and broker. Nor may
-the aggregator write to the folder itself: who may can put a journal beside the registry that SQLite reads into it, or a
-folder of their own in the place of `ca`.
+All run as one user, so the kernel's view of files keeps the authority's key from aggregator and broker. The aggregator
+may not write to the folder itself: whoever may can put a journal beside the registry, which SQLite reads into it, or
+another folder in the place of `ca`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _OF_STRANGERS = "MemoryMax=256M"  # it remembers nothing that boards need: it is
 
 
 def write_units(folder: FleetFolder) -> list[Path]:
-    """The units, in the fleet's folder `systemd`. Raises `StoreError`."""
+    """Writes the units to the fleet's folder `systemd`. Raises `StoreError`."""
     path, network = folder.path.resolve(), "network-online.target time-sync.target"
     here, own = _word(path), f"{_word(sys.executable)} -m hushfleet.aggregator.commands"
     mosquitto = find_mosquitto() or "/usr/sbin/mosquitto"
@@ -141,12 +141,15 @@ def write_units(folder: FleetFolder) -> list[Path]:
 
 
 def _files(path: Path, *, writes: Sequence[str], hidden: Sequence[str]) -> str:
-    """:param writes, hidden: below the fleet's folder."""
+    """Writes the lines about files.
+
+    :param writes, hidden: below the fleet's folder.
+    """
     lines = [f"ReadWritePaths={_word(path / each)}" for each in writes]
     return "\n".join([*lines, *(f"InaccessiblePaths={_word(f'-{path / each}')}" for each in hidden)])
 
 
 def _word(text: str | Path) -> str:
-    """As one word of a unit's line (systemd.syntax(7), systemd.unit(5), "Specifiers")."""
+    """Quotes one word of a unit's line (systemd.syntax(7), systemd.unit(5), "Specifiers")."""
     plain = str(text).replace("%", "%%")
     return f'"{plain}"' if " " in plain else plain

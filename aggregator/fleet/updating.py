@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import find_release, mapped, releases
-from hushfleet.aggregator.fleet.rollout import HEARD_S, LISTENING, Rollout, change, current, next_step, seats
+from hushfleet.aggregator.fleet.rollout import HEARD_S, LISTENING, Rollout, board_rollouts, change, current, next_step
 from hushfleet.aggregator.fleet.service import Part, Service
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, KeyOf, processes, sightings
 from hushfleet.aggregator.publish.blobs import ChunkServer
@@ -30,9 +30,13 @@ _log = logging.getLogger("hushfleet.fleet")
 
 
 class Updating(Part):
-    """:param key_of: the public key of a board, whose wishes it must have signed; None: not known.
+    """Offers releases and serves them.
+
+    :param key_of: the public key of a board, whose wishes it must have signed; None: not known.
     :param wall: unix seconds.
     """
+
+    every_s = LOOK_EVERY_S
 
     def __init__(
         self, folder: FleetFolder, registry: FleetRegistry, key_of: KeyOf, *, wall: Callable[[], float] = time.time
@@ -43,7 +47,6 @@ class Updating(Part):
         self._chunks = ChunkServer(self._files.get, chunk_bytes=RELEASE_CHUNK_BYTES)
         self._said: dict[str, float] = {}  # device -> the moment of its `Health` that an offer has answered
         self._of: int | None = None  # the roll-out that the two above belong to
-        self._look_at = 0.0
         # unix seconds, and what the registry has of it: a restart within the gap is none, a pause before it is one
         _, self._looked = processes(registry).get(LOOKED, ("", -GAP_S))
         self._noted = self._looked
@@ -64,12 +67,10 @@ class Updating(Part):
         self._chunks.want(topic.device, want, now=time.monotonic())
 
     def advance(self, service: Service, now: float) -> None:
-        if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY_S
-            self._look(service)
+        super().advance(service, now)
         self._serve(service, now)
 
-    def _look(self, service: Service) -> None:
+    def act(self, service: Service, now: float) -> None:
         rollout = current(self._registry)
         if rollout is None or rollout.state != "running":
             self._stop_serving()
@@ -86,16 +87,16 @@ class Updating(Part):
             self._of = rollout.number
             offered = [each for each in releases(self._registry) if each.version == rollout.version]
             self._files.update(mapped(self._folder, offered))
-        found = seats(self._registry, rollout, now=wall)
+        found = board_rollouts(self._registry, rollout, now=wall)
         with self._registry.transaction():
-            for seat in found:
-                if seat.outcome == "good" and seat.offered and seat.good_at is None:
-                    _log.info("%s runs release %s", seat.device, rollout.version)
+            for board in found:
+                if board.outcome == "good" and board.offered and board.good_at is None:
+                    _log.info("%s runs release %s", board.device, rollout.version)
                     self._registry.write(
                         "UPDATE offered SET good_at = ? WHERE number = ? AND id = ?",
-                        (wall, rollout.number, seat.device),
+                        (wall, rollout.number, board.device),
                     )
-        step = next_step(rollout, seats(self._registry, rollout, now=wall), self._rules, now=wall)
+        step = next_step(rollout, board_rollouts(self._registry, rollout, now=wall), self._rules, now=wall)
         if step.stop:
             _log.error("the roll-out of release %s has stopped: %s", rollout.version, step.stop)
             change(self._registry, "stopped", step.stop)
@@ -147,7 +148,7 @@ class Updating(Part):
             self._sent_until = max(self._sent_until, now - 0.1) + len(frame.data) / second
 
     def _stop_serving(self) -> None:
-        """What boards have asked for is not sent; they ask again."""
+        """Drops what boards have asked for; they ask again."""
         self._chunks.clear()
         self._files.clear()
         self._said.clear()

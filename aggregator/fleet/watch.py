@@ -152,7 +152,7 @@ class FleetWatch:
             self._register.close()
 
     def view(self, now: float | None = None) -> FleetView:
-        """The fleet now.
+        """Gives the fleet now.
 
         :param now: unix seconds; by default the clock.
         """
@@ -163,6 +163,7 @@ class FleetWatch:
         known = [] if self._register is None else self._register.devices()
         spent = {} if self._register is None else self._spending.update(self._register)
         refused = [] if self._register is None else self._register.refused_births()
+        most = None if self._register is None else self._spending.most(self._course.task, self._register)
         run, parts, seen = self._course.view(), self._course.states(), sightings(self._registry)
         service, aggregator = self._processes(now)
         own, authority = self._certificates()
@@ -185,8 +186,8 @@ class FleetWatch:
             at=now,
             boards=tuple(boards),
             run=run,
-            lifetime=None if self._register is None else self._spending.most(self._register),
-            privacy_left=None if self._register is None else self._spending.left(self._course.task, self._register),
+            lifetime=most and most[0],
+            privacy_left=most and most[1],
             aggregator=aggregator,
             service=service,
             refused_devices=tuple(row for row in refused if row.device not in rows),

@@ -329,7 +329,7 @@ class Coordinator:
 
     def _on_ask(self, device: str, ask: Ask) -> None:
         """Answers a device that asks. Of two processes with one key, the later session goes on, or else the first."""
-        if self.enrolment.comes_anew(device):
+        if self.enrolment.has_new_key(device):
             self._settle_births()
             self._apply_changes()
         if self.enrolment.is_another(device):

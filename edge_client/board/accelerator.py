@@ -21,7 +21,7 @@ import onnxruntime as ort
 from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import nominal_seconds
-from hushfleet.edge_client.storage.accelerator import ChosenAccelerator
+from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import GraphRefused, StoreError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph, Provider

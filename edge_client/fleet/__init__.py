@@ -1,1 +1,1 @@
-"""What a board does for its fleet, besides training: enrolment, health, updates."""
+"""The duties of a board for its fleet, besides training: enrolment, health, updates."""

@@ -1,4 +1,4 @@
-"""A release from a stick or a download: the same checks as for an offer, and the same way from there on."""
+"""Installs a release from a file, with the same checks as for an offer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def hand_over(config: DeviceConfig, path: Path) -> Manifest:
 
 
 def _copy(source: BinaryIO, folder: Path, name: str) -> None:
-    """Whole or not at all, and owned as its parent folder. Root may call this: it follows no link of the client."""
+    """Copies whole or not at all, owned as the parent folder. Root may call this: it follows no link of the client."""
     folder.mkdir(mode=0o700, exist_ok=True)
     owner, part = folder.parent.stat(), f"{name}.part"
     inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

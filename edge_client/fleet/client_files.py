@@ -1,6 +1,6 @@
-"""What the client has left for root in the state directory: who has taken it over may put links and pipes there.
+"""Reads files that the client has left for root in the state directory, which may hold an attacker's links and pipes.
 
-The standard library alone, as in `slots.py`, with which it is in `slots.pyz`.
+It uses the standard library alone, as in `slots.py`, with which it is in `slots.pyz`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def open_inside(folder: Path, name: str) -> int:
-    """A regular file; no link is followed. Raises `OSError`."""
+    """Opens a regular file; no link is followed. Raises `OSError`."""
     inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=inside)
@@ -24,7 +24,7 @@ def open_inside(folder: Path, name: str) -> int:
 
 
 def read_inside(folder: Path, name: str, most: int = 64) -> tuple[str, int]:
-    """The first `most` bytes of a small file, and when it was written, in nanoseconds; empty and 0 without it."""
+    """Reads the first `most` bytes of a small file, and when it was written, in nanoseconds; empty and 0 without it."""
     with contextlib.suppress(OSError):
         handle = open_inside(folder, name)
         try:
@@ -35,7 +35,7 @@ def read_inside(folder: Path, name: str, most: int = 64) -> tuple[str, int]:
 
 
 def remove_inside(folder: Path, name: str) -> None:
-    """Where it can be removed."""
+    """Removes a file, if that is possible."""
     with contextlib.suppress(OSError):
         inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -53,7 +53,7 @@ def clear_inside(folder: Path) -> None:
 
 
 def only_release(folder: Path) -> Path:
-    """The one release in `folder`. Raises `OSError`."""
+    """Gives the one release in `folder`. Raises `OSError`."""
     names = [] if folder.is_symlink() else sorted(name for name in os.listdir(folder) if name.endswith(".hfr"))
     if len(names) != 1:
         raise OSError(f"{len(names)} releases lie in {folder}; put one there")

@@ -1,8 +1,8 @@
-"""How a board comes into its fleet: it asks for a certificate until it has one, however long that takes.
+"""Enrols a board in its fleet: it asks for a certificate until it has one.
 
-The order after an answer is what makes a crash harmless: first what was spent before under this id goes into the
-ledger, then the certificate is kept, then the token is erased. A board without a certificate asks again. What was spent
-may come in several answers; it goes into the ledger when all of it has come, so that a part never passes for the whole.
+The order after an answer makes a crash harmless: first the ledger gets the charges of earlier cards of this id, then
+the certificate is kept, then the token is erased. A board without a certificate asks again. The charges may come in
+several answers; they go into the ledger when all have come, so that a part never passes for the whole.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class Enrolment:
         return self._backoff.due_at
 
     def connected(self) -> None:
-        """What was asked before may be lost."""
+        """Asks again at once: an earlier request may be lost."""
         self._backoff.reset(self._clock())
 
     def frame(self) -> bytes:
-        """What to send now. Raises `StoreError` where the board's key cannot be made."""
+        """Makes the request to send now. Raises `StoreError` where the board's key cannot be made."""
         self._backoff.tried(self._clock())
         if self._request is None:
             self._request = self._tls.request()
@@ -96,14 +96,14 @@ class Enrolment:
         return encode_message(request, self._store.identity, federation=self._federation)
 
     def take(self, payload: bytes) -> None:
-        """An answer, or what pretends to be one. Raises a `WireError` for that, or `StoreError`."""
+        """Takes an answer, which may be forged. Raises a `WireError` for that, or `StoreError`."""
         answer = decode_message(payload, federation=self._federation, public_key=self._service)
         if not isinstance(answer, EnrolAnswer) or answer.device != self._tls.device:
             raise Malformed(f"a {type(answer).__name__} came where an answer to this board belongs")
         if answer.nonce != self._nonce:
             return  # to an earlier start of this board
         if answer.verdict != "granted":
-            self._say(f"no certificate yet ({answer.verdict}): {answer.reason}")
+            self._log_once(f"no certificate yet ({answer.verdict}): {answer.reason}")
             self._backoff.due_at = self._clock() + min(max(answer.retry_s, 1), MOST_RETRY_S)
             return
         if not self._store.is_enrolled:  # else its own ledger knows
@@ -117,7 +117,10 @@ class Enrolment:
         _log.info("this board has a certificate of its fleet")
 
     def _all_carried(self, answer: EnrolAnswer) -> list[CarriedRounds] | None:
-        """What was spent, once its last part has come. Raises `Malformed` where the parts do not follow each other."""
+        """Gives the earlier charges, once their last part has come.
+
+        Raises `Malformed` where the parts do not follow each other.
+        """
         if answer.up_to is None and self._after is None:
             return [*answer.carried]
         if answer.up_to is not None and answer.up_to <= (self._after or ("", -1)):
@@ -145,8 +148,8 @@ class Enrolment:
             with contextlib.suppress(OSError):  # it has served, and opens nothing any more
                 Path(self._fleet.token_file).unlink(missing_ok=True)
 
-    def _say(self, text: str) -> None:
-        """The same text is logged once."""
+    def _log_once(self, text: str) -> None:
+        """Logs a text once."""
         if text != self.standing:
             self.standing = text
             _log.warning("%s", text)
@@ -203,7 +206,7 @@ def enrol(
 
 
 def read_token(file: str | None) -> bytes | None:
-    """The card's token, without white space around it; None where there is none (any more)."""
+    """Reads the card's token, without white space around it; None where there is none (any more)."""
     if file is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""The proof that a card's release runs on its board, before the installation takes the token and says that it is done.
+"""Proves that a card's release runs on its board, before the installation takes the token and reports success.
 
-With the standard library alone, beside `slots.py`. The release's own self-test runs in another process, as the user of
-the client: it imports what the client imports, and computes one gradient.
+It uses the standard library alone, beside `slots.py`. The release's own self-test runs in another process, as the user
+of the client: it imports what the client imports, and computes one gradient.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def prove(release: Path, *, state_dir: Path, is_new: bool) -> None:
 
 
 def _run(release: Path, owner: os.stat_result) -> str:
-    """What is wrong; empty: nothing."""
+    """Runs the self-test. Returns what is wrong; empty: nothing."""
     command = [sys.executable, "-I", "-c", _CODE, str(release)]
     user = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

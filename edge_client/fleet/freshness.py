@@ -1,7 +1,7 @@
-"""Whether a board still hears which release is the newest, and runs it: else somebody may hold back what is newer.
+"""Watches whether a board still hears which release is the newest, and runs it; else somebody may hold it back.
 
 Time is counted while the client runs, because a board without a battery has no right clock. STATE/newest.json keeps the
-count, and the newest word, than which no older one is taken.
+count and the newest statement; an older statement is not taken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ FILE_NAME = "newest.json"
 
 
 class Freshness:
-    """:param state_dir: of the board.
+    """Counts how long no newer statement has come.
+
+    :param state_dir: of the board.
 
     :ivar key: public key that signed `line`, the newest word; both empty before the first one.
     :ivar unheard_s: seconds that the client has run since that word came, or since the beginning.
@@ -56,7 +58,7 @@ class Freshness:
 
     @property
     def freeze(self) -> Freeze:
-        """As in `Health`."""
+        """The value for `Health.freeze`."""
         if self.unheard_s >= FROZEN_AFTER_S:
             return "unheard"
         return "older" if self.older_s >= FROZEN_AFTER_S else ""
@@ -93,7 +95,7 @@ class Freshness:
         write_whole(self._file, json.dumps(known).encode(), durable=True)
 
     def words(self) -> str:
-        """What `status` says of the newest release."""
+        """Describes the newest release for `status`."""
         days = f"{FROZEN_AFTER_S / 86400:.0f} days"
         if self.freeze == "unheard":
             return (

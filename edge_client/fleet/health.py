@@ -19,7 +19,7 @@ from hushfleet.edge_client.board.certificate import read_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
-from hushfleet.edge_client.storage.accelerator import ChosenAccelerator
+from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.errors import BadInput
 from hushfleet.release import this_platform
 from hushfleet.wire.format.fields import DeclineCode
@@ -49,10 +49,10 @@ class BoardHealth:
         self.last_error: ErrorCode | None = None
         self.chosen: ChosenAccelerator | None = None
 
-    def message(self, now: float, *, session: int, omit_work: bool) -> Health:
+    def message(self, now: float, *, session: int, hides_duration: bool) -> Health:
         """Makes the message for `now`; the next one is due a whole number of minutes after the client's start.
 
-        :param omit_work: whether fields that could show how long the board trains are None.
+        :param hides_duration: whether fields that could show how long the board trains are None.
         """
         standing = standing_of(self._config)
         self.due_at += EVERY_S * max(1, 1 + int((now - self.due_at) // EVERY_S))
@@ -76,7 +76,7 @@ class BoardHealth:
             attempt=standing.attempt,
             accelerator=self.chosen.chosen if self.chosen else "",
             freeze="" if standing.slot == "none" else Freshness(Path(self._config.device.state_dir)).freeze,
-            **{name: _known(read, omit=omit_work and SHOWN[name].shows_work) for name, read in sensors.items()},
+            **{name: _known(read, omit=hides_duration and SHOWN[name].shows_work) for name, read in sensors.items()},
         )
 
     def _disk_percent(self) -> int:

@@ -1,4 +1,4 @@
-"""The releases of a board, as its client sees them: what is installed, what it would take, what became of an offer."""
+"""The releases of a board, as its client sees them: what is installed, what fits, and the state of the last offer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hushfleet.wire.format.health import SlotState
 
 @dataclass(frozen=True)
 class Standing:
-    """What a board says of its releases in `Health`; see there."""
+    """The fields of `Health` about releases; see there."""
 
     slot: SlotState
     tried: str = ""
@@ -48,14 +48,17 @@ class Installed:
         return cls(Path(config.fleet.releases), Path(config.device.state_dir))
 
     def state(self) -> State | None:
-        """None where no release is installed, as `install.sh` does it: then there is nothing to change."""
+        """Reads the state; None where no release is installed."""
         try:
             return Slots(self._root, self._state_dir).read()
         except (SlotsError, OSError):
             return None
 
     def judge(self, head: bytes) -> Manifest:
-        """Of a release that this board could install. Raises `WireError`, `BadInput` or `SlotsError`: why not."""
+        """Checks that this board can install a release.
+
+        Raises `WireError`, `BadInput` or `SlotsError` with the reason.
+        """
         state = self.state()
         if state is None:
             raise BadInput(f"this board takes no releases: there is none in {self._root}")
@@ -65,7 +68,7 @@ class Installed:
         return manifest
 
     def trust(self) -> Trust:
-        """Whose releases are taken: also by a statement that `slots.py` takes over within the minute.
+        """Gives the keys whose releases are taken, also by a statement that `slots.py` takes over within the minute.
 
         Raises `BadInput` where there is no public key of root.
         """
@@ -75,7 +78,7 @@ class Installed:
         return trust
 
     def hear_keys(self, text: str) -> Trust:
-        """Statements about release keys that came over the air, and what holds after them.
+        """Takes statements about release keys that came from the broker. Returns the trust after them.
 
         Raises `BadInput`, a `WireError` where root has not signed one of them, and `StoreFull`.
         """
@@ -93,17 +96,17 @@ class Installed:
             raise StoreFull(f"release {manifest.version} needs {needed >> 20} MiB, {free >> 20} MiB are free")
 
     def heard(self, attempt: int) -> None:
-        """An offer is taken up; whoever sends an earlier one again is not listened to."""
+        """Notes that an offer is taken up; earlier ones are ignored from now on."""
         known = self._answer()
         if _whole_number(known.get("newest"), -1) < attempt:
             self._note({**known, "newest": attempt})
 
     def answered(self, version: str, attempt: int) -> None:
-        """The offer is not to be taken again, nor is one that was made before it."""
+        """Notes that the offer, and all before it, are not taken again."""
         self._note({"version": version, "attempt": attempt, "newest": attempt})
 
     def was_answered(self, attempt: int) -> bool:
-        """An offer that its operator has withdrawn, and somebody has kept, has a lower attempt than the newest."""
+        """Whether the offer was answered. One that was withdrawn has a lower attempt than the newest."""
         known = self._answer()
         answered, newest = (_whole_number(known.get(name), -1) for name in ("attempt", "newest"))
         return attempt <= answered or attempt < newest
@@ -113,11 +116,11 @@ class Installed:
 
     @property
     def waits(self) -> bool:
-        """A release was handed over, and `slots.py` has not dealt with it yet."""
+        """Whether a release was handed over that `slots.py` has not dealt with yet."""
         return any(self.incoming.glob("*.hfr"))
 
     def say_healthy(self, version: str) -> None:
-        """Once; `slots.py` wants to hear it again and again. Raises `StoreFull`."""
+        """Reports health once; `slots.py` needs it again and again. Raises `StoreFull`."""
         write_whole(self._state_dir / "healthy", version.encode(), durable=False)
 
     def standing(self) -> Standing:

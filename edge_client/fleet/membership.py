@@ -1,4 +1,4 @@
-"""A board of a fleet, from its first start to its last: a certificate first, then the agent, as often as needed."""
+"""Runs a board of a fleet: gets a certificate first, then runs the agent, as often as needed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_in_fleet(
     stop: threading.Event,
     supervisor: Supervisor,
 ) -> None:
-    """Until `stop` is set, or another release waits for its first start.
+    """Runs until `stop` is set, or another release waits for its first start.
 
     :param run_agent: runs the agent with these duties until `stop` is set, or a duty ends it.
     :param connect: makes a link to where boards without a certificate are answered.

@@ -1,4 +1,4 @@
-"""The duty of a board that hears who signs releases, and which release is the newest."""
+"""The duty of a board to hear who signs releases, and which release is the newest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.freshness import SAVE_EVERY_S, Freshness
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.errors import BadInput, Malformed, StoreError
@@ -20,25 +21,22 @@ from hushfleet.wire.link.interface import Link
 _log = logging.getLogger("hushfleet.edge")
 
 
-class News:
-    """:param clock: monotonic seconds."""
+class News(Duty):
+    """Hears who signs releases, and which release is the newest.
+
+    :param clock: monotonic seconds.
+    """
 
     def __init__(self, config: DeviceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         assert config.fleet is not None
         self._service = config.service_key
-        self._topics, self._device = Topics(config.device.federation), config.device.id
+        self._topics = Topics(config.device.federation)
+        self.filters = (self._topics.fleet(config.device.id),)
         self._installed = Installed.of(config)
         self._freshness = Freshness(Path(config.device.state_dir))
         self._clock = clock
         self._counted = self._saved = clock()
         self.due_at = self._counted + SAVE_EVERY_S
-
-    @property
-    def filters(self) -> tuple[str, ...]:
-        return (self._topics.fleet(self._device),)
-
-    def connected(self) -> None:
-        pass
 
     def lost(self) -> None:
         self._count()
@@ -67,12 +65,12 @@ class News:
         self.due_at = now + SAVE_EVERY_S
 
     def close(self) -> None:
-        """The client ends: what it has counted stays."""
+        """Saves the count when the client ends."""
         self._saved = -SAVE_EVERY_S
         self._count()
 
     def _count(self) -> None:
-        """Each time that the client has something to do with its link, also where there is none."""
+        """Counts time whenever the client uses its link, also without a connection."""
         now = self._clock()
         self._freshness.count(max(0.0, now - self._counted))
         self._counted = now

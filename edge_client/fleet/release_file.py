@@ -21,8 +21,8 @@ _OURS = re.compile(r"[0-9a-f]{64}\.(part|have)")
 
 
 class ReleaseFile(Assembler):
-    """`FOLDER/DIGEST.part`, and `DIGEST.have` with a byte for each chunk. There is one at a time: those of others are
-    deleted, which nobody would ask for again, and each takes the room of a whole release.
+    """Two files: `FOLDER/DIGEST.part`, and `DIGEST.have` with a byte for each chunk. There is one release at a time:
+    files of others are deleted, since nobody would ask for them again.
 
     Marks are written after the chunks were synced. After a power cut chunks may be asked for that are there.
 
@@ -43,7 +43,7 @@ class ReleaseFile(Assembler):
             raise StoreFull(f"there is no room for a release of {size >> 20} MiB in {folder}: {error}") from error
 
     def add(self, frame: object) -> bool:
-        """As `Assembler.add`."""
+        """Adds a chunk, see `Assembler.add`."""
         new = super().add(frame)  # type: ignore[arg-type]
         self._unsynced += new
         if self._unsynced >= SYNC_EVERY or (new and self.complete):
@@ -51,11 +51,11 @@ class ReleaseFile(Assembler):
         return new
 
     def missing(self, *, limit: int = 1) -> Ranges:
-        """What to ask for next: at most `WINDOW` chunks, from the first that is not there."""
+        """Gives the chunks to ask for next: at most `WINDOW`, from the first that is missing."""
         return tuple((start, min(stop, start + WINDOW)) for start, stop in super().missing(limit=limit))
 
     def sync(self) -> None:
-        """What has come so far survives a restart. Raises `StoreError`."""
+        """Makes the received chunks survive a restart. Raises `StoreError`."""
         self._flush()
         write_whole(self._marks, bytes(self._have), durable=False)
         self._unsynced = 0
@@ -81,13 +81,13 @@ class ReleaseFile(Assembler):
         self._map.close()
 
     def drop(self) -> None:
-        """It is not wanted any more."""
+        """Deletes the file, which is not wanted any more."""
         self._map.close()
         for path in (self._part, self._marks):
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """What has come stays."""
+        """Closes the file; the received chunks stay."""
         with contextlib.suppress(StoreError):
             self.sync()
         self._map.close()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.enrol import Enrolment
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -26,7 +27,7 @@ class AskAgain(HushfleetError):
     """The agent should end, and the board ask for a certificate where those without one do."""
 
 
-class Renewal:
+class Renewal(Duty):
     """Renews by the fleet's own broker while that takes the board's certificate.
 
     :param wall: unix seconds; `clock`: monotonic seconds.
@@ -43,13 +44,10 @@ class Renewal:
     ) -> None:
         self._config, self._store, self._tls, self._wall, self._clock = config, store, tls, wall, clock
         self._topics, self._device = Topics(config.device.federation), config.device.id
+        self.filters = (self._topics.fleet(self._device),)
         self._asking: Enrolment | None = None
         self._failures = 0
         self.due_at = clock()
-
-    @property
-    def filters(self) -> Sequence[str]:
-        return [self._topics.fleet(self._device)]
 
     def connected(self) -> None:
         self._failures = 0

@@ -1,4 +1,4 @@
-"""What a release shows of itself before it is trusted with the store: it imports, computes, and can read the store."""
+"""Tests a release before it may use the store: it imports, computes, and reads a copy of the store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class SelfTestFailed(HushfleetError):
 
 
 def self_test(folder: Path, store_path: Path, *, device: str) -> DeviceStore | None:
-    """A copy of the device's store that this release has brought up to date; None where there is no store yet.
+    """Tests the release. Returns a copy of the device's store that it has brought up to date; None where there is no
+    store yet.
 
     The caller closes it and then calls `drop_copy`. Raises `HushfleetError`.
 
@@ -46,7 +47,7 @@ def self_test(folder: Path, store_path: Path, *, device: str) -> DeviceStore | N
 
 
 def drop_copy(folder: Path) -> None:
-    """A copy must never be used as a store."""
+    """Deletes the copy, which must never be used as a store."""
     for path in folder.glob("trial.sqlite*"):
         path.unlink(missing_ok=True)
 

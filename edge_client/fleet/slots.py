@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Which release a board runs, and the way back from a bad one.
+"""Chooses the release that a board runs, and goes back from a bad one.
 
 It lies at /opt/hushfleet/slots.pyz, outside of every release and together with `hushfleet.release`, and the board's
 units run it as root. It needs Python 3.10's standard library alone, so that a broken release cannot break the way back;
@@ -37,7 +37,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -46,9 +45,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from hushfleet.atomic_file import sync_folder, write_whole
 from hushfleet.edge_client.fleet import system_files
 from hushfleet.edge_client.fleet.client_files import clear_inside, only_release, read_inside, remove_inside
 from hushfleet.edge_client.fleet.first_proof import ProofFailed, prove
+from hushfleet.release.manifest import VERSION, version_order
 
 if TYPE_CHECKING:
     from hushfleet.release import Manifest
@@ -61,7 +62,6 @@ STEADY_CHECKS = 3
 """So many checks one after the other must find a release healthy, with no start in between."""
 MOST_INSTALLS = 3
 """How often an installation is begun; one that ends the process each time must not be repeated for ever."""
-VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}\Z")
 SERVICE = "hushfleet-client.service"
 
 
@@ -98,7 +98,7 @@ class State:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if not self.floor or _order(self.floor) < _order(self.good):
+        if not self.floor or version_order(self.floor) < version_order(self.good):
             object.__setattr__(self, "floor", self.good)
 
     @property
@@ -107,16 +107,16 @@ class State:
         return self.trial if self.trial and self.starts else self.good
 
     def ended(self, outcome: str, reason: str) -> State:
-        """The trial is over, and what was good stays so."""
+        """Ends the trial; the good release stays."""
         return self._next(self.good, self.previous, last=self.trial or "", outcome=outcome, reason=reason)
 
     def proved(self, *, previous: str | None) -> State:
-        """What was on trial is good."""
+        """Makes the release on trial the good one."""
         assert self.trial is not None
         return self._next(self.trial, previous, last=self.trial, outcome="good")
 
     def before(self, previous: str, *, reason: str) -> State:
-        """Back to the previous release."""
+        """Goes back to the previous release."""
         return self._next(previous, last=self.good, outcome="returned", reason=reason)
 
     def with_trial(self, version: str, *, downgrade_serial: int) -> State:
@@ -132,7 +132,9 @@ class SlotsError(Exception):
 
 
 class Slots:
-    """:param root: /opt/hushfleet, which root owns.
+    """The releases of a board.
+
+    :param root: /opt/hushfleet, which root owns.
     :param state_dir: /var/lib/hushfleet, which the client writes; nothing in it is trusted.
     """
 
@@ -144,7 +146,10 @@ class Slots:
     # what is
 
     def read(self) -> State:
-        """Of slots.json; where it is missing or damaged, what `current` points to is good. Raises `SlotsError`."""
+        """Reads slots.json; where it is missing or damaged, the release that `current` points to is good.
+
+        Raises `SlotsError`.
+        """
         known = self._read_fields()
         if "good" in known:
             state = State(**known)
@@ -162,7 +167,7 @@ class Slots:
         return State(max(found, key=lambda each: each.stat().st_mtime).name, **self._kept())
 
     def _read_fields(self) -> dict[str, Any]:
-        """Those of slots.json that have the right type; the others count as missing."""
+        """Reads the fields of slots.json that have the right type; others count as missing."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             content = json.loads(self._file.read_text(encoding="utf-8"))
             if isinstance(content, dict):
@@ -170,14 +175,14 @@ class Slots:
         return {}
 
     def _kept(self) -> dict[str, Any]:
-        """What holds also where the releases that slots.json names are gone."""
+        """Gives the fields that stay valid where the releases that slots.json names are gone."""
         return {name: value for name, value in self._read_fields().items() if name in ("floor", "downgrade_serial")}
 
     def _is_there(self, version: str | None) -> TypeGuard[str]:
         return _is_version(version) and (self.releases / version).is_dir()
 
     def store_of(self, version: str | None) -> int | None:
-        """The version of the device's store that a release leaves behind; None: not known."""
+        """Gives the version of the device's store that a release leaves behind; None: not known."""
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             return int(json.loads((self.releases / f"{version}" / "release.json").read_text())["store"])
         return None
@@ -185,7 +190,7 @@ class Slots:
     # what happens
 
     def begin(self) -> State:
-        """Before each start of the client."""
+        """Runs before each start of the client: counts it, and points `current` to the right release."""
         with self._locked():
             state = self.read()
             if state.trial and not self._is_there(state.trial):
@@ -199,7 +204,7 @@ class Slots:
             return state
 
     def check(self) -> tuple[State, bool]:
-        """Once a minute; and whether the client must be started anew."""
+        """Runs once a minute. Returns also whether the client must be restarted."""
         self._take_keys()
         with self._locked():
             state = self.read()
@@ -242,7 +247,7 @@ class Slots:
             return state
 
     def first(self, archive: Path, *, prove: Callable[..., None] = prove) -> State:
-        """The release that a card brought, if it runs here; where there is a good one already, it stays.
+        """Installs the release that a card brought, if it runs here; a good one that is there already stays.
 
         Raises `HushfleetError`, and `ProofFailed` where it does not run. Only the hash is checked: who could change it
         on the card could change the key beside it as well.
@@ -261,7 +266,7 @@ class Slots:
             return state
 
     def back(self) -> State:
-        """To the release before the good one. Raises `SlotsError` where there is none."""
+        """Goes back to the release before the good one. Raises `SlotsError` where there is none."""
         with self._locked():
             state = self.read()
             if state.trial and state.starts:
@@ -298,7 +303,7 @@ class Slots:
 
     @contextlib.contextmanager
     def _borrowing(self, state: State) -> Iterator[None]:
-        """What `slots.pyz` lacks comes from the release that is good."""
+        """Imports packages that `slots.pyz` lacks from the good release."""
         good = str(self.releases / state.good)
         sys.path.append(good)
         try:
@@ -307,7 +312,7 @@ class Slots:
             sys.path.remove(good)
 
     def _with_trial(self, state: State, manifest: Manifest) -> State:
-        """As of now: in the minutes of unpacking, a release that waited may have been begun, or become good."""
+        """Puts the release on trial if it still fits: while it was unpacked, another trial may have begun."""
         if state.trial and state.starts:
             raise SlotsError(f"release {state.trial} is on trial; wait until that has ended")
         check_fits(manifest, state, store=self.store_of(state.good))
@@ -327,21 +332,14 @@ class Slots:
             fresh.unlink(missing_ok=True)
             fresh.symlink_to(Path("releases", state.runs))
             os.replace(fresh, self.current)
-            _sync(self.root)
+            sync_folder(self.root)
 
     def _write(self, state: State) -> None:
         self._replace(self._file.name, json.dumps(asdict(state)))
 
     def _replace(self, name: str, text: str) -> None:
-        """A file of root's that the client reads, whole or not at all."""
-        fresh = self.root / f".{name}"
-        with fresh.open("w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, self.root / name)
-        _sync(self.root)
+        """Replaces a file of root's that the client reads."""
+        write_whole(self.root / name, text.encode(), durable=True, mode=0o644)
 
     def _collect(self, state: State) -> None:
         """Deletes releases that nothing leads to."""
@@ -364,12 +362,12 @@ def check_fits(manifest: Manifest, state: State, *, store: int | None) -> None:
 
     :param store: the version of the board's store; None: not known.
     """
-    good, order = state.good, _order(manifest.version)
-    if order == _order(good):
+    good, order = state.good, version_order(manifest.version)
+    if order == version_order(good):
         raise SlotsError(f"release {manifest.version} is installed already, as {good}")
-    if order < _order(state.floor):
+    if order < version_order(state.floor):
         older = f"release {manifest.version} is older than {state.floor}, which was good on this board, and"
-        if _order(good) not in map(_order, manifest.downgrade_from):
+        if version_order(good) not in map(version_order, manifest.downgrade_from):
             raise SlotsError(f"{older} is not signed as a downgrade from {good}")
         if manifest.downgrade_serial < state.downgrade_serial:
             raise SlotsError(
@@ -384,7 +382,7 @@ def check_fits(manifest: Manifest, state: State, *, store: int | None) -> None:
 
 
 def _is_version(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and VERSION.match(value) is not None
+    return isinstance(value, str) and VERSION.fullmatch(value) is not None
 
 
 def _is_count(value: object) -> bool:
@@ -398,19 +396,6 @@ _IS_VALID: dict[str, Callable[[object], bool]] = {  # the fields of slots.json
     **dict.fromkeys(("starts", "checks", "steady", "seen", "installs", "downgrade_serial"), _is_count),
     **dict.fromkeys(("last", "outcome", "reason"), lambda value: isinstance(value, str)),
 }
-
-
-def _order(version: str) -> tuple[int, ...]:
-    numbers = [int(number) for number in version.split(".")]
-    return tuple(numbers + [0] * (4 - len(numbers)))
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def main() -> int:

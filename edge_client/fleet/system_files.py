@@ -8,14 +8,13 @@ there stays in ROOT/before. The standard library alone, as in `slots.py`, with w
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from hushfleet.atomic_file import sync_folder, write_whole
+from hushfleet.atomic_file import write_whole
 
 FOLDER = "system"
 """In a release, with `slots.pyz` and the folder `units`."""
@@ -37,7 +36,7 @@ def is_due(root: Path, version: str) -> bool:
 
 
 def note(root: Path) -> dict[str, str]:
-    """What was done last: `release`, and `refused`, empty where it was renewed. Empty: nothing yet."""
+    """Reads what was done last: `release`, and `refused`, empty where it was renewed. Empty: nothing yet."""
     try:
         found = json.loads((root / NOTE).read_text("utf-8"))
     except (OSError, ValueError):
@@ -92,7 +91,7 @@ def _rehearsed(root: Path, source: Path) -> str:
 
 
 def _unsound_units(source: Path) -> str:
-    """What systemd has against the new units; empty also where it cannot be asked."""
+    """Gives systemd's objection to the new units; empty also where it cannot be asked."""
     files = [str(each) for each in sorted((source / "units").glob("hushfleet-*"))]
     if not files or shutil.which("systemd-analyze") is None:
         return ""
@@ -102,17 +101,10 @@ def _unsound_units(source: Path) -> str:
 
 
 def _put(place: Path, data: bytes, *, kept: Path) -> None:
-    """Whole or not at all, after what was there was kept."""
+    """Replaces a file whole or not at all, after keeping the former one."""
     if place.exists():
         write_whole(kept / place.name, place.read_bytes(), durable=True)
-    fresh = place.with_name(f".{place.name}.fresh")
-    with fresh.open("wb") as file:
-        os.fchmod(file.fileno(), 0o755 if place.suffix == ".pyz" else 0o644)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, place)
-    sync_folder(place.parent)
+    write_whole(place, data, durable=True, mode=0o755 if place.suffix == ".pyz" else 0o644)
 
 
 def _is_same(place: Path, new: Path) -> bool:

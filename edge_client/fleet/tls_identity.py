@@ -1,8 +1,7 @@
-"""The board's own TLS key, which is born here and never leaves, and the certificate that the fleet gave it."""
+"""The board's own TLS key, which is made here and never leaves, and the certificate from the fleet."""
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ RENEW_AFTER = 2 / 3  # of a certificate's life
 
 @dataclass(frozen=True)
 class Validity:
-    """Of a certificate, unix seconds."""
+    """The validity of a certificate, unix seconds."""
 
     begin: float
     end: float
@@ -45,13 +44,13 @@ class TlsIdentity:
         self.key_file, self.certificate_file = folder / TLS_KEY_FILE, folder / TLS_CERTIFICATE_FILE
 
     def request(self) -> bytes:
-        """A certificate signing request (PKCS #10, DER). Raises `StoreError`."""
+        """Makes a certificate signing request (PKCS #10, DER). Raises `StoreError`."""
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.device)])
         request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(self._key(), hashes.SHA256())
         return request.public_bytes(Encoding.DER)
 
     def validity(self) -> Validity | None:
-        """Of the certificate that is there; None where there is none for this key and this device."""
+        """Reads the validity of the certificate; None where there is none for this key and this device."""
         try:
             return self._validity(self.certificate_file.read_bytes())
         except (OSError, Malformed):
@@ -98,11 +97,4 @@ class TlsIdentity:
     def _make_key(self) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        part = self.key_file.with_name(f"{self.key_file.name}.part")
-        part.unlink(missing_ok=True)
-        with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self.key_file)
-        atomic_file.sync_folder(self.key_file.parent)
+        atomic_file.write_whole(self.key_file, pem, durable=True, mode=0o600)

@@ -1,8 +1,8 @@
-"""The first starts of a new release: it proves itself before it touches the store or takes part in a round.
+"""Runs the first starts of a new release: it proves itself before it touches the store or takes part in a round.
 
-It tests itself, connects as the board, and says so for some minutes in STATE/healthy, which `slots.py check` counts.
-Only when that has made the release good does it bring the store up to date and train; until then the former release can
-go on with the store as it is. Who does not get so far is taken back by `slots.py`, whatever happens in here.
+It tests itself, connects as the board, and writes STATE/healthy for some minutes, which `slots.py check` counts. Only
+when that has made the release good does it upgrade the store and train; until then the former release can go on with
+the store as it is. `slots.py` takes back a release that does not get so far.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Online:
             _log.info("connected" if self._up else "the connection was lost")
         now = self._clock()
         if self._up and now >= self._health.due_at:
-            message = self._health.message(now, session=self._store.last_session, omit_work=True)
+            message = self._health.message(now, session=self._store.last_session, hides_duration=True)
             frame = encode_message(message, self._store.identity, federation=self._federation)
             try:
                 self._link.publish(self._topic, frame, retain=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.release_file import ReleaseFile
 from hushfleet.edge_client.fleet.slots import SlotsError
@@ -34,7 +35,7 @@ class RestartForRelease(HushfleetError):
     """The client should end: its next start is that of another release."""
 
 
-class Updates:
+class Updates(Duty):
     """The duty of a board that takes releases.
 
     :param now: monotonic seconds.
@@ -45,6 +46,7 @@ class Updates:
         self._device, self._identity = config.device.id, store.identity
         self._service = config.service_key
         self._topics = Topics(config.device.federation)
+        self.filters = (self._topics.fleet(self._device),)
         self._installed = Installed.of(config)
         self._offer: ReleaseOffer | None = None
         self._file: ReleaseFile | None = None
@@ -55,16 +57,9 @@ class Updates:
         self._now = now
         self.due_at = now
 
-    @property
-    def filters(self) -> tuple[str, ...]:
-        return (self._topics.fleet(self._device),)
-
     def connected(self) -> None:
         self._backoff.reset(self._now)
         self.due_at = self._now
-
-    def lost(self) -> None:
-        pass
 
     # what comes in
 
@@ -126,7 +121,7 @@ class Updates:
     # what is done about it
 
     def advance(self, link: Link, now: float, *, busy: bool) -> None:
-        """:param busy: a round has something under way. Raises `RestartForRelease`, or `LinkLost`."""
+        """Does what is due. Raises `RestartForRelease`, or `LinkLost`."""
         self._now = now
         self._restart_if_staged(now, busy=busy)
         self._follow(link)
@@ -158,7 +153,7 @@ class Updates:
             _log.error("%s", error)
 
     def close(self) -> None:
-        """What has come of a release stays."""
+        """Closes the file; received chunks stay."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -13,7 +13,7 @@ import numpy as np
 
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.net.rate_limits import Backoff
-from hushfleet.edge_client.storage.roster_mark import RosterMark
+from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import Malformed, Replayed, TooLarge, WireError
 from hushfleet.secure.roster import MAX_ROSTER_BYTES, Roster

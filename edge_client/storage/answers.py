@@ -1,4 +1,4 @@
-"""What a device has answered as a committee member: one set of devices a round, for ever.
+"""The answers of a device as a committee member: one set of devices a round, for ever.
 
 Two answers for two sets of one round could open two sums that differ by one device. So the answer is stored before it
 is sent, and a row is never replaced.
@@ -54,7 +54,7 @@ class Answers:
         self._transaction = transaction
 
     def of(self, task: str, round: int) -> AnswerEntry | None:
-        """The answer of a round, or None where none was made."""
+        """Gives the answer of a round, or None where none was made."""
         query = "SELECT included, data, digest, status FROM answers WHERE task = ? AND round = ?"
         try:
             row: tuple[Any, ...] | None = self._connection.execute(query, (task, round)).fetchone()
@@ -68,7 +68,7 @@ class Answers:
         return AnswerEntry(task, round, included, data or b"", digest, status)
 
     def commit(self, task: str, round: int, *, included: bytes, data: bytes) -> AnswerEntry:
-        """Stored and synced before it returns. Raises `PrivacyError` where the round has an answer already."""
+        """Stores and syncs an answer. Raises `PrivacyError` where the round has an answer already."""
         digest = hashlib.sha256(data).digest()
         with self._transaction(f"store the answer of round {round} of task {task}"):
             run = self._connection.execute
@@ -79,7 +79,7 @@ class Answers:
         return AnswerEntry(task, round, included, data, digest, "pending")
 
     def set_status(self, task: str, round: int, status: str) -> None:
-        """As `DeviceStore.set_status`."""
+        """Notes what became of an answer, see `DeviceStore.set_status`."""
         with self._transaction("note what became of an answer"):
             self._connection.execute(
                 "UPDATE answers SET status = ? WHERE task = ? AND round = ?", (status, task, round)

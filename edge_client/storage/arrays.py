@@ -15,7 +15,7 @@ _NUMBERS = re.compile(r"[<|][fiub]\d{1,2}")
 
 
 def pack_arrays(arrays: Mapping[str, ArrayLike]) -> bytes:
-    """Little-endian, whatever the machine. Raises `StoreError` for anything but numbers."""
+    """Packs arrays, little-endian on every machine. Raises `StoreError` for anything but numbers."""
     packed = {}
     for name, value in arrays.items():
         array = np.asarray(value)
@@ -28,7 +28,7 @@ def pack_arrays(arrays: Mapping[str, ArrayLike]) -> bytes:
 
 
 def unpack_arrays(data: bytes) -> dict[str, np.ndarray]:
-    """The inverse; raises ValueError or TypeError for bytes that are no such arrays."""
+    """Unpacks what `pack_arrays` gave; raises ValueError or TypeError for bytes that are no such arrays."""
     try:
         arrays, packed = {}, msgpack.unpackb(data)
     except ValueError as error:  # the text of some is empty

@@ -1,4 +1,4 @@
-"""What a round leaves in the store: the update with its charge and the next state, and the update as it waits."""
+"""The result of a round in the store: the update with its charge and the next state, and the update as it waits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OutboxEntry:
 
 
 class RoundStore(Protocol):
-    """Where a device's rounds are kept: `DeviceStore`, and in simulations something lighter."""
+    """A store of a device's rounds: `DeviceStore`, and in simulations something lighter."""
 
     @property
     def identity(self) -> Identity: ...
@@ -59,29 +59,29 @@ class RoundStore(Protocol):
     def answers(self) -> Answers: ...
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
-        """The stored update of a round, or None where none was made."""
+        """Gives the stored update of a round, or None where none was made."""
         ...
 
     def package_of(self, task: str) -> bytes | None:
-        """SHA-256 of the package for which the rounds of this task were trained; None before the first."""
+        """Gives SHA-256 of the package for which the rounds of this task were trained; None before the first."""
         ...
 
     def load_state(self, task: str) -> DeviceState | None:
-        """What the last committed round of the task left, or None before the first."""
+        """Gives the state after the last committed round of the task, or None before the first."""
         ...
 
     def load_residual(self, task: str, *, size: int) -> np.ndarray:
-        """What the form of the updates has left out of them so far, float32 `[size]`; zeros before the first."""
+        """Gives what the form of the updates has left out of them so far, float32 `[size]`; zeros before the first."""
         ...
 
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
-        """Ledger entry, encoded update and new state: all, or nothing. Raises `LedgerError` and `StoreError`."""
+        """Stores ledger entry, encoded update and new state: all, or nothing. Raises `LedgerError` and `StoreError`."""
         ...
 
 
 @dataclass(frozen=True)
 class RoundCommit:
-    """What a round leaves, to be stored as a whole or not at all.
+    """The result of a round, to be stored whole or not at all.
 
     :param update: the encoded update.
     :param public_before: `PublicState.to_bytes()` from before it.

@@ -1,4 +1,4 @@
-"""Everything that a device must not forget, in one SQLite file that survives a power cut at any moment.
+"""The persistent state of a device, in one SQLite file that survives a power cut at any moment.
 
 Clipping and noising happen once: the encoded update, its ledger entry and the state that follows from it
 are written in one transaction, synced, before the first byte leaves the device. Two noisings of one
@@ -16,25 +16,22 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hushfleet.config.schema import pack, unpack
-from hushfleet.edge_client.storage.accelerator import ChosenAccelerator
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
-from hushfleet.edge_client.storage.own_head import KeptHead
-from hushfleet.edge_client.storage.roster_mark import RosterMark
+from hushfleet.edge_client.storage.kept import ChosenAccelerator, KeptHead, RosterMark
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store_file import (
-    SCHEMA_VERSION,
     advice,
-    bring_up_to_date,
+    checked_identity,
     connect,
     create,
     held,
@@ -48,14 +45,14 @@ from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.identity import Identity
 
-if TYPE_CHECKING:
-    from typing import Self
-
 _RESIDUAL = "wire:residual"  # stored among the method's arrays, whose names are identifiers
 KEPT_TASKS = 4  # states of older tasks are dropped, so that years of tasks do not fill the card
 
 
-class DeviceStore:
+K = TypeVar("K")
+
+
+class DeviceStore(AbstractContextManager["DeviceStore"]):
     """The store of one device; one process at a time.
 
     :param path: the SQLite file; its folder is created.
@@ -92,7 +89,7 @@ class DeviceStore:
                 elif not is_there(self.path, way_on=self.way_on):
                     raise StoreError(f"there is no store at {self.path} yet; start the client once")
                 self._connection = opened.enter_context(closing(connect(self.path)))
-                self.identity = self._check(inspect=inspect)
+                self.identity = checked_identity(self._connection, self.path, device=device, inspect=inspect)
                 """The device's Ed25519 key, made when the store was created; it never leaves the store."""
                 self.ledger = Ledger(self._connection, device=device)
                 self.answers = Answers(self._connection, self._transaction)
@@ -109,9 +106,6 @@ class DeviceStore:
     def close(self) -> None:
         self._opened.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -123,7 +117,7 @@ class DeviceStore:
         return int(self._fact("session") or 0)
 
     def next_session(self) -> int:
-        """One more than the last, stored before it is returned."""
+        """Counts a session: one more than the last, stored before it is returned."""
         session = self.last_session + 1
         self._set_facts("count a session", session=str(session).encode())
         return session
@@ -137,7 +131,7 @@ class DeviceStore:
         self._set_facts("pin the aggregator's key", server_key=key)
 
     def epoch(self, scope: str) -> int:
-        """The newest start of an aggregator that was seen; 0 before the first.
+        """Gives the newest start of an aggregator that was seen; 0 before the first.
 
         :param scope: its federation and key.
         """
@@ -147,15 +141,11 @@ class DeviceStore:
         self._set_facts("note the aggregator's start", **{f"epoch {scope}": str(epoch).encode()})
 
     def newest_roster(self, scope: str) -> RosterMark | None:
-        """The newest that was taken; None before the first. Raises `StoreError`.
+        """Gives the newest that was taken; None before the first. Raises `StoreError`.
 
         :param scope: its federation and the operator's key.
         """
-        data = self._fact(f"roster {scope}")
-        if data is None:
-            return None
-        with self._whole("mark of the newest roster"):
-            return unpack(RosterMark, data, what="the mark of the newest roster")
+        return self._kept(RosterMark, f"roster {scope}", "mark of the newest roster")
 
     def pin_roster(self, scope: str, mark: RosterMark) -> None:
         self._set_facts("note the newest roster", **{f"roster {scope}": pack(mark)})
@@ -166,7 +156,7 @@ class DeviceStore:
         return self._fact("enrolled") is not None
 
     def note_enrolled(self, carried: Sequence[CarriedRounds] = ()) -> None:
-        """What was spent under this id with earlier cards goes into the ledger, once, together with this note.
+        """Puts what was spent under this id with earlier cards into the ledger, once, together with this note.
 
         Rounds that this store has charged itself stay as they are.
         """
@@ -174,16 +164,12 @@ class DeviceStore:
             if not self.is_enrolled:
                 known = {(entry.task, entry.round) for entry in self.ledger.entries()}
                 for each in carried:
-                    self._charge_carried(each, known)
+                    charge = Charge(**{field.name: getattr(each, field.name) for field in fields(Charge)})
+                    digest = hashlib.sha256(pack(each)).digest()
+                    for round in (round for start, stop in each.rounds for round in range(start, stop)):
+                        if (each.task, round) not in known:
+                            self.ledger.charge(charge, task=each.task, round=round, payload_digest=digest)
             self._connection.execute("INSERT OR REPLACE INTO facts VALUES ('enrolled', x'31')")
-
-    def _charge_carried(self, carried: CarriedRounds, known: set[tuple[str, int]]) -> None:
-        plain = {field.name: getattr(carried, field.name) for field in fields(Charge)}
-        charge, digest = Charge(**plain), hashlib.sha256(pack(carried)).digest()
-        for start, stop in carried.rounds:
-            for round in range(start, stop):
-                if (carried.task, round) not in known:
-                    self.ledger.charge(charge, task=carried.task, round=round, payload_digest=digest)
 
     def is_charged(self, task: str, round: int) -> bool:
         """Whether the ledger has an entry of this round, be it of an earlier card."""
@@ -196,7 +182,7 @@ class DeviceStore:
         return None if reason is None else reason.decode()
 
     def stop_for_good(self, reason: str) -> None:
-        """Nothing takes this back."""
+        """Stops this store for good; nothing takes this back."""
         self._set_facts("note why this device has stopped", stopped_because=reason.encode())
 
     @property
@@ -213,30 +199,22 @@ class DeviceStore:
         self._set_facts("note the current task", task_digest=task_digest, global_digest=global_digest)
 
     def own_head(self, task: str | None = None) -> KeptHead | None:
-        """The head that was chosen last, if it is of this task or none is given. Raises `StoreError`."""
-        data = self._fact("mixture")
-        if data is None:
-            return None
-        with self._whole("own head"):
-            kept = unpack(KeptHead, data, what="the own head")
-        return kept if task in (None, kept.task) else None
+        """Gives the head that was chosen last, if it is of this task or none is given. Raises `StoreError`."""
+        kept = self._kept(KeptHead, "mixture", "own head")
+        return kept if kept is not None and task in (None, kept.task) else None
 
     def keep_own_head(self, head: KeptHead) -> None:
         self._set_facts("keep the own head", mixture=pack(head), own_head=None)  # as it was called up to 0.3.0
 
     def accelerator(self) -> ChosenAccelerator | None:
-        """What was chosen last; None where there was nothing to choose. Raises `StoreError`."""
-        data = self._fact("accelerator")
-        if data is None:
-            return None
-        with self._whole("choice of an accelerator"):
-            return unpack(ChosenAccelerator, data, what="the choice of an accelerator")
+        """Gives the last choice; None where there was nothing to choose. Raises `StoreError`."""
+        return self._kept(ChosenAccelerator, "accelerator", "choice of an accelerator")
 
     def keep_accelerator(self, chosen: ChosenAccelerator) -> None:
         self._set_facts("keep the choice of an accelerator", accelerator=pack(chosen))
 
     def count_attempt(self, kind: str, what: str) -> int:
-        """How often `what` was begun since it last ended in any way but an abrupt one, this time included.
+        """Counts how often `what` was begun since it last ended normally, this time included.
 
         A crash that nobody can catch (out of memory, a fault in native code) must not repeat for ever.
         """
@@ -246,19 +224,19 @@ class DeviceStore:
         return attempts
 
     def end_attempt(self, kind: str) -> None:
-        """It ended, well or not, and the process lives."""
+        """Notes that it ended, well or not, and the process lives."""
         self._set_facts("end an attempt", **{f"attempt.{kind}": None})
 
     # content-addressed blobs
 
     def blob(self, digest: bytes) -> bytes | None:
-        """Stored bytes, or None where they are missing or no longer match (flash cells do flip)."""
+        """Gives stored bytes, or None where they are missing or no longer match (flash cells do flip)."""
         row = self._row("SELECT data FROM blobs WHERE digest = ?", digest)
         data: bytes | None = None if row is None else row[0]
         return data if data is not None and hashlib.sha256(data).digest() == digest else None
 
     def blob_digests(self) -> set[bytes]:
-        """The SHA-256 of every stored blob."""
+        """Gives the SHA-256 of every stored blob."""
         return {digest for (digest,) in self._rows("SELECT digest FROM blobs")}
 
     def put_blob(self, digest: bytes, data: bytes) -> None:
@@ -277,7 +255,7 @@ class DeviceStore:
     # rounds
 
     def load_state(self, task: str) -> DeviceState | None:
-        """What the last committed round of the task left, or None before the first."""
+        """Gives the state after the last committed round of the task, or None before the first."""
         row = self._row("SELECT size, public, own, private FROM states WHERE task = ?", task)
         if row is None:
             return None
@@ -293,7 +271,7 @@ class DeviceStore:
         return state
 
     def load_residual(self, task: str, *, size: int) -> np.ndarray:
-        """What the form of the updates has left out of them so far, float32 `[size]`; zeros before the first."""
+        """Gives what the form of the updates has left out of them so far, float32 `[size]`; zeros before the first."""
         row = self._row("SELECT private FROM states WHERE task = ?", task)
         with self._whole(f"residual of task {task}"):
             residual = None if row is None else unpack_arrays(row[0]).get(_RESIDUAL)
@@ -304,11 +282,11 @@ class DeviceStore:
         return residual
 
     def package_of(self, task: str) -> bytes | None:
-        """SHA-256 of the package for which the rounds of this task were trained; None before the first."""
+        """Gives SHA-256 of the package for which the rounds of this task were trained; None before the first."""
         return self._fact(f"package {task}")
 
     def own_params(self, task: str) -> np.ndarray | None:
-        """The model that the device predicts with, float32 `[d]`: the head that it chose, else what it trained last."""
+        """Gives the model for predictions, float32 `[d]`: the head that the device chose, else its last training."""
         head = self.own_head(task)
         if head is not None:
             return head.params
@@ -321,12 +299,12 @@ class DeviceStore:
         return self._row(query, task, public_digest) is not None
 
     def last_round(self, task: str) -> int | None:
-        """The last round of the task that this device committed."""
+        """Gives the last round of the task that this device committed."""
         ((last,),) = self._rows("SELECT MAX(round) FROM outbox WHERE task = ?", task)
         return None if last is None else int(last)
 
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
-        """Ledger entry, encoded update and new state in one synced transaction: all, or nothing.
+        """Stores ledger entry, encoded update and new state in one synced transaction: all, or nothing.
 
         Raises `LedgerError` when this round was charged before, and `StoreError` when the disk is full;
         nothing has changed then, and nothing may be sent.
@@ -364,7 +342,7 @@ class DeviceStore:
         return OutboxEntry(task, round, update, digest, commit.public_before, "pending", context=commit.context)
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
-        """The stored update of a round, or None where none was made."""
+        """Gives the stored update of a round, or None where none was made."""
         columns = "data, digest, public_before, status, attached_digest, context"
         row = self._row(f"SELECT {columns} FROM outbox WHERE task = ? AND round = ?", task, round)
         if row is None:
@@ -375,7 +353,7 @@ class DeviceStore:
         return OutboxEntry(task, round, data or b"", digest, *more)
 
     def waiting(self) -> list[tuple[str, int]]:
-        """(task, round) of the updates that can still be sent and are not acknowledged."""
+        """Gives (task, round) of the updates that can still be sent and are not acknowledged."""
         query = "SELECT task, round FROM outbox WHERE status = 'pending' AND data IS NOT NULL ORDER BY rowid"
         return [(task, round) for task, round in self._rows(query)]
 
@@ -385,38 +363,13 @@ class DeviceStore:
             self._connection.execute("UPDATE outbox SET status = ? WHERE task = ? AND round = ?", (status, task, round))
 
     def note_attached(self, task: str, round: int, digest: bytes) -> None:
-        """The update goes out with the public state attached, under another digest: noted before it does."""
+        """Notes, before it is sent, the digest of an update with the public state attached."""
         with self._transaction("note the digest of an update"):
             self._connection.execute(
                 "UPDATE outbox SET attached_digest = ? WHERE task = ? AND round = ?", (digest, task, round)
             )
 
     # inside
-
-    def _check(self, *, inspect: bool) -> Identity:
-        """The key, if the file is whole, of this version and this device's; an older version is upgraded."""
-        run = self._connection.execute
-        run("PRAGMA query_only = ON")  # nothing is written to a file that turns out to be damaged
-        findings = [row[0] for row in run("PRAGMA quick_check(1)")]
-        if findings != ["ok"]:
-            raise sqlite3.DatabaseError("; ".join(map(str, findings)))
-        schema, owner, key = (self._fact(name) for name in ("schema", "device", "identity"))
-        if schema is None or owner is None or key is None:
-            raise sqlite3.DatabaseError("it holds no device")
-        if not inspect and owner.decode() == self.device:
-            run("PRAGMA query_only = OFF")
-            schema = bring_up_to_date(self._connection, schema)
-        if schema != SCHEMA_VERSION:
-            raise StoreError(
-                f"the store {self.path} has version {schema.decode()}, this client reads "
-                f"{SCHEMA_VERSION.decode()}; install the matching client"
-            )
-        if owner.decode() != self.device:
-            raise StoreError(
-                f"the store {self.path} belongs to the device {owner.decode()!r}, not to {self.device!r}; "
-                "give each device its own state_dir"
-            )
-        return Identity.from_bytes(key)
 
     def _prepare_to_write(self, *, durable: bool) -> None:
         if self.stopped_because is not None:
@@ -439,8 +392,16 @@ class DeviceStore:
             )
         return None if row is None else row[0]
 
+    def _kept(self, kind: type[K], name: str, what: str) -> K | None:
+        """Unpacks a fact; None where there is none. Raises `StoreError`."""
+        data = self._fact(name)
+        if data is None:
+            return None
+        with self._whole(what):
+            return unpack(kind, data, what=f"the {what}")
+
     def _set_facts(self, purpose: str, /, **facts: bytes | None) -> None:
-        """None deletes a fact."""
+        """Stores facts; None deletes one."""
         with self._transaction(purpose):
             for name, value in facts.items():
                 if value is None:

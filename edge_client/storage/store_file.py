@@ -108,7 +108,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def way_on(path: Path, *, device: str, in_fleet: bool) -> str:
-    """The steps that a person takes where the store must not be used, or is gone."""
+    """Gives the steps that a person takes where the store must not be used, or is gone."""
     if in_fleet:
         return (
             f"on the operator's machine run `hushfleet fleet renew DIR {device} --new-card`, so that the next card "
@@ -122,7 +122,7 @@ def way_on(path: Path, *, device: str, in_fleet: bool) -> str:
 
 
 def advice(way_on: str) -> str:
-    """The reason why nothing is replaced, and the steps that a person takes."""
+    """Gives the reason why nothing is replaced, and the steps that a person takes."""
     return (
         "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count "
         f"too little: {way_on}"
@@ -130,7 +130,10 @@ def advice(way_on: str) -> str:
 
 
 def is_there(path: Path, *, way_on: str) -> bool:
-    """False before the first start. Raises `LostStore` where the store is empty, or gone from beside its remnants."""
+    """Whether there is a store; False before the first start.
+
+    Raises `LostStore` where the store is empty, or gone from beside its remnants.
+    """
     if path.exists():
         if path.stat().st_size == 0:
             raise LostStore(f"the store {path} is damaged: it is empty. {advice(way_on)}")
@@ -147,7 +150,7 @@ def is_there(path: Path, *, way_on: str) -> bool:
 
 @contextlib.contextmanager
 def held(path: Path, create: Callable[[Path], None], *, way_on: str, durable: bool) -> Iterator[None]:
-    """The store's file, which is made at the first start, belongs to this process inside.
+    """Holds the store's file for this process; it is made at the first start.
 
     Raises `StoreError`, `OSError` or `sqlite3.Error`.
     """
@@ -163,7 +166,7 @@ def held(path: Path, create: Callable[[Path], None], *, way_on: str, durable: bo
 
 
 def create(path: Path, *, device: str, durable: bool, identity: Identity | None) -> None:
-    """A new store with an empty ledger and a new key, or the given one. Raises `OSError` or `sqlite3.Error`."""
+    """Creates a store with an empty ledger and a new key, or the given one. Raises `OSError` or `sqlite3.Error`."""
     fresh = _beside(path, ".new")
     for leftover in (fresh, _beside(fresh, "-journal")):
         leftover.unlink(missing_ok=True)
@@ -186,8 +189,39 @@ def create(path: Path, *, device: str, durable: bool, identity: Identity | None)
         sync_folder(path.parent)
 
 
+def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str, inspect: bool) -> Identity:
+    """Gives the device's key if the file is whole, of this version and this device's; upgrades an older version.
+
+    :param inspect: nothing is written, so an older version is refused.
+
+    Raises `sqlite3.Error` for a damaged file, and `StoreError`.
+    """
+    run = connection.execute
+    run("PRAGMA query_only = ON")  # nothing is written to a file that turns out to be damaged
+    findings = [row[0] for row in run("PRAGMA quick_check(1)")]
+    if findings != ["ok"]:
+        raise sqlite3.DatabaseError("; ".join(map(str, findings)))
+    facts = dict(run("SELECT name, value FROM facts WHERE name IN ('schema', 'device', 'identity')"))
+    if len(facts) < 3 or not all(isinstance(value, bytes) for value in facts.values()):
+        raise sqlite3.DatabaseError("it holds no device")
+    schema, owner = facts["schema"], facts["device"].decode()
+    if not inspect and owner == device:
+        run("PRAGMA query_only = OFF")
+        schema = bring_up_to_date(connection, schema)
+    if schema != SCHEMA_VERSION:
+        raise StoreError(
+            f"the store {path} has version {schema.decode()}, this client reads {SCHEMA_VERSION.decode()}; "
+            "install the matching client"
+        )
+    if owner != device:
+        raise StoreError(
+            f"the store {path} belongs to the device {owner!r}, not to {device!r}; give each device its own state_dir"
+        )
+    return Identity.from_bytes(facts["identity"])
+
+
 def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
-    """The schema afterwards. Each older one becomes the next in one transaction."""
+    """Upgrades an older schema step by step, each in one transaction. Returns the schema afterwards."""
     for older, upgrade in ((b"1", _keep_public_digests), (b"2", _keep_answers)):
         if schema == older:
             schema = str(int(older) + 1).encode()
@@ -199,7 +233,7 @@ def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
 
 
 def _keep_public_digests(connection: sqlite3.Connection) -> None:
-    """Schema 1 forgot the public states of earlier rounds."""
+    """Upgrades schema 1, which forgot the public states of earlier rounds."""
     run = connection.execute
     run("ALTER TABLE outbox ADD COLUMN attached_digest BLOB")
     run("UPDATE outbox SET attached_digest = x''")  # it may have been attached; nobody noted it
@@ -215,7 +249,7 @@ def _keep_public_digests(connection: sqlite3.Connection) -> None:
 
 
 def _keep_answers(connection: sqlite3.Connection) -> None:
-    """Schema 2 knew no secure sums."""
+    """Upgrades schema 2, which knew no secure sums."""
     connection.execute("ALTER TABLE outbox ADD COLUMN context BLOB")
     connection.execute(answers.SCHEMA)
 

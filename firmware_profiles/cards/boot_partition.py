@@ -23,13 +23,13 @@ _CLUSTER = 32 * 1024  # the largest of FAT; what a small file takes at most
 
 
 class BootPartition(Protocol):
-    """What a card's writer does with the partition; names are relative to its root, with `/`."""
+    """The boot partition as a card's writer uses it; names are relative to its root, with `/`."""
 
     def names(self) -> set[str]:
-        """Of files and folders in the root, lower-case."""
+        """Gives the names of files and folders in the root, lower-case."""
 
     def read(self, name: str) -> bytes | None:
-        """None where there is no such file."""
+        """Reads a file; None where there is none."""
 
     def free_bytes(self) -> int: ...
 
@@ -120,7 +120,7 @@ class ImageBoot:
         return (not parent or self._has(parent)) and last.lower() in self._names(parent)
 
     def _names(self, folder: str) -> set[str]:
-        """Of files and folders in a folder, lower-case."""
+        """Gives the names of files and folders in a folder, lower-case."""
         if folder not in self._listed:
             listed = self._mtools("mdir", "-b", f"::/{folder}").decode("utf-8", "replace").splitlines()
             self._listed[folder] = {line.rstrip("/").rpartition("/")[2].lower() for line in listed if line.strip()}

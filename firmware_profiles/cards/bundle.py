@@ -35,8 +35,8 @@ ARCHITECTURES = ("aarch64", "x86_64")
 _GLIBC = ("2014", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34", "_2_35")
 _OURS = {  # and what of each stays here; the folders of a checkout are below `hushfleet` once installed
     "hushfleet": ("aggregator", "edge_client", "firmware_profiles", "models", "simulator"),
-    "hushfleet.edge_client": ("cli.py",),
-    "hushfleet.firmware_profiles": ("cli.py", "cards"),
+    "hushfleet.edge_client": (),
+    "hushfleet.firmware_profiles": ("cards",),
 }
 _PINS = resources.files("hushfleet.firmware_profiles.cards") / "wheels.txt"
 _DATA = (".py", ".toml", ".typed")
@@ -95,7 +95,7 @@ def build(
 
 
 def pinned_wheels(python: str) -> dict[str, list[str]]:
-    """What `wheels.txt` has for this Python: `numpy==2.4.6` -> SHA-256 of each wheel of it that may be taken."""
+    """Reads `wheels.txt` for this Python: `numpy==2.4.6` -> SHA-256 of each wheel of it that may be taken."""
     pinned = {}
     for line in _PINS.read_text("utf-8").replace("\\\n", " ").splitlines():
         need, *hashes = re.split(r"\s+--hash=sha256:", line)
@@ -107,13 +107,13 @@ def pinned_wheels(python: str) -> dict[str, list[str]]:
 
 
 def pip_target(python: str, arch: str) -> list[str]:
-    """Options by which pip chooses wheels for a board in place of this machine."""
+    """Gives options by which pip chooses wheels for a board in place of this machine."""
     platforms = [f"--platform=manylinux{glibc}_{arch}" for glibc in _GLIBC]
     return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
 
 
 def fetch_wheels(python: str, arch: str, *, source: Path | None = None) -> list[Path]:
-    """The wheels of a board's packages, as `wheels.txt` pins them; kept.
+    """Fetches and keeps the wheels of a board's packages, as `wheels.txt` pins them.
 
     :param source: a folder that has them; None: the cache, or pip's index.
 
@@ -145,7 +145,7 @@ def fetch_wheels(python: str, arch: str, *, source: Path | None = None) -> list[
 
 
 def _reason(errors: str) -> str:
-    """The last error that pip names."""
+    """Gives the last error that pip names."""
     changed = re.search(r"/([^/\s]+\.whl) .*Expected sha256.*Got\s+([0-9a-f]{64})", errors, re.DOTALL)
     if changed:
         name, digest = changed.groups()
@@ -155,7 +155,7 @@ def _reason(errors: str) -> str:
 
 
 def _whole(folder: Path, pinned: Mapping[str, Collection[str]]) -> list[Path]:
-    """The wheels in a folder of the cache; none where one is missing or damaged."""
+    """Gives the wheels in a folder of the cache; none where one is missing or damaged."""
     allowed = {digest for hashes in pinned.values() for digest in hashes}
     wheels = sorted(folder.glob("*.whl"))
     sound = all(hashlib.sha256(wheel.read_bytes()).hexdigest() in allowed for wheel in wheels)
@@ -163,7 +163,7 @@ def _whole(folder: Path, pinned: Mapping[str, Collection[str]]) -> list[Path]:
 
 
 def _unpack_wheel(wheel: Path, folder: Path) -> str:
-    """Unpacks what a board needs of it; its SHA-256."""
+    """Unpacks what a board needs of the wheel. Returns its SHA-256."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if not name.endswith("/") and not is_dropped(name):
@@ -172,7 +172,10 @@ def _unpack_wheel(wheel: Path, folder: Path) -> str:
 
 
 def _licence() -> str:
-    """Ours, as pip has installed it. In a checkout `hushfleet.egg-info` may be found first, which has none."""
+    """Reads our licence, as pip has installed it.
+
+    In a checkout `hushfleet.egg-info` may be found first, which has none.
+    """
     texts = (found.read_text("licenses/LICENSE") for found in distributions(name="hushfleet"))
     licence = next((text for text in texts if text is not None), None)
     if licence is None:
@@ -181,7 +184,7 @@ def _licence() -> str:
 
 
 def _copy_ours(folder: Path, version: str) -> None:
-    """Our packages for a board, of this installation; `hushfleet.__version__` becomes `version`."""
+    """Copies our packages for a board from this installation; `hushfleet.__version__` becomes `version`."""
     for package, left_out in _OURS.items():
         source = Path(importlib.import_module(package).__path__[0])
         for path in sorted(source.rglob("*")):

@@ -1,4 +1,4 @@
-"""What somebody has put on a boot partition before, mostly rpi-imager: a user, an SSH key, a Wi-Fi. It is kept.
+"""Keeps what somebody has put on a boot partition before, mostly rpi-imager: a user, an SSH key, a Wi-Fi.
 
 A writer adds its own settings to what these files say, and refuses by name what it cannot read. The files as they were
 stay in `hushfleet/before/`, so a card that is written again starts from them.
@@ -25,7 +25,7 @@ _KNOWN_PASSWORDS = ('"ubuntu:ubuntu', '"name": "ubuntu", "password": "ubuntu"') 
 
 
 def original(boot: BootPartition, name: str) -> bytes | None:
-    """A file of the partition's root as it was before the first card was written; None: there was none.
+    """Reads a file of the partition's root as it was before the first card was written; None: there was none.
 
     The folder alone says nothing: a card may have been pulled out before it was complete.
     """
@@ -38,7 +38,7 @@ def original(boot: BootPartition, name: str) -> bytes | None:
 
 
 def read_yaml(boot: BootPartition, name: str) -> dict[str, Any]:
-    """The content of cloud-init's file; empty where it is missing or says nothing. Raises `BadInput`."""
+    """Reads cloud-init's file; empty where it is missing or says nothing. Raises `BadInput`."""
     text = _text(original(boot, name), name)
     if name == "user-data" and text.strip() and text.split()[0] != "#cloud-config":
         raise BadInput(
@@ -61,7 +61,7 @@ def read_yaml(boot: BootPartition, name: str) -> dict[str, Any]:
 
 
 def read_custom_toml(boot: BootPartition) -> dict[str, Any]:
-    """The content of custom.toml; empty where there is none. Raises `BadInput`."""
+    """Reads custom.toml; empty where there is none. Raises `BadInput`."""
     try:
         return parse_toml(_text(original(boot, "custom.toml"), "custom.toml"))
     except ValueError as error:
@@ -69,7 +69,7 @@ def read_custom_toml(boot: BootPartition) -> dict[str, Any]:
 
 
 def with_user_data(theirs: dict[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Ours, and theirs where it does not contradict: lists are joined; a user of both gets both's keys."""
+    """Joins ours, and theirs where it does not contradict: lists are joined; a user of both gets both's keys."""
     merged = dict(theirs)
     if any(known in json.dumps(theirs.get("chpasswd")) for known in _KNOWN_PASSWORDS):
         merged.pop("chpasswd")  # everybody knows it
@@ -95,7 +95,7 @@ def is_netplan(theirs: dict[str, Any]) -> bool:
 
 
 def with_network(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Their cables and networks, and our Wi-Fi. An interface that asks for IPv4 by DHCP asks for IPv6, too.
+    """Joins their cables and networks, and our Wi-Fi. An interface that asks for IPv4 by DHCP asks for IPv6, too.
 
     Raises `BadInput` for another version of the format than netplan's.
     """
@@ -121,7 +121,7 @@ def with_network(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]
 
 
 def _both_families(settings: dict[str, Any]) -> dict[str, Any]:
-    """Netplan turns IPv6 off where NetworkManager is told of IPv4 alone."""
+    """Asks for IPv6 too: netplan turns it off where NetworkManager is told of IPv4 alone."""
     return {**settings, "dhcp6": True} if settings.get("dhcp4") is True and "dhcp6" not in settings else settings
 
 

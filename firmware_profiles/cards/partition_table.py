@@ -1,4 +1,4 @@
-"""Where the FAT partitions of a card image lie: MBR and GPT, read without mounting anything.
+"""Finds the FAT partitions of a card image: MBR and GPT, read without mounting anything.
 
 MBR: IBM PC partition table, four entries of 16 bytes at offset 446. GPT: UEFI specification 2.10, section 5.3.
 """
@@ -26,7 +26,9 @@ _MOST_ENTRIES, _MOST_ENTRY_BYTES = 256, 4096
 
 @dataclass(frozen=True)
 class Partition:
-    """:param start, size: bytes.
+    """A partition of an image.
+
+    :param start, size: bytes.
     :param is_fat: by its type in the table.
     """
 
@@ -36,7 +38,7 @@ class Partition:
 
 
 def read_partitions(image: Path) -> list[Partition]:
-    """In the order of the table. Raises `BadInput` where there is none, or it leaves the file."""
+    """Reads the partitions in the order of the table. Raises `BadInput` where there is none, or it leaves the file."""
     with image.open("rb") as file:
         length = file.seek(0, 2)
         file.seek(0)

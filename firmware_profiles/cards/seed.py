@@ -1,4 +1,4 @@
-"""What a card carries: the folder `hushfleet` on its boot partition, the same for every way of starting it."""
+"""The content of a card: the folder `hushfleet` on its boot partition, the same for every way of starting it."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Card:
 
     @property
     def host(self) -> str:
-        """A host name has no dots or underscores and ends in no hyphen."""
+        """The host name: without dots and underscores, and without a hyphen at its end."""
         return re.sub(r"[._]", "-", self.device).strip("-")
 
 
 class Writer(Protocol):
-    """How a system is told what to do at its first start.
+    """A way to configure the first start of a system.
 
     :cvar name: what `--writer` is given.
     :cvar secrets: files in the root of the partition that hold a secret; the installation erases them.
@@ -74,10 +74,10 @@ class Writer(Protocol):
     secrets: Sequence[str]
 
     def files(self, card: Card, boot: BootPartition) -> dict[str, str]:
-        """Files in the root of the partition: name -> text."""
+        """Gives files for the root of the partition: name -> text."""
 
     def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
-        """What replaces a secret file that must not be missing."""
+        """Gives the replacements of secret files that must not be missing."""
 
 
 def stage(card: Card, writer: Writer, boot: BootPartition, folder: Path) -> None:
@@ -112,7 +112,7 @@ def stage(card: Card, writer: Writer, boot: BootPartition, folder: Path) -> None
 
 
 def slots_archive() -> bytes:
-    """`slots.py` and what it imports, as a ZIP file that `python3` runs: on a board it lies outside of any release."""
+    """Packs `slots.py` and its imports as a ZIP file that `python3` runs. It lies outside of any release."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         for package, names in _SLOTS.items():
@@ -125,7 +125,7 @@ def slots_archive() -> bytes:
 
 
 def write_system(folder: Path) -> None:
-    """What a release brings that renews `slots.pyz` and the units of boards."""
+    """Writes the part of a release that renews `slots.pyz` and the units of boards."""
     with resources.as_file(_KIT / "units") as units:
         shutil.copytree(units, folder / "units", copy_function=shutil.copyfile)
     (folder / "slots.pyz").write_bytes(slots_archive())

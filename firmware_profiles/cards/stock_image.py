@@ -1,6 +1,6 @@
-"""What a stock image runs: its Pythons, its architecture, cloud-init; read from its root partition without mounting it.
+"""Reads what a stock image runs: its Pythons, its architecture, cloud-init; without mounting its root partition.
 
-By `debugfs` of e2fsprogs, which reads ext4 inside of a file. Where it is missing, nothing is known of an ext4 root, and
+It uses `debugfs` of e2fsprogs, which reads ext4 inside of a file. Without that nothing is known of an ext4 root, and
 the board's profile decides.
 """
 
@@ -22,7 +22,9 @@ _MAGIC = {"squashfs": (0, b"hsqs"), "erofs": (1024, b"\xe2\xe1\xf5\xe0"), "ext4"
 
 @dataclass(frozen=True)
 class System:
-    """:param pythons: `3.13`, those that are installed, newest first; empty: not known.
+    """The system of an image.
+
+    :param pythons: `3.13`, those that are installed, newest first; empty: not known.
     :param arch: as `platform.machine()`.
     :param cloud_init: whether it is installed.
     :param name: what it calls itself, such as `Debian GNU/Linux 13 (trixie)`.
@@ -39,7 +41,7 @@ class System:
 
 
 def read_system(image: Path) -> System:
-    """Of the first root partition that has Python."""
+    """Reads the first root partition that has Python."""
     debugfs = shutil.which("debugfs") or shutil.which("debugfs", path="/usr/sbin:/sbin")
     kinds = []
     for partition in read_partitions(image):
@@ -66,7 +68,7 @@ def read_system(image: Path) -> System:
 
 
 def _file_system(image: Path, start: int) -> str:
-    """Its name, of those in `_MAGIC`; empty: another, or none."""
+    """Gives the name of the file system, of those in `_MAGIC`; empty: another, or none."""
     with image.open("rb") as file:
         file.seek(start)
         head = file.read(2048)
@@ -74,7 +76,7 @@ def _file_system(image: Path, start: int) -> str:
 
 
 def _names(debugfs: str, where: str, folder: str) -> set[str]:
-    """In a folder. `ls -p` prints /inode/mode/uid/gid/name/size/."""
+    """Gives the names in a folder. `ls -p` prints /inode/mode/uid/gid/name/size/."""
     listed = _debugfs(debugfs, where, f"ls -p {folder}").splitlines()
     return {line.split("/")[5] for line in listed if line.count("/") > 5}
 

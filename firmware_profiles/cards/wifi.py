@@ -21,14 +21,16 @@ _NO_NAME = ("Cc", "Cs", "Zl", "Zp")  # control characters and line ends: YAML an
 
 @cache
 def _countries() -> frozenset[str]:
-    """The codes of ISO 3166-1 that are in use, from the list that the time zones come with."""
+    """Gives the codes of ISO 3166-1 that are in use, from the list that the time zones come with."""
     lines = (resources.files("tzdata") / "zoneinfo" / "iso3166.tab").read_text("utf-8").splitlines()
     return frozenset(line[:2] for line in lines if not line.startswith("#"))
 
 
 @dataclass(frozen=True)
 class Wifi(Checked):
-    """:param password: 8 to 63 characters, or the 64 hex digits that follow from password and ssid; empty: open.
+    """A Wi-Fi network.
+
+    :param password: 8 to 63 characters, or the 64 hex digits that follow from password and ssid; empty: open.
     :param country: two letters; which channels are allowed. Without it a Raspberry Pi keeps its radio off.
     """
 

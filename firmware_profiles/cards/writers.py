@@ -1,4 +1,4 @@
-"""How systems take their first configuration: cloud-init, and what Raspberry Pi OS had before it.
+"""The first configuration of systems: cloud-init, and what Raspberry Pi OS had before it.
 
 A new way is one more class in `WRITERS` (rpi-preseed is announced to replace cloud-init on Raspberry Pi OS).
 """
@@ -86,7 +86,7 @@ class CloudInit:
         return files
 
     def afterwards(self, card: Card, boot: BootPartition) -> dict[str, str]:
-        """Without these files cloud-init would take the next start for another machine's first."""
+        """Keeps files without which cloud-init would take the next start for another machine's first."""
         return {"network-config": _network_config(card, boot, with_wifi=False)}
 
 
@@ -140,7 +140,7 @@ def named_writer(name: str) -> Writer:
 
 
 def choose_writer(boot: BootPartition, system: System) -> Writer:
-    """The one that fits what lies on the partition. Raises `BadInput` where the system is one that none fits.
+    """Chooses the one that fits what lies on the partition. Raises `BadInput` where the system is one that none fits.
 
     :param system: what is known of it, from its image.
     """
@@ -163,7 +163,10 @@ def choose_writer(boot: BootPartition, system: System) -> Writer:
 
 
 def _require_raspberry_pi_os(line: str, system: System, otherwise: str) -> None:
-    """Other systems of Raspberry Pis have the same files. Raises `BadInput` where it is known to be one of them."""
+    """Refuses other systems of Raspberry Pis, which have the same files.
+
+    Raises `BadInput` where it is known to be one of them.
+    """
     root = next((word for word in line.split() if word.startswith("root=")), "")
     kind = re.search(r"(?:^|\s)rootfstype=(\S+)", line)
     if not root.startswith(("root=PARTUUID=", "root=UUID=", "root=LABEL=", "root=/dev/mmcblk", "root=/dev/sd")):
@@ -181,7 +184,7 @@ def _require_raspberry_pi_os(line: str, system: System, otherwise: str) -> None:
 
 
 def _network_config(card: Card, boot: BootPartition, *, with_wifi: bool) -> str:
-    """What is there stays as it is where it is of the older format and nothing must be added."""
+    """Makes network-config; one of the older format stays as it is where nothing must be added."""
     theirs = read_yaml(boot, "network-config")
     if card.wifi is None and not is_netplan(theirs):
         return (original(boot, "network-config") or b"").decode("utf-8-sig")
@@ -189,7 +192,7 @@ def _network_config(card: Card, boot: BootPartition, *, with_wifi: bool) -> str:
 
 
 def _network(card: Card, *, with_wifi: bool) -> dict[str, Any]:
-    """Netplan's format, version 2. A cable always works, whether it is called eth0, end0 or enp1s0.
+    """Writes netplan's format, version 2. A cable always works, whether it is called eth0, end0 or enp1s0.
 
     IPv6 is asked for by name: netplan turns it off where NetworkManager is told of IPv4 alone.
     """
@@ -207,7 +210,7 @@ def _network(card: Card, *, with_wifi: bool) -> dict[str, Any]:
 
 
 def _instance(card: Card) -> str:
-    """Another one for each card that is written, so that cloud-init begins anew; it tells nothing of the token."""
+    """Makes another id for each card, so that cloud-init begins anew; it tells nothing of the token."""
     return f"hushfleet-{card.device}-{hashlib.sha256(b'instance' + card.token.encode()).hexdigest()[:12]}"
 
 
@@ -217,13 +220,13 @@ def _cmdline(boot: BootPartition) -> str | None:
 
 
 def _country(card: Card) -> list[str]:
-    """Kernel arguments: limits on memory need the control group, which Raspberry Pi's firmware turns off."""
+    """Gives kernel arguments: limits on memory need the control group, which Raspberry Pi's firmware turns off."""
     country = [] if card.wifi is None else [f"cfg80211.ieee80211_regdom={card.wifi.country}"]
     return ["cgroup_enable=memory", *country]
 
 
 def _one_line(words: Sequence[str]) -> str:
-    """Of two settings of one name the latter counts; each word once."""
+    """Joins the words, each once; of two settings of one name the latter counts."""
     latest = {word.partition("=")[0] if word.startswith("cfg80211.") else word: word for word in words}
     return " ".join(latest.values()) + "\n"
 
@@ -233,7 +236,7 @@ def _is_first_run(word: str) -> bool:
 
 
 def _yaml(name: str, value: dict[str, Any], head: str = "") -> str:
-    """JSON, which YAML contains but for a few characters, so it is read again. Raises `BadInput`."""
+    """Writes JSON, which YAML contains but for a few characters, so it is read again. Raises `BadInput`."""
     text = head + json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     try:
         same = yaml.safe_load(text) == value

@@ -1,4 +1,4 @@
-"""The payload of a release: packed on a desk, checked and unpacked on a board.
+"""The payload of a release: packed by the operator, checked and unpacked on a board.
 
 Nothing of a payload is read before its length and SHA-256 are those of the manifest. Then only plain files and folders
 with plain relative names are taken, no more than the manifest says: no links, no devices, no owners. The archive is of
@@ -39,7 +39,7 @@ from hushfleet.release.manifest import (
 from hushfleet.release.statements import Trust
 
 MANIFEST_NAME = "release.json"
-"""Of the manifest in the folder of a release; `slots.py` reads it."""
+"""Name of the manifest in the folder of a release; `slots.py` reads it."""
 _BLOCK = 1 << 18
 _NAME_CAP, _DEPTH_CAP = 240, 24  # bytes of a path, its parts
 _PRESET = 6  # a board needs 8 MiB to unpack it; 8 and extreme: 64 MiB, twice the time, and 1 % smaller
@@ -126,7 +126,7 @@ def _entry(name: str) -> tarfile.TarInfo:
 
 
 def read_head(file: BinaryIO) -> SignedManifest:
-    """The head of an open release, whose signatures are not checked yet; the file then stands at the payload."""
+    """Reads the head of an open release, whose signatures are not checked yet; the file then stands at the payload."""
     start = file.read(START_BYTES)
     body, count = file.read(manifest_length(start)), file.read(1)
     return SignedManifest.from_bytes(start + body + count + file.read(signatures_length(count)))
@@ -217,7 +217,7 @@ def _has_payload(whole: Path, digest: str) -> bool:
 
 
 def _copy(theirs: BinaryIO, ours: BinaryIO) -> None:
-    """All of it, and `ours` stands at its start. Raises `TooLarge` also for a file that grows meanwhile."""
+    """Copies all of it, and `ours` stands at its start. Raises `TooLarge` also for a file that grows meanwhile."""
     while block := theirs.read(_BLOCK):
         ours.write(block)
         if ours.tell() > RELEASE_CAP:
@@ -239,7 +239,7 @@ def _open_plain(path: Path) -> BinaryIO:
 
 
 class _Unpacked(io.RawIOBase):
-    """What a file in xz's format contains, without more memory than `_PRESET` needs."""
+    """Reads the content of an xz file, without more memory than `_PRESET` needs."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -260,7 +260,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _headers(stream: BinaryIO, cap: int) -> Iterator[tarfile.TarInfo]:
-    """The header of each entry; who takes one reads its content before the next."""
+    """Yields the header of each entry; the caller reads its content before the next."""
     for count in itertools.count(1):
         header = stream.read(tarfile.BLOCKSIZE)
         if header == bytes(tarfile.BLOCKSIZE):

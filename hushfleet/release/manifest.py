@@ -1,4 +1,4 @@
-"""What a release says of itself, and who signed it.
+"""The manifest of a release, and its signatures.
 
     "HR", format, 0 | u32 manifest length | manifest (JSON) | u8 count | count signatures | payload (tar.xz)
 
@@ -29,7 +29,7 @@ MOST_SIGNATURES = 8
 MANIFEST_CAP = 7 * 1024  # one of nine wheels has 1.5 KiB; an offer carries a head of at most 8 KiB
 HEAD_CAP = START_BYTES + MANIFEST_CAP + 1 + MOST_SIGNATURES * SIGNATURE_BYTES
 RELEASE_CAP = 2**28  # bytes of the whole file
-_VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
+VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _WORD = re.compile(r"[a-z0-9_]{1,32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WHEEL = re.compile(r"[A-Za-z0-9_.+-]{1,128}\.whl")
@@ -54,7 +54,7 @@ class Signer(Protocol):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is in a release. Raises `Malformed` for a value that breaks a rule.
+    """The content of a release. Raises `Malformed` for a value that breaks a rule.
 
     :param version: two to four numbers, `0.3.0`; also the name of its folder on a board.
     :param python: the only CPython that it runs with, as in wheels: `cp313`.
@@ -153,14 +153,17 @@ class SignedManifest:
         return cls(manifest, signed, {}).also_signed(*keys)
 
     def also_signed(self, *keys: Signer) -> SignedManifest:
-        """The same head with the signatures of these keys too. Raises `TooLarge` for more than `MOST_SIGNATURES`."""
+        """Gives the same head with the signatures of these keys too.
+
+        Raises `TooLarge` for more than `MOST_SIGNATURES`.
+        """
         signatures = {**self.signatures, **{key.public_key: key.sign(self.signed) for key in keys}}
         if len(signatures) > MOST_SIGNATURES:
             raise TooLarge(f"a release has at most {MOST_SIGNATURES} signatures, not {len(signatures)}")
         return SignedManifest(self.manifest, self.signed, signatures)
 
     def to_bytes(self) -> bytes:
-        """The head, at most `HEAD_CAP` bytes."""
+        """Gives the head, at most `HEAD_CAP` bytes."""
         signatures = b"".join(key + signature for key, signature in sorted(self.signatures.items()))
         return self.signed + bytes([len(self.signatures)]) + signatures
 
@@ -178,11 +181,11 @@ class SignedManifest:
         return cls(Manifest.from_bytes(head[START_BYTES:length]), head[:length], signatures)
 
     def verify(self, keys: Iterable[str], threshold: int = 1) -> Manifest:
-        """The manifest. Raises `BadSignature` where fewer than `threshold` of `keys` have signed it.
+        """Gives the manifest. Raises `BadSignature` where fewer than `threshold` of `keys` have signed it.
 
         :param keys: public keys that are trusted, 64 hex digits each; what is no key does not count.
         """
-        valid = [key for key in _read_keys(keys) if self._is_signed_by(key)]
+        valid = [key for key in _read_keys(keys) if has_signed(key, self.signatures, self.signed)]
         if len(valid) < max(1, threshold):
             by = "any key" if threshold <= 1 else f"{threshold} of the keys"
             found = f": {len(valid)} have signed it" if valid else ""
@@ -191,21 +194,23 @@ class SignedManifest:
 
     def is_signed_by(self, key: str) -> bool:
         """Whether this public key, 64 hex digits, has signed it."""
-        return self._is_signed_by(bytes.fromhex(key))
+        return has_signed(bytes.fromhex(key), self.signatures, self.signed)
 
-    def _is_signed_by(self, key: bytes) -> bool:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-        try:
-            Ed25519PublicKey.from_public_bytes(key).verify(self.signatures[key], self.signed)
-        except (InvalidSignature, ValueError, KeyError):
-            return False
-        return True
+def has_signed(key: bytes, signatures: Mapping[bytes, bytes], signed: bytes) -> bool:
+    """Whether the signature of this Ed25519 key is there and right. Borrows `cryptography`."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signatures[key], signed)
+    except (InvalidSignature, ValueError, KeyError):
+        return False
+    return True
 
 
 def manifest_length(start: bytes) -> int:
-    """From the first `START_BYTES` of a release. Raises `Malformed`, `OtherVersion`, `TooLarge`."""
+    """Reads it from the first `START_BYTES` of a release. Raises `Malformed`, `OtherVersion`, `TooLarge`."""
     if len(start) < START_BYTES or start[:2] != _MAGIC:
         raise Malformed("this is no release: it does not begin as a .hfr file does")
     _, version, zero, length = _START.unpack_from(start)
@@ -222,7 +227,7 @@ def manifest_length(start: bytes) -> int:
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """Four numbers to compare versions by: 0.3 is 0.3.0.0."""
+    """Gives four numbers to compare versions by: 0.3 is 0.3.0.0."""
     numbers = [int(number) for number in version.split(".")]
     return tuple(numbers + [0] * (4 - len(numbers)))
 
@@ -235,7 +240,7 @@ def signatures_length(count: bytes) -> int:
 
 
 def this_platform() -> tuple[str, str]:
-    """The Python and the processor of this process, as manifests name them: ("cp313", "aarch64").
+    """Gives the Python and the processor of this process, as manifests name them: ("cp313", "aarch64").
 
     A 32-bit system on a 64-bit kernel names itself as wheels do: `platform.machine()` names the kernel's processor.
     """
@@ -249,7 +254,7 @@ def _read_keys(lines: Iterable[str]) -> set[bytes]:
 
 
 def _is_version(value: object) -> bool:
-    return isinstance(value, str) and _VERSION.fullmatch(value) is not None
+    return isinstance(value, str) and VERSION.fullmatch(value) is not None
 
 
 def _is_wheel(item: tuple[object, object]) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, TooLarge
-from hushfleet.release.manifest import Manifest, SignedManifest, Signer
+from hushfleet.release.manifest import VERSION, Manifest, SignedManifest, Signer, has_signed
 
 ROOT_FILE = "root_key"
 """The file of a card and of a board with root's public key, 64 hex digits."""
@@ -27,7 +27,6 @@ TEXT_CAP = 32 * 1024  # bytes of several
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 _PLATFORM = re.compile(r"[a-z0-9_]{1,32}-[a-z0-9_]{1,32}")
-_VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _MOST_NUMBER = 2**53
 
 
@@ -94,7 +93,7 @@ class Newest:
         _require(isinstance(self.versions, dict), "versions", self.versions, "an object")
         for platform, version in self.versions.items():
             _require(_PLATFORM.fullmatch(platform), "a platform", platform, "such as cp313-aarch64")
-            _require(isinstance(version, str) and _VERSION.fullmatch(version), "a version", version, "such as 0.3.0")
+            _require(isinstance(version, str) and VERSION.fullmatch(version), "a version", version, "such as 0.3.0")
 
 
 S = TypeVar("S", ReleaseKeys, Newest)
@@ -112,19 +111,12 @@ class Signed(Generic[S]):
         return replace(self, signatures={**self.signatures, key.public_key.hex(): signature})
 
     def is_signed_by(self, public_key: str) -> bool:
-        """Borrows `cryptography`."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-        try:
-            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
-            key.verify(bytes.fromhex(self.signatures[public_key]), _signed_bytes(self.statement))
-        except (KeyError, ValueError, InvalidSignature):
-            return False
-        return True
+        """Whether this public key, 64 hex digits, has signed it."""
+        signatures = {bytes.fromhex(key): bytes.fromhex(signature) for key, signature in self.signatures.items()}
+        return has_signed(bytes.fromhex(public_key), signatures, _signed_bytes(self.statement))
 
     def to_line(self) -> str:
-        """Without its newline."""
+        """Gives the line, without its newline."""
         return _json({"signatures": dict(self.signatures), "statement": asdict(self.statement)})
 
     @classmethod
@@ -150,7 +142,7 @@ class Signed(Generic[S]):
 
 
 def read_keys(text: str) -> list[Signed[ReleaseKeys]]:
-    """The statements in the lines of `text`. Raises `Malformed`, `TooLarge`."""
+    """Gives the statements in the lines of `text`. Raises `Malformed`, `TooLarge`."""
     if len(text) > TEXT_CAP:
         raise TooLarge(f"statements about release keys have at most {TEXT_CAP} characters together")
     return [Signed.from_line(ReleaseKeys, line) for line in text.splitlines()]
@@ -158,7 +150,7 @@ def read_keys(text: str) -> list[Signed[ReleaseKeys]]:
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose releases a board takes.
+    """The keys whose releases a board takes.
 
     :param root: public key of root, which signs the next statement.
     :param keys: the statement that holds; None: there was none yet, and no release is taken.
@@ -171,12 +163,13 @@ class Trust:
 
     @classmethod
     def of_board(cls, folder: Path) -> Trust:
-        """As `read`, from the folder of `slots.py`."""
+        """Reads the trust of a board from the folder of `slots.py`."""
         return cls.read(folder / ROOT_FILE, folder / KEYS_FILE)
 
     @classmethod
     def read(cls, root_file: Path, keys_file: Path) -> Trust:
-        """What was checked before it came into these files. Raises `BadInput` where there is no public key of root.
+        """Reads statements that were checked before they came into these files. Raises `BadInput` where there is no
+        public key of root.
 
         A statement that cannot be read is as none: the next one that comes over the air mends it.
         """
@@ -205,7 +198,10 @@ class Trust:
         return self.keys
 
     def verify(self, head: SignedManifest) -> Manifest:
-        """The manifest of a release that may be installed. Raises `BadInput`, or `BadSignature` for too few signers."""
+        """Gives the manifest of a release that may be installed.
+
+        Raises `BadInput`, or `BadSignature` for too few signers.
+        """
         keys = self.in_force()
         manifest = head.verify(keys.keys, keys.threshold)
         if manifest.system and not head.is_signed_by(self.root):
@@ -215,7 +211,7 @@ class Trust:
         return manifest
 
     def after(self, text: str) -> Trust:
-        """What holds after the statements in `text`, of which lower numbers than the one that holds are passed over.
+        """Gives the trust after the statements in `text`; lower numbers than the present one are skipped.
 
         Raises `BadSignature` where root has not signed one, and `Malformed` or `TooLarge`.
         """
@@ -234,7 +230,7 @@ class Trust:
 
 
 def _signed_bytes(statement: ReleaseKeys | Newest) -> bytes:
-    """The context is part of them: a signature of one kind of statement is none of another, nor of a release."""
+    """Gives the bytes to sign. The context is part of them, so a signature counts for one kind of statement only."""
     return f"{statement.context}\n{_json(asdict(statement))}".encode()
 
 

@@ -25,7 +25,7 @@ def service_of(desk: Desk, hub: LocalHub, *, clock: Callable[[], float]) -> Flee
     return FleetService(
         federation=FEDERATION,
         identity=Identity.generate(),
-        strangers=hub.link("strangers"),
+        enrolment_link=hub.link("strangers"),
         fleet=hub.link("fleet"),
         enroller=desk.enroller,
         apply=lambda: None,
@@ -44,7 +44,7 @@ def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
     for _ in range(40):
         stranger.identity = Identity.from_bytes(os.urandom(32))
         frames.append(encode_message(stranger.request(), stranger.identity, federation=FEDERATION))
-    service._strangers.publish = lambda *_: None  # type: ignore[method-assign]
+    service._enrolment_link.publish = lambda *_: None  # type: ignore[method-assign]
     for number in range(4000):
         now[0] = number / 1000  # a thousand a second
         delivery = Delivery(service.topics.request(BOARD), frames[number % len(frames)], False)
@@ -110,7 +110,7 @@ def test_a_flood_of_strangers_stops_no_board_whose_certificate_has_ended(tmp_pat
     desk, hub = Desk(tmp_path), LocalHub()
     service = service_of(desk, hub, clock=lambda: 0.0)  # no bucket fills again
     answers: list[str] = []
-    service._strangers.publish = lambda topic, _: answers.append(topic)  # type: ignore[method-assign]
+    service._enrolment_link.publish = lambda topic, _: answers.append(topic)  # type: ignore[method-assign]
     service._fleet.publish = lambda topic, *_, **__: answers.append(topic)  # type: ignore[method-assign]
     away, out, guessed = (f"greenhouse-{number:02}" for number in (1, 2, 3))
     boards = [Asker(name, desk.token(name), seed=seed) for seed, name in enumerate((away, out), 1)]

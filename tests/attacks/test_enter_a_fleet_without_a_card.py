@@ -127,7 +127,7 @@ def test_a_request_on_another_boards_topic(desk: Desk) -> None:
     service = FleetService(
         federation=FEDERATION,
         identity=Identity.generate(),
-        strangers=hub.link("strangers"),
+        enrolment_link=hub.link("strangers"),
         fleet=hub.link("fleet"),
         enroller=desk.enroller,
         apply=lambda: None,

@@ -28,7 +28,7 @@ HOLE, FIRST, FIXED = "0.3.1", "0.3.0", "0.4.0"
 
 def rule_of_0_3_0(manifest: Manifest, state: State, *, store: int | None) -> None:
     """A release that was signed as a downgrade was taken by whatever board, at whatever time."""
-    older = module._order(manifest.version) < module._order(state.good)
+    older = module.version_order(manifest.version) < module.version_order(state.good)
     if manifest.version == state.good or (older and not manifest.downgrade_from):
         raise SlotsError("refused")
 

@@ -22,7 +22,7 @@ from hushfleet.aggregator.fleet.processes import Child, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.aggregator.fleet.releases import add_release
-from hushfleet.aggregator.fleet.rollout import begin, current, seats
+from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
 from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.observe.events import iterate_events
 from hushfleet.errors import HushfleetError
@@ -151,8 +151,8 @@ class Life:
     def _roll_out_ended(self) -> bool:
         rollout = current(self._registry)
         assert rollout is not None
-        found = seats(self._registry, rollout, now=time.time())
-        return rollout.state == "stopped" or all(seat.outcome == "good" for seat in found)
+        found = board_rollouts(self._registry, rollout, now=time.time())
+        return rollout.state == "stopped" or all(board.outcome == "good" for board in found)
 
     def _lock_out(self) -> None:
         """By the command, which is killed and typed again."""

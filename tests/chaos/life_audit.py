@@ -13,7 +13,7 @@ from chaos.life import NEW, OLD, ROUNDS, Life, after
 from hushfleet.aggregator.devices.charge_book import BEFORE_TRAINING
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.rollout import current, seats
+from hushfleet.aggregator.fleet.rollout import board_rollouts, current
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -67,7 +67,7 @@ def _releases(life: Life) -> Iterator[str]:
     with FleetRegistry(life.folder.path) as registry:
         rollout = current(registry)
         assert rollout is not None
-        outcomes = {seat.device: seat.outcome for seat in seats(registry, rollout, now=time.time())}
+        outcomes = {board.device: board.outcome for board in board_rollouts(registry, rollout, now=time.time())}
     if rollout.state == "stopped" and not rollout.reason:
         yield "the roll-out has stopped without a reason"
     if life.plan.is_good and set(outcomes.values()) != {"good"}:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.edge_client.owner_words import sentences
+from hushfleet.edge_client.status import sentences
 
 REPORT: dict[str, Any] = {
     "data_kind": "folder",

@@ -18,7 +18,7 @@ from typing import Any
 
 from hushfleet.aggregator.fleet.create import create_fleet
 from hushfleet.aggregator.fleet.device_file import device_toml
-from hushfleet.aggregator.fleet.folder import BrokerPart, EnrolmentPart, FleetFolder, PagePart
+from hushfleet.aggregator.fleet.folder import BrokerPart, EnrolmentPart, FleetConfig, FleetFolder, PagePart
 from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.processes import brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
@@ -119,11 +119,8 @@ def make_folder(
     broker = BrokerPart(("127.0.0.1",), port, enrolment_port)
     folder = create_fleet(
         path,
-        federation=FEDERATION,
-        broker=broker,
-        task=task_file,
-        enrolment=EnrolmentPart(**enrolment),
-        page=PagePart("127.0.0.1", page_port),
+        FleetConfig(FEDERATION, broker, EnrolmentPart(**enrolment), PagePart("127.0.0.1", page_port)),
+        task_file,
         operator=operator,
     )
     with FleetRegistry(path) as registry:

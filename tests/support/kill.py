@@ -40,13 +40,13 @@ def forked(work: Callable[[], Any], result: Path) -> int:
 
 
 class KillPoints:
-    """:param packages: folders whose calls are counted.
+    """:param packages: folders, and files, whose calls are counted.
     :param named: what is called (a function in C, or `CALL` for the innermost function itself), and inside of which
         functions, the innermost first; others may be between them.
     """
 
     def __init__(self, packages: Sequence[str], named: Mapping[str, tuple[str, tuple[str, ...]]]) -> None:
-        self._watched = tuple(f"{ROOT / package}{os.sep}" for package in packages)
+        self._watched = tuple(f"{ROOT / each}" + os.sep * (not each.endswith(".py")) for each in packages)
         self._named = named
         self._shown = {what for what, _ in named.values()}
 

@@ -51,7 +51,7 @@ def _renew(
     device: Annotated[str | None, typer.Argument(metavar="[ID]", help="The board's id.")] = None,
     new_card: Annotated[bool, typer.Option("--new-card", help="Its card was written anew: the former key holds no longer.")] = False,
     broker: Annotated[bool, typer.Option("--broker", help="New certificates for the fleet's own processes, with the names of fleet.toml.")] = False,
-    drop_names: Annotated[bool, typer.Option("--drop-names", help="Also without names that the broker's certificate had.")] = False,
+    drop_names: Annotated[bool, typer.Option("--drop-names", help="Drop names that the broker's certificate had.")] = False,
 ) -> None:  # fmt: skip
     """Let a board in with a new card, or give the broker a new certificate.
 
@@ -116,7 +116,7 @@ def _renew_own(path: Path, *, drop_names: bool) -> None:
 
 @app.command("block")
 def _block(
-    path: Dir, device: Id, reason: Annotated[str, typer.Option(help="For the list, and for the board's log.")] = "by its operator"
+    path: Dir, device: Id, reason: Annotated[str, typer.Option(help="Reason, for the list and for the board's log.")] = "by its operator"
 ) -> None:  # fmt: skip
     """Lock a board out: of rounds, of the broker, of secure sums. Also one that is connected."""
     with opened(path) as (folder, registry):

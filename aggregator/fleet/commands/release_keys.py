@@ -66,10 +66,10 @@ def _show(path: Dir) -> None:
 def _rotate(
     path: Dir,
     key: Annotated[list[str] | None, typer.Option(metavar="FILE|PUBLIC", help="A key that signs releases from now on; all of them are to be named. Default: a new one in DIR.")] = None,
-    threshold: Annotated[int, typer.Option(min=1, help="So many of the keys must sign each release.")] = 1,
+    threshold: Annotated[int, typer.Option(min=1, help="Number of keys that must sign each release.")] = 1,
     root_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Root's private key. Default: DIR/root.key; where neither is there, the statement waits to be signed.", **_FILE)] = None,
     next_root: Annotated[str | None, typer.Option(metavar="FILE", help="Private key of another root, which takes root's place; with PUBLIC, 64 hex digits, the statement waits for its signature.")] = None,
-    daily_key: Annotated[bool, typer.Option("--daily-key", help="Also a new key for the daily word of which release is the newest.")] = False,
+    daily_key: Annotated[bool, typer.Option("--daily-key", help="Make a new key, too, for the daily statement of the newest release.")] = False,
 ) -> None:  # fmt: skip
     """Name the keys that sign releases from now on, instead of all those before.
 
@@ -111,7 +111,7 @@ def _rotate(
 
 @keys.command("sign")
 def _sign(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `release-key rotate` or `fleet init` has left to be signed.", **_FILE)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Statement that `release-key rotate` or `fleet init` has left to be signed.", **_FILE)],
     key: Key,
     yes: Yes = False,
 ) -> None:  # fmt: skip
@@ -138,7 +138,7 @@ def _sign(
 
 
 @keys.command("import")
-def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="What `release-key sign` has signed.", **_FILE)]) -> None:  # fmt: skip
+def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="Statement that `release-key sign` has signed.", **_FILE)]) -> None:  # fmt: skip
     """Take a statement that root has signed: boards hear of it, and releases are to be signed by its keys.
 
     Example: `hushfleet fleet release-key import greenhouse release_keys.unsigned`

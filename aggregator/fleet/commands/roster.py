@@ -62,7 +62,7 @@ def _export(
             print(f"nothing waits to be signed: the operator has signed this list of {len(asked.devices)} boards")
             return
         atomic_file.write_whole(out, asked.to_bytes(), durable=True)
-    _say(changes)
+    _print_changes(changes)
     print(
         f"{len(asked.devices)} boards are in {out}; next, where the operator's key is:\n"
         f"  hushfleet fleet roster sign {out.name} --key operator.key --out roster.signed"
@@ -71,7 +71,7 @@ def _export(
 
 @roster.command("sign")
 def _sign(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `fleet roster export`, or `devices roster`, wrote.", **_FILE)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster export`, or `devices roster`, wrote.", **_FILE)],
     key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The operator's private key.", **_FILE)],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The signed list, to be taken back.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -95,7 +95,7 @@ def _sign(
     changes = signer.changes(wanted)
     before = "the first that this key signs for it" if signer.last is None else f"the last was {signer.last.number}"
     print(f"list {wanted.number} of the federation {wanted.federation}, {len(wanted.devices)} boards; {before}")
-    _say(changes, wanted)
+    _print_changes(changes, wanted)
     print(
         f"boards will take it that at least {wanted.honest_devices} of these {len(wanted.devices)} are honest, and open no "
         f"sum of fewer than {wanted.min_devices}"
@@ -107,7 +107,7 @@ def _sign(
 
 
 @roster.command("import")
-def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="What `fleet roster sign` wrote.", **_FILE)]) -> None:  # fmt: skip
+def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster sign` wrote.", **_FILE)]) -> None:  # fmt: skip
     """Take a list of boards that the operator has signed: it holds from the next round on.
 
     Refused is one that is not signed by this fleet's operator, of another federation, not newer than the one that
@@ -129,8 +129,10 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
         print(f"{describe_waiting(left)}: {export_command(str(path))}")
 
 
-def _say(changes: RosterChanges, wanted: Roster | None = None) -> None:
-    """:param wanted: whose keys are shown, for those who compare them."""
+def _print_changes(changes: RosterChanges, wanted: Roster | None = None) -> None:
+    """Prints the changes.
+
+    :param wanted: whose keys are shown, for those who compare them."""
     keys = {} if wanted is None else {device: wanted.key(index).hex() for index, device in enumerate(wanted.devices)}
     for word, devices in (("added", changes.added), ("removed", changes.removed), ("another key", changes.changed)):
         for device in devices:

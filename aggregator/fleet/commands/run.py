@@ -33,7 +33,7 @@ def _up(path: Dir) -> None:
 def _task(
     path: Dir,
     task: Annotated[Path, typer.Argument(metavar="TASK.toml", help="The next task, with a name of its own.", exists=True, dir_okay=False)],
-    now: Annotated[bool, typer.Option("--now", help="Also where the present one is not finished; it can go on later.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Change the task even if the present one is not finished; it can go on later.")] = False,
 ) -> None:  # fmt: skip
     """Give the fleet its next task. Each run has its own folder, DIR/runs/NAME; boards go on with their ledgers.
 

@@ -29,7 +29,7 @@ _FILE = {"exists": True, "dir_okay": False}
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
-    """The fleet's folder and its registry."""
+    """Gives the fleet's folder and its registry."""
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.registry import FleetRegistry
 
@@ -80,7 +80,7 @@ def _init(
     from hushfleet.aggregator.fleet import keys
     from hushfleet.aggregator.fleet.access import apply
     from hushfleet.aggregator.fleet.create import create_fleet
-    from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart, SecureSumsPart, check_ports
+    from hushfleet.aggregator.fleet.folder import BrokerPart, FleetConfig, PagePart, SecureSumsPart, check_ports
     from hushfleet.aggregator.fleet.next_task import check_sums
     from hushfleet.aggregator.fleet.release_keys import UNSIGNED_FILE
     from hushfleet.aggregator.fleet.sums import sum_facts
@@ -101,17 +101,8 @@ def _init(
     check_sums(checked, sums)
     page = PagePart(port=page_port)
     check_ports(broker, page)
-    made = create_fleet(
-        path,
-        federation=name,
-        broker=broker,
-        task=task,
-        page=page,
-        classes=names,
-        operator=operator,
-        root=root_key,
-        secure_sums=sums,
-    )
+    config = FleetConfig(name, broker, page=page, secure_sums=sums)
+    made = create_fleet(path, config, task, classes=names, operator=operator, root=root_key)
     try:
         with opened(path) as (folder, registry):
             apply(folder, registry)
@@ -191,8 +182,8 @@ def _add(
         def keep_wifi() -> None:
             if network is not None:
                 folder.wifi(profile).parent.mkdir(mode=0o700, exist_ok=True)
-                atomic_file.write_whole(folder.wifi(profile), to_toml(to_plain(network)).encode(), durable=True)
-                folder.wifi(profile).chmod(0o600)
+                text = to_toml(to_plain(network)).encode()
+                atomic_file.write_whole(folder.wifi(profile), text, durable=True, mode=0o600)
 
         # both or neither: other cards may go by the former file, and boards cannot be added twice
         registry.add(boards, along=keep_wifi)

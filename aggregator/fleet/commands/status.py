@@ -20,7 +20,7 @@ app = typer.Typer()
 def _status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
-    details: Annotated[bool, typer.Option("--details", help="Also epsilon by adversary, bytes and certificates.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Show epsilon by adversary, bytes and certificates, too.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, redrawn each second.")] = False,
 ) -> None:  # fmt: skip
     """Show boards and their health, the round's progress, privacy spent, and what needs somebody.

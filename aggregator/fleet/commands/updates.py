@@ -79,13 +79,13 @@ def _pause(path: Dir) -> None:
 
 def _tell(registry: FleetRegistry) -> None:
     from hushfleet.aggregator.fleet import descriptions
-    from hushfleet.aggregator.fleet.rollout import current, rollout_view, seats
+    from hushfleet.aggregator.fleet.rollout import board_rollouts, current, rollout_view
 
     view, rollout = rollout_view(registry, now=time.time()), current(registry)
     if view is None or rollout is None:
         print("no release is being rolled out")
         return
     print(descriptions.rollout(view))
-    for seat in seats(registry, rollout, now=time.time()):
-        if seat.why:
-            print(f"  {seat.device}: {seat.why}")
+    for board in board_rollouts(registry, rollout, now=time.time()):
+        if board.why:
+            print(f"  {board.device}: {board.why}")

@@ -46,15 +46,15 @@ _HEADERS = {
 }
 
 
-class Seen(NamedTuple):
-    """A view, and the HTML of its parts."""
+class Rendered(NamedTuple):
+    """A view with the HTML of its parts."""
 
     view: FleetView
     parts: dict[str, str]
 
 
 class Source:
-    """The newest view for all who look, made at most once a second, always in the same thread.
+    """Makes the newest view for all readers, at most once a second, always in the same thread.
 
     :param make_view: reads the fleet's folder.
     """
@@ -63,10 +63,10 @@ class Source:
         self._make_view = make_view
         self._thread = ThreadPoolExecutor(1, "fleet-view")  # SQLite's connections belong to one
         self._lock = asyncio.Lock()
-        self._newest: Seen | None = None
+        self._newest: Rendered | None = None
         self._made_at = -float("inf")
 
-    async def newest(self) -> Seen:
+    async def newest(self) -> Rendered:
         async with self._lock:
             if self._newest is None or time.monotonic() - self._made_at >= EVERY_S:
                 loop = asyncio.get_running_loop()
@@ -74,9 +74,9 @@ class Source:
                 self._made_at = time.monotonic()
             return self._newest
 
-    def _make(self) -> Seen:
+    def _make(self) -> Rendered:
         view = self._make_view()
-        return Seen(view, render_parts(view))
+        return Rendered(view, render_parts(view))
 
 
 class EventStream(StreamingResponse):
@@ -95,7 +95,10 @@ class EventStream(StreamingResponse):
 
 
 def page_app(make_view: Callable[[], FleetView], token: str) -> Starlette:
-    """:param token: who has it may look."""
+    """Makes the application.
+
+    :param token: opens the page.
+    """
     source, streams = Source(make_view), set[EventStream]()
 
     async def show(request: Request) -> Response:
@@ -111,7 +114,7 @@ def page_app(make_view: Callable[[], FleetView], token: str) -> Starlette:
         return EventStream(changes(), streams)
 
     async def changes() -> AsyncIterator[str]:
-        """Server-sent events (WHATWG HTML, 9.2): the parts that have changed, as JSON; a comment now and then."""
+        """Yields server-sent events (WHATWG HTML, 9.2): the changed parts as JSON; a comment now and then."""
         sent: dict[str, str] = {}
         said_at = 0.0
         while True:
@@ -153,7 +156,7 @@ async def _broken(request: Request, error: Exception) -> Response:
 
 
 class Guard:
-    """Lets in who has the token, and sets the headers of every answer."""
+    """Refuses requests without the token, and sets the headers of every answer."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -195,5 +198,5 @@ class Guard:
 
 
 def _digest(text: str) -> bytes:
-    """Of one length, so that a comparison takes one time."""
+    """Hashes a text, so that comparing takes the same time for texts of all lengths."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

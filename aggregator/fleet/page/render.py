@@ -34,7 +34,7 @@ class Chart(NamedTuple):
 
 
 def page(view: FleetView, parts: Mapping[str, str]) -> str:
-    """The whole page.
+    """Gives the whole page.
 
     :param parts: as `render_parts` gives them.
     """
@@ -73,7 +73,7 @@ def _states(boards: Sequence[BoardView]) -> list[tuple[str, int]]:
 
 
 def _chart(run: RunView) -> Chart | None:
-    """Accuracy by round where it is known, or else the updates in each sum."""
+    """Draws the accuracy by round where it is known, or else the updates in each sum."""
     known = [(point.round, point.accuracy) for point in run.course if point.accuracy is not None]
     if known:
         title, scale, lines = "accuracy of the global model, by round", 1.0, [0.0, 0.5, 1.0]

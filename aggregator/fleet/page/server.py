@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import threading
@@ -25,14 +24,11 @@ MAX_CONNECTIONS = 256
 
 
 def page_token(folder: FleetFolder) -> str:
-    """What opens the page; made once, and kept in `service/page.token`, which only its owner may read."""
+    """Gives the token of the page; made once, and kept in `service/page.token`, which only its owner may read."""
     file = folder.service / TOKEN_FILE
     if not file.exists():
-        before = os.umask(0o077)
-        try:
-            atomic_file.write_whole(file, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode(), durable=True)
-        finally:
-            os.umask(before)
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        atomic_file.write_whole(file, f"{token}\n".encode(), durable=True, mode=0o600)
     token = file.read_text("ascii").strip()
     if not token:
         raise BadInput(f"{file} is empty; remove it, and a new token is made")
@@ -40,7 +36,7 @@ def page_token(folder: FleetFolder) -> str:
 
 
 def page_url(folder: FleetFolder) -> str:
-    """What to open in a browser. Who has it can look at the fleet."""
+    """Gives the address for a browser. Whoever has it can look at the fleet."""
     return f"https://{url_host(folder.config.broker.names[0])}:{folder.config.page.port}/?token={page_token(folder)}"
 
 
@@ -66,7 +62,7 @@ class PageServer:
     ) -> None:
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = _Door(socket.create_server((host, port), family=family))
+            self._socket = _LimitedSocket(socket.create_server((host, port), family=family))
         except OSError as error:
             raise BadInput(f"[page]: {host} port {port} cannot be listened on: {error.strerror}") from error
         self.port: int = self._socket.getsockname()[1]
@@ -78,7 +74,7 @@ class PageServer:
             log_level="warning",
             access_log=False,  # it would hold the token
             server_header=False,
-            loop="asyncio",  # another one might not ask `_Door`
+            loop="asyncio",  # another one might not ask `_LimitedSocket`
             timeout_graceful_shutdown=1,
             ssl_certfile=cert_file,
             ssl_keyfile=key_file,
@@ -94,7 +90,7 @@ class PageServer:
 
     @classmethod
     def of(cls, folder: FleetFolder) -> Self:
-        """For the fleet in `folder`, as its fleet.toml says."""
+        """Serves the page of the fleet in `folder`, as its fleet.toml says."""
         watch: list[FleetWatch] = []
 
         def make_view() -> FleetView:
@@ -118,18 +114,18 @@ class PageServer:
         self.close()
 
 
-class _Door(socket.socket):
-    """Lets in so many connections at a time: strangers could else take all files that the fleet service may open."""
+class _LimitedSocket(socket.socket):
+    """Accepts `MAX_CONNECTIONS` at a time: strangers could else take all files that the fleet service may open."""
 
     def __init__(self, listening: socket.socket) -> None:
         super().__init__(fileno=listening.detach())
-        self._inside = list[socket.socket]()
+        self._accepted = list[socket.socket]()
 
     def accept(self) -> tuple[socket.socket, Any]:
         came, address = super().accept()
-        self._inside = [each for each in self._inside if each.fileno() >= 0]  # -1: it was closed
-        if len(self._inside) >= MAX_CONNECTIONS:
+        self._accepted = [each for each in self._accepted if each.fileno() >= 0]  # -1: it was closed
+        if len(self._accepted) >= MAX_CONNECTIONS:
             came.close()
             raise BlockingIOError  # as if nobody had come
-        self._inside.append(came)
+        self._accepted.append(came)
         return came, address

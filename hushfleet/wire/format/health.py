@@ -1,14 +1,14 @@
 """A board's health, and how each of its fields is shown to people and to other programs.
 
-A new field is one entry of `Health` with its `Shown`. The table, the page, `/metrics`, Home Assistant and the advice
-follow from it. The board reads its value in `edge_client/fleet/health.py`.
+A new field is one entry at the end of `Health`, with its `Shown` and `later(DEFAULT)`. The table, the page, `/metrics`,
+Home Assistant and the advice follow from it. The board reads its value in `edge_client/fleet/health.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import Meta
 
@@ -60,12 +60,6 @@ class Shown:
     shows_work: bool = False
 
 
-def _shown(default: Any = MISSING, **how: Any) -> Any:
-    """Declares a field with its `Shown`. One with a default came after the format was fixed (`schema.later`)."""
-    metadata = {"shown": Shown(**how)} | ({} if default is MISSING else {"default": default})
-    return field(default=default, metadata=metadata)
-
-
 _LOG = "The board's log has the cause: journalctl -u hushfleet-client."
 _FAILED = "had an error since its client started: {}"
 
@@ -93,80 +87,103 @@ class Health(Checked):
     device: Name
     session: Count
     version: Text
-    uptime_s: Count = _shown(metric="uptime_seconds", help="of its client")
-    disk_percent: Annotated[int, Meta(ge=0, le=100)] | None = _shown(
-        text="disk {} %",
-        metric="disk_used_ratio",
-        help="in steps of a tenth",
-        per=100,
-        limit=90,
-        alarm=Problem("its disk is {} % full", "Free space on the board's card.", urgent=True),
-        shows_work=True,
-    )
-    memory_percent: Annotated[int, Meta(ge=0, le=100)] | None = _shown(
-        text="memory {} %", metric="memory_used_ratio", help="in steps of a tenth", per=100, shows_work=True
-    )
-    temperature_c: Annotated[int, Meta(ge=-100, le=200)] | None = _shown(
-        text="{} °C",
-        metric="temperature_celsius",
-        help="of its processor, in steps of five",
-        limit=80,
-        alarm=Problem("is at {} °C", "Cooling."),
-        shows_work=True,
-    )
-    throttled: bool | None = _shown(
-        text={True: "slowed down"},
-        metric="throttled",
-        flag=True,
-        help="1 where it is slowed down, for heat or weak power",
-        limit=1,
-        alarm=Problem("is slowed down, for heat or weak power", "A better power supply, or cooling."),
-        shows_work=True,
-    )
+    uptime_s: Annotated[Count, Shown(metric="uptime_seconds", help="of its client")]
+    disk_percent: Annotated[
+        Annotated[int, Meta(ge=0, le=100)] | None,
+        Shown(
+            text="disk {} %",
+            metric="disk_used_ratio",
+            help="in steps of a tenth",
+            per=100,
+            limit=90,
+            alarm=Problem("its disk is {} % full", "Free space on the board's card.", urgent=True),
+            shows_work=True,
+        ),
+    ]
+    memory_percent: Annotated[
+        Annotated[int, Meta(ge=0, le=100)] | None,
+        Shown(text="memory {} %", metric="memory_used_ratio", help="in steps of a tenth", per=100, shows_work=True),
+    ]
+    temperature_c: Annotated[
+        Annotated[int, Meta(ge=-100, le=200)] | None,
+        Shown(
+            text="{} °C",
+            metric="temperature_celsius",
+            help="of its processor, in steps of five",
+            limit=80,
+            alarm=Problem("is at {} °C", "Cooling."),
+            shows_work=True,
+        ),
+    ]
+    throttled: Annotated[
+        bool | None,
+        Shown(
+            text={True: "slowed down"},
+            metric="throttled",
+            flag=True,
+            help="1 where it is slowed down, for heat or weak power",
+            limit=1,
+            alarm=Problem("is slowed down, for heat or weak power", "A better power supply, or cooling."),
+            shows_work=True,
+        ),
+    ]
     last_decline: DeclineCode | None
-    last_error: ErrorCode | None = _shown(
-        alarms=dict.fromkeys(get_args(ErrorCode), Problem(_FAILED, _LOG))
-        | {"disk": Problem(_FAILED, "Free space on the board's card, or change the card.")}
-    )
+    last_error: Annotated[
+        ErrorCode | None,
+        Shown(
+            alarms=dict.fromkeys(get_args(ErrorCode), Problem(_FAILED, _LOG))
+            | {"disk": Problem(_FAILED, "Free space on the board's card, or change the card.")}
+        ),
+    ]
     certificate_end: Count
-    slot: SlotState = _shown(
-        text={"trial": "on trial", "returned": "went back"},
-        column="release",
-        alarms={
-            "returned": Problem(
-                "has gone back to its former release", "Its log says why the new one failed", urgent=True
-            )
-        },
-    )
+    slot: Annotated[
+        SlotState,
+        Shown(
+            text={"trial": "on trial", "returned": "went back"},
+            column="release",
+            alarms={
+                "returned": Problem(
+                    "has gone back to its former release", "Its log says why the new one failed", urgent=True
+                )
+            },
+        ),
+    ]
     platform: Text = later("")
     tried: Text = later("")
     attempt: Count = later(0)
-    accelerator: Literal["", "cpu", "cuda"] = _shown(
-        "", text={"cuda": "trains on the GPU", "cpu": "trains on the processor"}
-    )
-    freeze: Freeze = _shown(
-        "",
-        text={"unheard": "hears of no newer one", "older": "not the newest"},
-        column="release",
-        metric="frozen",
-        flag=True,
-        help="1 where it hears of no newer release, or gets none, for a week",
-        alarms={
-            "unheard": Problem(
-                "has not been told the newest release for a week",
-                "Is its broker the fleet's? Look at the board's log.",
-                urgent=True,
-            ),
-            "older": Problem(
-                "has run an older release than the newest for a week",
-                "hushfleet fleet rollout DIR says why; if it was offered, somebody holds the offer back.",
-                urgent=True,
-            ),
-        },
-    )
+    accelerator: Annotated[
+        Literal["", "cpu", "cuda"], Shown(text={"cuda": "trains on the GPU", "cpu": "trains on the processor"})
+    ] = later("")
+    freeze: Annotated[
+        Freeze,
+        Shown(
+            text={"unheard": "hears of no newer one", "older": "not the newest"},
+            column="release",
+            metric="frozen",
+            flag=True,
+            help="1 where it hears of no newer release, or gets none, for a week",
+            alarms={
+                "unheard": Problem(
+                    "has not been told the newest release for a week",
+                    "Is its broker the fleet's? Look at the board's log.",
+                    urgent=True,
+                ),
+                "older": Problem(
+                    "has run an older release than the newest for a week",
+                    "hushfleet fleet rollout DIR says why; if it was offered, somebody holds the offer back.",
+                    urgent=True,
+                ),
+            },
+        ),
+    ] = later("")
 
 
-SHOWN: Mapping[str, Shown] = {each.name: each.metadata["shown"] for each in fields(Health) if "shown" in each.metadata}
+SHOWN: Mapping[str, Shown] = {
+    name: shown
+    for name, kind in get_type_hints(Health, include_extras=True).items()
+    for shown in getattr(kind, "__metadata__", ())
+    if isinstance(shown, Shown)
+}
 """How each field is shown, by its name."""
 
 
@@ -193,9 +210,7 @@ def alarms(health: Health) -> Iterator[Problem]:
 
 def metric_value(health: Health, name: str) -> float | None:
     """Gives the value of a field's metric: a number in the metric's unit, 1 or 0 for a text. None: not known."""
-    value, per = getattr(health, name), SHOWN[name].per
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return float(bool(value))
-    return value if per == 1 else value / per
+    value: int | str | None = getattr(health, name)
+    if value is None or isinstance(value, str):
+        return None if value is None else bool(value)
+    return value if SHOWN[name].per == 1 else value / SHOWN[name].per

@@ -19,7 +19,7 @@ from hushfleet.atomic_file import write_whole
 from hushfleet.config.schema import pack, unpack
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
-from hushfleet.edge_client.storage.own_head import KeptHead
+from hushfleet.edge_client.storage.kept import KeptHead
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError, LedgerError, StoreError

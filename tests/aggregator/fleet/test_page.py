@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import StreamingResponse
 
 from hushfleet.aggregator.fleet.create import create_fleet
-from hushfleet.aggregator.fleet.folder import BrokerPart, PagePart
+from hushfleet.aggregator.fleet.folder import BrokerPart, FleetConfig, PagePart
 from hushfleet.aggregator.fleet.own_certificates import lost_names
 from hushfleet.aggregator.fleet.page import app as app_module
 from hushfleet.aggregator.fleet.page import server as server_module
@@ -128,9 +128,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 def test_the_address_of_a_fleet_that_has_an_ipv6_address(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(TASK)
-    folder = create_fleet(
-        tmp_path / "f", federation="f", broker=BrokerPart(("2001:DB8:0::1",)), task=tmp_path / "t.toml"
-    )
+    folder = create_fleet(tmp_path / "f", FleetConfig("f", BrokerPart(("2001:DB8:0::1",))), tmp_path / "t.toml")
     assert page_url(folder).startswith("https://[2001:DB8:0::1]:8443/?token=")
     assert lost_names(folder) == [], "however it is written"
 
@@ -263,14 +261,8 @@ def test_metrics_of_a_fleet_that_has_nothing_yet() -> None:
 
 def test_a_fleet_serves_its_page_over_tls_with_its_own_certificate(tmp_path: Path) -> None:
     (tmp_path / "task.toml").write_text(TASK)
-    broker = BrokerPart(("127.0.0.1",))
-    folder = create_fleet(
-        tmp_path / "greenhouse",
-        federation="greenhouse",
-        broker=broker,
-        task=tmp_path / "task.toml",
-        page=PagePart("127.0.0.1", 1),
-    )
+    config = FleetConfig("greenhouse", BrokerPart(("127.0.0.1",)), page=PagePart("127.0.0.1", 1))
+    folder = create_fleet(tmp_path / "greenhouse", config, tmp_path / "task.toml")
     token = page_token(folder)
     assert page_token(folder) == token
     assert (folder.service / "page.token").stat().st_mode & 0o777 == 0o600

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.fleet import rollout as rollout_module
-from hushfleet.aggregator.fleet.cards import Target, build_known_release, release_for
+from hushfleet.aggregator.fleet.cards import Target, build_release, release_for
 from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release, releases
@@ -21,14 +22,14 @@ from hushfleet.aggregator.fleet.rollout import (
     HEARD_S,
     LONGEST_S,
     SILENT_S,
+    BoardRollout,
     Rollout,
-    Seat,
     begin,
+    board_rollouts,
     change,
     current,
     next_step,
     rollout_view,
-    seats,
     stage_sizes,
 )
 from hushfleet.aggregator.fleet.service import Service
@@ -37,6 +38,7 @@ from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.config.schema import pack
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.firmware_profiles.cards import bundle
+from hushfleet.release import Manifest
 from hushfleet.release import pack as pack_release
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
 from hushfleet.wire.format.identity import Identity
@@ -85,7 +87,9 @@ class Desk:
     def outcome(self, device: str, *, now: float = NOW) -> str:
         rollout = current(self.registry)
         assert rollout is not None
-        return next(seat.outcome for seat in seats(self.registry, rollout, now=now) if seat.device == device)
+        return next(
+            board.outcome for board in board_rollouts(self.registry, rollout, now=now) if board.device == device
+        )
 
 
 @pytest.fixture
@@ -140,16 +144,19 @@ def test_a_permission_to_go_back_has_a_higher_number_than_all_before(
     monkeypatch.setattr(bundle, "fetch_wheels", lambda *_, **__: [])
     adopt(desk.folder, load(desk.folder.release_key))
     target = Target("3.13", "aarch64")
-    ordinary = build_known_release(desk.folder, desk.registry, target, version="3.0").manifest
+
+    def made(version: str, downgrade_from: Sequence[str] = ()) -> Manifest:
+        out = build_release(desk.folder, desk.registry, target, version=version, downgrade_from=downgrade_from)
+        return add_release(desk.folder, desk.registry, out).manifest
+
+    ordinary = made("3.0")
     assert (ordinary.downgrade_from, ordinary.downgrade_serial) == ((), 0)
     serials = []
     for version, now in (("2.0.1", NOW), ("2.0.2", NOW), ("2.0.3", NOW - 1000), ("2.0.4", NOW + 1000)):
         monkeypatch.setattr(time, "time", lambda now=now: now)  # also by a clock that was put back
-        made = build_known_release(
-            desk.folder, desk.registry, target, version=version, downgrade_from=["3.0", "3.1"]
-        ).manifest
-        assert made.downgrade_from == ("3.0", "3.1")
-        serials.append(made.downgrade_serial)
+        later = made(version, ["3.0", "3.1"])
+        assert later.downgrade_from == ("3.0", "3.1")
+        serials.append(later.downgrade_serial)
     assert serials == [NOW, NOW + 1, NOW + 2, NOW + 1000]
 
 
@@ -161,8 +168,8 @@ def test_a_board_that_knows_a_later_roll_out_than_the_registry_is_no_riddle(desk
     assert desk.outcome(one) == "waits"
     desk.offered(one, at=NOW)
     assert desk.outcome(one) == "failed"
-    (seat,) = [seat for seat in seats(desk.registry, rollout, now=NOW) if seat.device == one]
-    assert "roll-out 5, which this registry does not know" in seat.why
+    (board,) = [board for board in board_rollouts(desk.registry, rollout, now=NOW) if board.device == one]
+    assert "roll-out 5, which this registry does not know" in board.why
 
 
 def test_a_new_roll_out_is_a_new_attempt(desk: Desk) -> None:
@@ -369,8 +376,8 @@ def test_who_was_heard_by_a_clock_that_was_ahead_is_not_there(desk: Desk) -> Non
 # stages
 
 
-def seat(number: int, outcome: str, *, offered: bool = False, good_at: float | None = None) -> Seat:
-    return Seat(f"b{number}", outcome, offered, good_at)
+def board(number: int, outcome: str, *, offered: bool = False, good_at: float | None = None) -> BoardRollout:
+    return BoardRollout(f"b{number}", outcome, offered, good_at)
 
 
 def running(stage: int = 0) -> Rollout:
@@ -379,7 +386,7 @@ def running(stage: int = 0) -> Rollout:
 
 def test_one_board_then_a_tenth_then_all() -> None:
     assert stage_sizes(40, RULES) == (1, 4, 40)
-    boards = {number: seat(number, "waits") for number in range(40)}
+    boards = {number: board(number, "waits") for number in range(40)}
     rollout, offers = running(), []
     while True:
         step = next_step(rollout, list(boards.values()), RULES, now=NOW)
@@ -388,28 +395,28 @@ def test_one_board_then_a_tenth_then_all() -> None:
         offers.append(len(step.offer))
         rollout = running(step.stage)
         for device in step.offer:
-            boards[int(device[1:])] = seat(int(device[1:]), "good", offered=True, good_at=NOW)
+            boards[int(device[1:])] = board(int(device[1:]), "good", offered=True, good_at=NOW)
     assert offers == [1, 3, 36]
 
 
 def test_the_next_stage_waits_for_the_soak_and_for_each_board() -> None:
     rules = UpdatesPart(soak_minutes=10.0)
-    others = [seat(number, "waits") for number in range(1, 20)]
-    first = seat(0, "good", offered=True, good_at=NOW)
+    others = [board(number, "waits") for number in range(1, 20)]
+    first = board(0, "good", offered=True, good_at=NOW)
     assert next_step(running(), [first, *others], rules, now=NOW + 599).offer == ()
     assert len(next_step(running(), [first, *others], rules, now=NOW + 600).offer) == 1
-    busy = seat(0, "offered", offered=True)
+    busy = board(0, "offered", offered=True)
     assert next_step(running(), [busy, *others], rules, now=NOW + 9999).offer == ("b0",), "it is said again"
 
 
 def test_a_board_that_fails_stops_the_first_stage_and_few_do_not_stop_the_last() -> None:
-    failed = seat(0, "failed", offered=True)
-    assert "1 boards have failed" in next_step(running(), [failed, seat(1, "waits")], RULES, now=NOW).stop
-    good = [seat(number, "good", offered=True, good_at=NOW) for number in range(1, 38)]
-    rest = [seat(38, "waits"), seat(39, "away")]
+    failed = board(0, "failed", offered=True)
+    assert "1 boards have failed" in next_step(running(), [failed, board(1, "waits")], RULES, now=NOW).stop
+    good = [board(number, "good", offered=True, good_at=NOW) for number in range(1, 38)]
+    rest = [board(38, "waits"), board(39, "away")]
     step = next_step(running(2), [failed, *good, *rest], RULES, now=NOW)
     assert (step.stop, step.offer) == ("", ("b38",))
-    three = [seat(number, "failed", offered=True) for number in (0, 1, 2)]
+    three = [board(number, "failed", offered=True) for number in (0, 1, 2)]
     assert "3 boards have failed" in next_step(running(2), [*three, *good[2:], *rest], RULES, now=NOW).stop
 
 
@@ -423,7 +430,7 @@ def test_never_more_boards_than_the_stage_has_and_never_a_failed_one(
     found: list[tuple[str, bool]], stage: int, budget: float
 ) -> None:
     rules = UpdatesPart(soak_minutes=0.0, error_budget=budget)
-    boards = [seat(i, outcome, offered=offered, good_at=NOW) for i, (outcome, offered) in enumerate(found)]
+    boards = [board(i, outcome, offered=offered, good_at=NOW) for i, (outcome, offered) in enumerate(found)]
     step = next_step(running(stage), boards, rules, now=NOW)
     managed = [each for each in boards if each.outcome != "unmanaged"]
     taking = [each for each in managed if each.offered]

@@ -15,7 +15,7 @@ from hushfleet.aggregator.fleet.processes import Child, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.aggregator.fleet.releases import add_release
-from hushfleet.aggregator.fleet.rollout import begin, current, seats
+from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
 from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.edge_client.fleet.by_hand import hand_over
@@ -94,7 +94,7 @@ def outcomes(folder: FleetFolder) -> list[str]:
     with FleetRegistry(folder.path) as registry:
         rollout = current(registry)
         assert rollout is not None
-        return [seat.outcome for seat in seats(registry, rollout, now=time.time())]
+        return [board.outcome for board in board_rollouts(registry, rollout, now=time.time())]
 
 
 def test_a_board_goes_from_one_release_to_the_next(tmp_path: Path, releases: Releases) -> None:

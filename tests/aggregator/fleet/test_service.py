@@ -79,7 +79,7 @@ def make_service(
     return FleetService(
         federation=FEDERATION,
         identity=Identity.generate(),
-        strangers=hub.link("strangers"),
+        enrolment_link=hub.link("strangers"),
         fleet=hub.link("fleet"),
         enroller=desk.enroller,
         apply=apply,

@@ -335,7 +335,7 @@ def test_the_file_runs_alone_and_without_the_project(board: Board) -> None:
 NAMED = {
     "a release is placed": (CALL, ("place",)),
     "a release is unpacked": (CALL, ("unpack",)),
-    "slots.json is replaced": ("replace", ("Slots._replace", "Slots._write")),
+    "slots.json is replaced": ("replace", ("write_whole", "Slots._replace", "Slots._write")),
     "current is replaced": ("replace", ("Slots._settle",)),
 }
 
@@ -363,7 +363,10 @@ def test_killed_at_any_point_a_board_has_a_whole_release_and_can_be_updated(
         monkeypatch.setattr(module.os, name, lambda *_: None)
     for version in ("2.0", "3.0", "4.0"):
         packed(version)  # not in the play
-    points, result = KillPoints(("edge_client/fleet", "hushfleet/release"), NAMED), tmp_path / "result"
+    points, result = (
+        KillPoints(("edge_client/fleet", "hushfleet/release", "hushfleet/atomic_file.py"), NAMED),
+        tmp_path / "result",
+    )
     calm = Board(tmp_path / "calm")
     labels = points.labels(lambda: play(calm), result)
     for point in points.chosen(labels, spread=min(spread, len(labels))):
@@ -388,8 +391,11 @@ def test_killed_while_it_takes_a_statement_a_board_has_the_former_or_the_newer_k
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.os, "fsync", lambda *_: None)  # the machine lives on
-    named = {"release_keys is replaced": ("replace", ("Slots._replace", "Slots._take_keys"))}
-    points, result = KillPoints(("edge_client/fleet", "hushfleet/release"), named), tmp_path / "result"
+    named = {"release_keys is replaced": ("replace", ("write_whole", "Slots._replace", "Slots._take_keys"))}
+    points, result = (
+        KillPoints(("edge_client/fleet", "hushfleet/release", "hushfleet/atomic_file.py"), named),
+        tmp_path / "result",
+    )
     newer = statement(Identity.generate().public_key.hex(), number=2).to_line()
 
     def hearing(folder: Path) -> Board:

@@ -183,14 +183,20 @@ def test_a_card_s_own_release_changes_nothing(tmp_path: Path) -> None:
 
 NAMED = {
     "a file is kept, or the note written": ("replace", ("write_whole",)),
-    "a file is put in its place": ("replace", ("_put",)),
+    "a file is put in its place": (
+        "replace",
+        (
+            "write_whole",
+            "_put",
+        ),
+    ),
 }
 
 
 def test_killed_at_any_point_there_is_one_slots_that_runs_and_the_next_check_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.os, "fsync", lambda *_: None)  # the machine lives on
+    monkeypatch.setattr(slots_module.os, "fsync", lambda *_: None)  # the machine lives on
     monkeypatch.setattr(slots_module.os, "sync", lambda: None)
     monkeypatch.setattr(module, "_rehearsed", lambda *_: _tried())  # it has tests of its own, and takes a second
     board = Board(tmp_path / "board")
@@ -243,7 +249,7 @@ def test_whatever_is_renamed_was_synced_before_and_its_folder_is_afterwards(
             events.append((name, *paths))
             call(*arguments)
 
-        monkeypatch.setattr(module.os, name, wrapper)
+        monkeypatch.setattr(slots_module.os, name, wrapper)
 
     for name in ("fsync", "replace"):
         noted(name)

@@ -1,0 +1,87 @@
+"""Values that a board keeps in its store beside rounds: its own head, its accelerator, the newest roster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hushfleet.config.schema import Checked, Count
+from hushfleet.config.spec import Digest, TaskId
+from hushfleet.model.own_head import HeadChoice, OwnHead
+from hushfleet.secure.roster import Roster
+
+Accelerator = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class KeptHead(Checked):
+    """The head that the device has chosen for itself. It never leaves the store.
+
+    :param global_digest: SHA-256 of the global model that it was chosen with, as it travels.
+    :param values: the flat vector, `d` little-endian float32 values.
+    """
+
+    task: TaskId
+    global_digest: Digest
+    choice: HeadChoice
+    values: bytes
+
+    @classmethod
+    def of(cls, head: OwnHead, *, task: str, global_digest: bytes) -> KeptHead:
+        return cls(task, global_digest, head.choice, head.params.astype("<f4", copy=False).tobytes())
+
+    @property
+    def params(self) -> np.ndarray:
+        """float32 `[d]`."""
+        return np.frombuffer(self.values, "<f4").astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True)
+class ChosenAccelerator(Checked):
+    """The place where a task's gradients are computed, chosen by a trial without any image of the board.
+
+    :param task: digest of the task package that it was chosen for.
+    :param runtime: the version of ONNX Runtime.
+    :param chosen: what the fleet may know.
+    :param reason: for people on the board.
+    :param failed: why the processor took over later. It may follow the number of images, and stays on the board.
+    """
+
+    task: Digest
+    runtime: str
+    chosen: Accelerator
+    reason: str
+    failed: str | None = None
+
+    @property
+    def used(self) -> Accelerator:
+        return "cpu" if self.failed is not None else self.chosen
+
+
+@dataclass(frozen=True)
+class RosterMark(Checked):
+    """The newest roster that the operator has signed, kept so that no older one is taken.
+
+    :param digest: of all that was signed.
+    :param name: for people.
+    :param devices: number of devices in it.
+    """
+
+    number: Count
+    digest: Digest
+    name: str
+    devices: Count
+
+    @staticmethod
+    def scope(federation: str, operator: bytes) -> str:
+        """Names the place of a mark in the store.
+
+        :param operator: its public key.
+        """
+        return f"{federation} {operator.hex()}"
+
+    @classmethod
+    def of(cls, roster: Roster) -> RosterMark:
+        return cls(roster.number, roster.digest(), roster.name, len(roster.devices))
