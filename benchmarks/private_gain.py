@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import Figures, make_parser, table, write
+from hushfleet.aggregator.planning.gain_table import table_name
 from hushfleet.methods.hush_rule import signal
 from hushfleet.simulator.studies.plan.simulated import Images, SimulatedFleet, deal
 
@@ -46,9 +47,11 @@ SHOWN = {
     "dp-fedavg": ("DP-FedAvg, CNN", "#e0a33e"),
     "fedglp-adp": ("FedGLP-ADP, CNN", "#b5524a"),
 }
-FEATURES = {"digits": "filters", "fashion-mnist": "scattering", "emnist": "scattering"}
+FEATURES = {"digits": "filters", "fashion-mnist": "scattering", "emnist": "scattering", "cifar10": "scattering"}
 MOST_DEALT = 24_000  # images of a fleet
-MOST_TRAIN, MOST_TEST, BATCH = {"fashion-mnist": 60_000, "emnist": 24_000}, 5_000, 64
+MOST_TRAIN = {"fashion-mnist": 60_000, "emnist": 24_000, "cifar10": 6_000}
+MOST_TEST = {"fashion-mnist": 5_000, "emnist": 5_000, "cifar10": 2_000}
+BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,10 @@ def fleets(*, quick: bool) -> Iterator[Fleet]:
     alike += [("fashion-mnist", 10, n, 300) for n in (10, 30, 80)]
     alike += [("fashion-mnist", c, n, m) for c in (2, 5) for m in (5, 20, 60) for n in (10, 30, 100)]
     alike += [("emnist", 26, n, m) for m in (20, 60) for n in (30, 100, 300, 1000)]
-    differ = [("digits", 10, 100, 12)]
+    alike += [("cifar10", 10, n, m) for m in (20, 5, 60) for n in (100, 30, 300, 14, 50)]
+    differ = [("digits", 10, 100, 12), *(("cifar10", 10, n, 20) for n in (100, 30, 300))]
     differ += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (30, 100, 300, 14, 50)]
-    alike = [size for size in alike if size[2] * size[3] <= MOST_DEALT]
+    alike = [size for size in alike if size[2] * size[3] <= min(MOST_DEALT, MOST_TRAIN.get(size[0], MOST_DEALT))]
     for seed in SEEDS:  # a seed at a time, so that a table that was not finished has all sizes
         yield from (Fleet(*size, seed=seed) for size in alike)
         yield from (Fleet(*size, seed=seed, alpha=alpha) for alpha in ALPHAS for size in differ)
@@ -121,7 +125,7 @@ def featured(data: str, *, data_dir: Path | None, kept: Path) -> tuple[Images, F
         order = np.random.default_rng(0).permutation(len(y))
         parts = [(x[order[:1200]], y[order[:1200]]), (x[order[1200:]], y[order[1200:]])]
     else:
-        parts = [(x[:most], y[:most]) for (x, y), most in zip(parts, (MOST_TRAIN[data], MOST_TEST), strict=True)]
+        parts = [(x[:most], y[:most]) for (x, y), most in zip(parts, (MOST_TRAIN[data], MOST_TEST[data]), strict=True)]
     extractor = get_features(FEATURES[data], parts[0][0].shape[1:])
     path = kept.with_name(f"{data}-{len(parts[0][1])}-{hashlib.sha256(extractor.graph).hexdigest()[:16]}.npz")
     session, began = open_session(extractor.graph), time.process_time()
@@ -160,7 +164,12 @@ def summary(lines: list[Figures]) -> Figures:
         points.append(point | {"worse": mean([each["worse"] for each in found])})
     who = {key: value for key, value in lines[0]["fleet"].items() if key != "seed"}
     alone = {test: mean([line["alone"][test] for line in lines]) for test in ("common", "own")}
-    return who | {"features": FEATURES[who["data"]], "seeds": len(lines), "alone": alone, "points": points}
+    return who | {"features": measured_as(who["data"]), "seeds": len(lines), "alone": alone, "points": points}
+
+
+def measured_as(data: str) -> str:
+    """The name of its features in the table."""
+    return table_name(FEATURES[data], colour=data == "cifar10")
 
 
 def mean(values: list[float]) -> float:
@@ -273,7 +282,7 @@ def main() -> None:
     for fleet in wanted[first::parts]:
         if fleet.data not in images:
             found = featured(fleet.data, data_dir=options.data_dir, kept=options.kept)
-            images[fleet.data], features[FEATURES[fleet.data]] = found
+            images[fleet.data], features[measured_as(fleet.data)] = found
         if fleet not in done and time.monotonic() < ends:
             done[fleet] = {"fleet": asdict(fleet), **measure(fleet, images[fleet.data].first_classes(fleet.classes))}
             with options.kept.open("a") as file:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from hushfleet.aggregator.config.task import LEAST_SHARE, Task
-from hushfleet.aggregator.planning.gain_table import Estimate, GainTable, gain_table
+from hushfleet.aggregator.planning.gain_table import Estimate, GainTable, gain_table, table_name
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.methods.hush_rule import signal
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -57,7 +57,7 @@ class Question:
     @property
     def measured_as(self) -> str:
         """The name of its features in a table."""
-        return self.features + (" of colour" if self.input_shape[0] == 3 else "")
+        return table_name(self.features, colour=self.input_shape[0] == 3)
 
     @property
     def have_order(self) -> bool:

@@ -138,6 +138,11 @@ class GainTable:
         return Estimate(signal, Accuracies(*map(float, total)), tuple(near), tuple(dict.fromkeys(outside)))
 
 
+def table_name(features: str, *, colour: bool) -> str:
+    """The name of features in a table: those of colour images are other features."""
+    return f"{features} of colour" if colour else features
+
+
 @cache
 def gain_table() -> GainTable:
     """The one that comes with the package."""
