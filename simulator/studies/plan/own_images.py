@@ -82,12 +82,13 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
             f"--data {own.name}: {len(own.train)} images to train on are too few for {LEAST_DEVICES} devices with "
             f"{asked.images} each; give more of them, or fewer to a device (--images)"
         )
-    extractor = get_features(asked.features, own.train.images.shape[1:])
+    given = _some(own.train, 2 * devices * asked.images)  # so that seeds have other images
+    extractor = get_features(asked.features, given.images.shape[1:])
     graph = FeatureGraph(lambda: extractor.graph, extractor.spec)
     began = time.process_time()
-    train = _features(graph, own.train)
+    train = _features(graph, given)
     image_s = (time.process_time() - began) / len(train)
-    images = Images(train, own.train.y, _features(graph, own.test), own.test.y)
+    images = Images(train, given.y, _features(graph, own.test), own.test.y)
     epsilons = [asked.epsilon * times for times in TIMES]
     fleets = {}
     for seed in SEEDS:
@@ -122,7 +123,7 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
     few = f"there are images for {devices} devices of {asked.devices}; they were simulated with the noise of all"
     return GainTable(
         plain,
-        measured_on=f"{len(own.train):,} images of {own.name}, and {len(own.test):,} others to test",
+        measured_on=f"{len(given):,} images of {own.name}, and {len(own.test):,} others to test",
         notes=() if devices == asked.devices else (few,),
     )
 

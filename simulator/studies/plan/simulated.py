@@ -68,7 +68,7 @@ class Dealt:
 
     @property
     def classes(self) -> int:
-        return self.mixes.shape[1]
+        return int(self.mixes.shape[1])
 
     @property
     def prior(self) -> np.ndarray:
