@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.common import Figures, make_parser, table, write
 from hushfleet.aggregator.planning.gain_table import table_name
 from hushfleet.methods.hush_rule import signal
-from hushfleet.simulator.studies.plan.simulated import Images, SimulatedFleet, deal
+from hushfleet.simulator.studies.plan.simulated import Images, SimulatedFleet, deal, mean, over_seeds
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -96,15 +96,14 @@ def fleets(*, quick: bool) -> Iterator[Fleet]:
 def measure(fleet: Fleet, images: Images) -> Figures:
     """All figures of a fleet, as `SimulatedFleet` has them."""
     dealt = deal(images, devices=fleet.devices, each=fleet.images, seed=fleet.seed, alpha=fleet.alpha)
-    simulated = SimulatedFleet(images, dealt)
+    simulated = SimulatedFleet(images, dealt, fleet.seed)
     figures: Figures = {"alone": simulated.alone, "epsilon": {}}
     for epsilon in EPSILONS:
         shared, local = (
             signal(devices=fleet.devices * part, epsilon=epsilon, delta=DELTA)
             for part in (fleet.honest**0.5, fleet.devices**-0.5)
         )
-        found = simulated.at(shared, seed=fleet.seed) | {"local": simulated.shared(local, seed=fleet.seed)[1]}
-        figures["epsilon"][f"{epsilon:g}"] = found
+        figures["epsilon"][f"{epsilon:g}"] = simulated.at(shared) | {"local": simulated.shared(local)[1]}
     return figures
 
 
@@ -151,33 +150,14 @@ def pixels(images: np.ndarray) -> np.ndarray:
 
 
 def summary(lines: list[Figures]) -> Figures:
-    """One fleet: means over its seeds, and the standard deviations of what hangs on the seed."""
-    points = []
-    for epsilon, first in lines[0]["epsilon"].items():
-        found = [line["epsilon"][epsilon] for line in lines]
-        point = {"epsilon": float(epsilon)} | {key: first[key] for key in ("rounds", "clip_norm", "directions")}
-        for head in ("shared", "chosen", "local"):
-            point[head] = {test: mean([each[head][test] for each in found]) for test in ("common", "own")}
-        point["std"] = std([each["shared"]["common"] for each in found])
-        gains = [each["chosen"]["own"] - line["alone"]["own"] for each, line in zip(found, lines, strict=True)]
-        point |= {"gain_std": std(gains), "error": mean([each["error"] for each in found])}
-        points.append(point | {"worse": mean([each["worse"] for each in found])})
+    """One fleet, over its seeds."""
     who = {key: value for key, value in lines[0]["fleet"].items() if key != "seed"}
-    alone = {test: mean([line["alone"][test] for line in lines]) for test in ("common", "own")}
-    return who | {"features": measured_as(who["data"]), "seeds": len(lines), "alone": alone, "points": points}
+    return who | {"features": measured_as(who["data"])} | over_seeds(lines)
 
 
 def measured_as(data: str) -> str:
     """The name of its features in the table."""
     return table_name(FEATURES[data], colour=data == "cifar10")
-
-
-def mean(values: list[float]) -> float:
-    return round(float(np.mean(values)), 4)
-
-
-def std(values: list[float]) -> float:
-    return round(float(np.std(values, ddof=1)), 4) if len(values) > 1 else 0.0
 
 
 def summaries(done: dict[Fleet, Figures]) -> list[Figures]:

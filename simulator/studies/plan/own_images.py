@@ -18,8 +18,8 @@ from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models.features import get_features
-from hushfleet.progress import counted
-from hushfleet.simulator.studies.plan.simulated import Figures, Images, SimulatedFleet, deal
+from hushfleet.progress import doing
+from hushfleet.simulator.studies.plan.simulated import Figures, Images, SimulatedFleet, deal, over_seeds
 
 SEEDS = (0, 1, 2)
 TIMES = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -89,53 +89,35 @@ def measured_table(asked: Question, own: OwnImages) -> GainTable:
     train = _features(graph, given)
     image_s = (time.process_time() - began) / len(train)
     images = Images(train, given.y, _features(graph, own.test), own.test.y)
-    epsilons = [asked.epsilon * times for times in TIMES]
-    fleets = {}
-    for seed in SEEDS:
-        dealt = deal(images, devices=devices, each=asked.images, seed=seed, alpha=asked.alpha)
-        fleets[seed] = SimulatedFleet(images, dealt, asked.have_order)
-    cells = [(seed, epsilon) for epsilon in epsilons for seed in SEEDS]
-    found = [
-        fleets[seed].at(signal(devices=asked.counted, epsilon=epsilon, delta=asked.delta), seed=seed)
-        for seed, epsilon in counted(cells, f"simulating {devices} devices", total=len(cells))
-    ]
-    alone = {test: float(np.mean([fleet.alone[test] for fleet in fleets.values()])) for test in ("common", "own")}
-    points = [
-        _point(epsilon, found[place * len(SEEDS) :][: len(SEEDS)], [fleets[seed].alone for seed in SEEDS])
-        for place, epsilon in enumerate(epsilons)
-    ]
-    plain: Figures = {
+    signals = {
+        asked.epsilon * times: signal(devices=asked.counted, epsilon=asked.epsilon * times, delta=asked.delta)
+        for times in TIMES
+    }
+    lines: list[Figures] = []
+    with doing(f"simulating {devices} devices", total=len(SEEDS) * len(TIMES)) as work:
+        for seed in SEEDS:
+            dealt = deal(images, devices=devices, each=asked.images, seed=seed, alpha=asked.alpha)
+            fleet = SimulatedFleet(images, dealt, seed, asked.have_order)
+            lines.append({"alone": fleet.alone, "epsilon": {}})
+            for epsilon, r in signals.items():
+                lines[-1]["epsilon"][epsilon] = fleet.at(r)
+                work.count()
+    name = asked.measured_as
+    who = {"features": name, "classes": own.classes, "devices": asked.counted, "images": asked.images}
+    plain = {
         "made_by": "hushfleet plan --data",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "seeds": SEEDS,
         "delta": asked.delta,
-        "features": {
-            asked.measured_as: {"count": extractor.count, "graph_bytes": len(extractor.graph), "image_s": image_s}
-        },
-        "fleets": [
-            {
-                "features": asked.measured_as, "classes": own.classes, "devices": asked.counted, "images": asked.images,
-                "alpha": asked.alpha, "honest": 1.0, "seeds": len(SEEDS), "alone": alone,
-                "points": points,
-            }
-        ],
-    }  # fmt: skip
+        "features": {name: {"count": extractor.count, "graph_bytes": len(extractor.graph), "image_s": image_s}},
+        "fleets": [who | {"alpha": asked.alpha, "honest": 1.0} | over_seeds(lines)],
+    }
     few = f"there are images for {devices} devices of {asked.devices}; they were simulated with the noise of all"
     return GainTable(
         plain,
         measured_on=f"{len(given):,} images of {own.name}, and {len(own.test):,} others to test",
         notes=() if devices == asked.devices else (few,),
     )
-
-
-def _point(epsilon: float, row: list[Figures], alone: list[Figures]) -> Figures:
-    """Means over the seeds, and the standard deviation of the gain."""
-    gains = [each["chosen"]["own"] - of_seed["own"] for each, of_seed in zip(row, alone, strict=True)]
-    means = {
-        head: {test: float(np.mean([each[head][test] for each in row])) for test in ("common", "own")}
-        for head in ("shared", "chosen")
-    }
-    return {"epsilon": epsilon, **means, "gain_std": float(np.std(gains, ddof=1))}
 
 
 def _features(graph: FeatureGraph, samples: Samples) -> np.ndarray:

@@ -144,11 +144,13 @@ def shared_head(dealt: Dealt, server: TailMean, rng: np.random.Generator) -> np.
 class SimulatedFleet:
     """Accuracies are means over the judged devices.
 
+    :param seed: of the noise.
     :param have_order: whether the features begin with those that say most, so that the first ones alone travel.
     """
 
     images: Images
     dealt: Dealt
+    seed: int
     have_order: bool = True
 
     @cached_property
@@ -177,26 +179,23 @@ class SimulatedFleet:
     def alone(self) -> Figures:
         return {"common": float(self._alone.mean((1, 2)).max()), "own": float(self._best.mean())}
 
-    def shared(self, signal: float, *, seed: int) -> tuple[np.ndarray, Figures]:
-        """The head `[F, C]` that all have in the end, and its accuracies.
-
-        :param seed: of the noise.
-        """
+    def shared(self, signal: float) -> tuple[np.ndarray, Figures]:
+        """The head `[F, C]` that all have in the end, and its accuracies."""
         rounds, clip_norm, directions = steps_at(signal)
         given, tested = self._given(self.dealt.x, directions), self._given(self.images.test_x, directions)
         server = TailMean(rounds, 0.0, clip_norm, math.sqrt(rounds) * len(self.dealt.y) / signal)
-        head = shared_head(Dealt(given, self.dealt.y, self.dealt.mixes), server, np.random.default_rng([seed, 2]))
+        head = shared_head(Dealt(given, self.dealt.y, self.dealt.mixes), server, np.random.default_rng([self.seed, 2]))
         by_class = self.images.by_class((tested @ head).argmax(1))
         return head, {"common": float(by_class.mean()), "own": float((self.judged.mixes @ by_class).mean())}
 
-    def at(self, signal: float, *, seed: int) -> Figures:
+    def at(self, signal: float) -> Figures:
         """What comes of a fleet of this r: `shared`, the head that all have; `chosen`, what each device makes of it.
 
         `error` is the standard error of the gain's mean over the judged devices; `worse` the share of them that are
         more than a hundredth below alone.
         """
         rounds, clip_norm, directions = steps_at(signal)
-        head, shared = self.shared(signal, seed=seed)
+        head, shared = self.shared(signal)
         layout = ParamLayout((WEIGHT, PRIOR), (head.T.shape, head.shape[1:]))
         params = np.concatenate([head.T.ravel(), np.zeros(head.shape[1], np.float32)])
         own = (self._with_leading(x, y, directions) for x, y in zip(self.judged.x, self.judged.y, strict=True))
@@ -224,6 +223,34 @@ class SimulatedFleet:
         if given is features:
             return _samples(features, labels)
         return _samples(np.concatenate([given, features], 1), labels, given.shape[1])
+
+
+def over_seeds(lines: list[Figures]) -> Figures:
+    """Means over the seeds of a fleet, and the standard deviations of what hangs on the seed.
+
+    :param lines: of each seed `alone`, and what came of each `epsilon`.
+    """
+    points = []
+    for epsilon, first in lines[0]["epsilon"].items():
+        found = [line["epsilon"][epsilon] for line in lines]
+        point = {"epsilon": float(epsilon)} | {key: first[key] for key in ("rounds", "clip_norm", "directions")}
+        for head in ("shared", "chosen", "local"):
+            if head in first:
+                point[head] = {test: mean([each[head][test] for each in found]) for test in ("common", "own")}
+        point["std"] = _std([each["shared"]["common"] for each in found])
+        gains = [each["chosen"]["own"] - line["alone"]["own"] for each, line in zip(found, lines, strict=True)]
+        point |= {"gain_std": _std(gains), "error": mean([each["error"] for each in found])}
+        points.append(point | {"worse": mean([each["worse"] for each in found])})
+    alone = {test: mean([line["alone"][test] for line in lines]) for test in ("common", "own")}
+    return {"seeds": len(lines), "alone": alone, "points": points}
+
+
+def mean(values: list[float]) -> float:
+    return round(float(np.mean(values)), 4)
+
+
+def _std(values: list[float]) -> float:
+    return round(float(np.std(values, ddof=1)), 4) if len(values) > 1 else 0.0
 
 
 def _samples(features: np.ndarray, labels: np.ndarray, given: int | None = None) -> FeatureSamples:

@@ -69,8 +69,8 @@ def test_a_louder_fleet_gains_less_and_alone_stays() -> None:
     x = (np.eye(3, 40)[y] + 0.7 * rng.standard_normal((600, 40))).astype(np.float32)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     images = Images(x[:300], y[:300], x[300:], y[300:])
-    fleet = SimulatedFleet(images, deal(images, devices=30, each=8, seed=0))
-    quiet, loud = (fleet.at(r, seed=0) for r in (100.0, 2.0))
+    fleet = SimulatedFleet(images, deal(images, devices=30, each=8, seed=0), seed=0)
+    quiet, loud = (fleet.at(r) for r in (100.0, 2.0))
     assert quiet["shared"]["common"] > fleet.alone["common"] > loud["shared"]["common"]
     assert quiet["chosen"]["own"] > loud["chosen"]["own"]
     assert (quiet["directions"], loud["directions"]) == (248, 32)
