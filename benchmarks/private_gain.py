@@ -2,9 +2,8 @@
 
     python -m benchmarks.private_gain --kept FILE [--quick] [--data-dir DIR] [--table FILE] [--figure FILE.svg]
 
-Method `hush` with secure sums, simulated exactly: the noise of each sum is drawn at once, all devices' local steps are
-one array, and nothing is quantised, so that a cell takes seconds. Features, own heads, rounds, clip norm and noise come
-from the product's own functions. Unit device, delta 1e-5, every device in every round.
+Method `hush` with secure sums, by the simulation of `hushfleet plan --data` (`simulator/studies/plan/simulated.py`).
+Unit device, delta 1e-5, every device in every round.
 
 A fleet is a data set, divided among so many devices with so many images, by a seed. For each epsilon there are
 
@@ -31,23 +30,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from scipy.special import softmax
 
 from benchmarks.common import Figures, make_parser, table, write
-from hushfleet.methods.hush_rule import rule, signal
-from hushfleet.model.own_head import mixture
-from hushfleet.model.softmax import fit, rotated
-from hushfleet.models.features.whitening import unit_with_bias
-from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
-from hushfleet.simulator.engines.fast.alone_on_features import PENALTIES
+from hushfleet.aggregator.planning.gain_table import table_name
+from hushfleet.methods.hush_rule import signal
+from hushfleet.simulator.studies.plan.simulated import Images, SimulatedFleet, deal, mean, over_seeds
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 SEEDS = (0, 1, 2)
 ALPHAS = (0.5, 0.1)
-STEPS, RATE = 5, 16.0  # of a device's gradient descent in a round
-JUDGED = 12  # devices of a fleet that are compared with training alone
 DIGITS = {5: (30, 100, 200), 12: (10, 30, 50), 36: (10, 20), 60: (8,)}  # devices, by images; 1,200 are there
 SHOWN = {
     "hush": ("hush", "#1b6ca8"),
@@ -55,9 +47,11 @@ SHOWN = {
     "dp-fedavg": ("DP-FedAvg, CNN", "#e0a33e"),
     "fedglp-adp": ("FedGLP-ADP, CNN", "#b5524a"),
 }
-FEATURES = {"digits": "filters", "fashion-mnist": "scattering", "emnist": "scattering"}
+FEATURES = {"digits": "filters", "fashion-mnist": "scattering", "emnist": "scattering", "cifar10": "scattering"}
 MOST_DEALT = 24_000  # images of a fleet
-MOST_TRAIN, MOST_TEST, BATCH = {"fashion-mnist": 60_000, "emnist": 24_000}, 5_000, 64
+MOST_TRAIN = {"fashion-mnist": 60_000, "emnist": 24_000, "cifar10": 6_000}
+MOST_TEST = {"fashion-mnist": 5_000, "emnist": 5_000, "cifar10": 2_000}
+BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -89,170 +83,27 @@ def fleets(*, quick: bool) -> Iterator[Fleet]:
     alike += [("fashion-mnist", 10, n, 300) for n in (10, 30, 80)]
     alike += [("fashion-mnist", c, n, m) for c in (2, 5) for m in (5, 20, 60) for n in (10, 30, 100)]
     alike += [("emnist", 26, n, m) for m in (20, 60) for n in (30, 100, 300, 1000)]
-    differ = [("digits", 10, 100, 12)]
+    alike += [("cifar10", 10, n, m) for m in (20, 5, 60) for n in (100, 30, 300, 14, 50)]
+    differ = [("digits", 10, 100, 12), *(("cifar10", 10, n, 20) for n in (100, 30, 300))]
     differ += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (30, 100, 300, 14, 50)]
-    alike = [size for size in alike if size[2] * size[3] <= MOST_DEALT]
+    alike = [size for size in alike if size[2] * size[3] <= min(MOST_DEALT, MOST_TRAIN.get(size[0], MOST_DEALT))]
     for seed in SEEDS:  # a seed at a time, so that a table that was not finished has all sizes
         yield from (Fleet(*size, seed=seed) for size in alike)
         yield from (Fleet(*size, seed=seed, alpha=alpha) for alpha in ALPHAS for size in differ)
         yield Fleet("fashion-mnist", 10, 100, 20, seed=seed, honest=0.9)
 
 
-@dataclass(frozen=True)
-class Images:
-    """Features and labels: float32 `[n, F]` and int64 `[n]`, to train on and to test with."""
-
-    x: np.ndarray
-    y: np.ndarray
-    test_x: np.ndarray
-    test_y: np.ndarray
-
-    @property
-    def classes(self) -> int:
-        return int(self.y.max()) + 1
-
-    def first_classes(self, count: int) -> Images:
-        train, test = self.y < count, self.test_y < count
-        return Images(self.x[train], self.y[train], self.test_x[test], self.test_y[test])
-
-    def by_class(self, guesses: np.ndarray) -> np.ndarray:
-        """Accuracy on each class of the test set, `[..., C]`, of guesses `[..., n]`."""
-        right = guesses == self.test_y
-        return np.stack([right[..., self.test_y == c].mean(-1) for c in range(self.classes)], -1)
-
-
-@dataclass(frozen=True)
-class Dealt:
-    """Features `[n, m, F]` and labels `[n, m]` of n devices with m images.
-
-    :param mixes: `[n, C]`, the shares of the classes where a device's images come from; its few images have others.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    mixes: np.ndarray
-
-    @property
-    def classes(self) -> int:
-        return self.mixes.shape[1]
-
-    @property
-    def prior(self) -> np.ndarray:
-        """The log of the own label shares with one image added to each class, as method `hush` has it."""
-        counts = np.stack([np.bincount(y, minlength=self.classes) for y in self.y]) + 1
-        logs: np.ndarray = np.log(counts / counts.sum(1, keepdims=True)).astype(np.float32)
-        return logs
-
-    def first(self, devices: int) -> Dealt:
-        return Dealt(self.x[:devices], self.y[:devices], self.mixes[:devices])
-
-
-def leading(features: np.ndarray, directions: int) -> np.ndarray:
-    """What a shared head is given of all features: the first ones, as the task's graph gives them; or all."""
-    if directions >= features.shape[-1] - 1:
-        return features
-    return unit_with_bias(torch.from_numpy(features[..., :directions])).numpy()
-
-
-def deal(images: Images, fleet: Fleet) -> Dealt:
-    """Draws each device's mix, and then its images by that; a class that is used up is replaced by the others."""
-    if fleet.devices * fleet.images > len(images.y):
-        raise SystemExit(f"{fleet.data} has {len(images.y)} images: too few for {fleet}")
-    rng = np.random.default_rng([fleet.seed, 1])
-    pools = [list(rng.permutation(np.flatnonzero(images.y == c))) for c in range(images.classes)]
-    if fleet.alpha is None:
-        mixes = np.full((fleet.devices, images.classes), 1 / images.classes)
-    else:
-        mixes = rng.dirichlet(np.full(images.classes, fleet.alpha), fleet.devices)
-    of = []
-    for mix in mixes:
-        held: list[int] = []
-        while len(held) < fleet.images:
-            left = mix * [bool(pool) for pool in pools] + [1e-9 * bool(pool) for pool in pools]
-            for label, count in enumerate(rng.multinomial(fleet.images - len(held), left / left.sum())):
-                held += [pools[label].pop() for _ in range(min(count, len(pools[label])))]
-        of.append(held)
-    return Dealt(images.x[np.array(of)], images.y[np.array(of)], mixes)
-
-
-def shared_head(
-    dealt: Dealt, *, rounds: int, clip_norm: float, noise_std: float, rng: np.random.Generator
-) -> np.ndarray:
-    """The head `[F, C]` after all rounds: the mean of the last third of the iterates.
-
-    :param noise_std: of a sum's noise.
-    """
-    devices, count, features = dealt.x.shape
-    flat, prior = dealt.x.reshape(-1, features), dealt.prior[:, None]
-    gram = dealt.x @ dealt.x.transpose(0, 2, 1)
-    targets = np.eye(dealt.classes, dtype=np.float32)[dealt.y]
-    head, iterates = np.zeros((features, dealt.classes), np.float32), []
-    for _ in range(rounds):
-        offset = (flat @ head).reshape(targets.shape) + prior
-        dual = np.zeros_like(offset)  # the update is x^T dual
-        for _ in range(STEPS):
-            dual -= RATE / count * (softmax(offset + gram @ dual, axis=-1) - targets)
-        norms = np.sqrt((dual * (gram @ dual)).sum((1, 2)))
-        scale = np.divide(clip_norm, norms, out=np.zeros_like(norms), where=norms > 0)
-        total = flat.T @ (dual * scale[:, None, None]).reshape(-1, dealt.classes)
-        head = head + ((total + noise_std * rng.standard_normal(head.shape)) / devices).astype(np.float32)
-        iterates.append(head)
-    late: np.ndarray = np.mean(iterates[-math.ceil(rounds / 3) :], axis=0)
-    return late
-
-
-def alone(dealt: Dealt, images: Images) -> np.ndarray:
-    """Accuracy by class of each way to learn alone, `[ways, devices, C]`."""
-    guesses = []
-    for x, y in zip(dealt.x, dealt.y, strict=True):
-        basis = rotated(x)
-        offsets = np.zeros((len(PENALTIES), images.classes, len(y)), np.float32)
-        heads = fit(basis.z, basis.moments, y, offsets, np.array(PENALTIES)) @ basis.axes
-        nearest = y[(images.test_x @ x.T).argmax(1)]  # all features have one norm
-        held = np.unique(y)
-        means = np.stack([x[y == c].mean(0) for c in held])
-        closest = held[(images.test_x @ means.T - (means**2).sum(1) / 2).argmax(1)]
-        guesses.append([*((images.test_x @ head.T).argmax(1) for head in heads), nearest, closest])
-    return images.by_class(np.array(guesses).swapaxes(0, 1))
-
-
 def measure(fleet: Fleet, images: Images) -> Figures:
-    """All figures of a fleet. Accuracies are means over the judged devices; `error` is the standard error of the
-    gain's mean over them, and `worse` the share of them that do worse than alone by more than a hundredth."""
-    dealt = deal(images, fleet)
-    judged = dealt.first(JUDGED)
-    shares = judged.mixes
-    ways = alone(judged, images)
-    own_ways = (ways * shares).sum(-1)  # [ways, devices]
-    best = own_ways[own_ways.mean(1).argmax()]
-    figures: Figures = {"alone": {"common": float(ways.mean((1, 2)).max()), "own": float(best.mean())}, "epsilon": {}}
+    """All figures of a fleet, as `SimulatedFleet` has them."""
+    dealt = deal(images, devices=fleet.devices, each=fleet.images, seed=fleet.seed, alpha=fleet.alpha)
+    simulated = SimulatedFleet(images, dealt, fleet.seed)
+    figures: Figures = {"alone": simulated.alone, "epsilon": {}}
     for epsilon in EPSILONS:
-        found: dict[str, Any] = {}
-        for name, extra in (("shared", fleet.honest**-0.5), ("local", fleet.devices**0.5)):
-            counted = fleet.devices / extra
-            rounds, clip_norm, directions = rule(devices=counted, epsilon=epsilon, delta=DELTA)
-            given = replace(dealt, x=leading(dealt.x, directions))
-            tested = leading(images.test_x, directions)
-            multiplier = noise_multiplier_for(epsilon=epsilon, delta=DELTA, steps=rounds)
-            rng = np.random.default_rng([fleet.seed, 2])
-            std = multiplier * clip_norm * extra
-            head = shared_head(given, rounds=rounds, clip_norm=clip_norm, noise_std=std, rng=rng)
-            by_class = images.by_class((tested @ head).argmax(1))
-            found[name] = {"common": float(by_class.mean()), "own": float((shares @ by_class).mean())}
-            if name == "shared":
-                found |= {"rounds": rounds, "clip_norm": clip_norm, "directions": directions, "multiplier": multiplier}
-                r = signal(devices=counted, epsilon=epsilon, delta=DELTA)
-                own = zip(judged.x, given.x, judged.y, strict=False)
-                heads = [mixture(x, y, (shown @ head).T, r) for x, shown, y in own]
-                logits = tested @ head
-                guesses = [(each.scale * logits + images.test_x @ each.pull.T).argmax(1) for each in heads]
-                classes = images.by_class(np.array(guesses))
-                own = (classes * shares).sum(-1)
-                gain = own - best
-                found["chosen"] = {"common": float(classes.mean()), "own": float(own.mean())}
-                found["error"] = float(gain.std(ddof=1) / math.sqrt(len(gain)))
-                found["worse"] = float((gain < -0.01).mean())
-        figures["epsilon"][f"{epsilon:g}"] = found
+        shared, local = (
+            signal(devices=fleet.devices * part, epsilon=epsilon, delta=DELTA)
+            for part in (fleet.honest**0.5, fleet.devices**-0.5)
+        )
+        figures["epsilon"][f"{epsilon:g}"] = simulated.at(shared) | {"local": simulated.shared(local)[1]}
     return figures
 
 
@@ -273,7 +124,7 @@ def featured(data: str, *, data_dir: Path | None, kept: Path) -> tuple[Images, F
         order = np.random.default_rng(0).permutation(len(y))
         parts = [(x[order[:1200]], y[order[:1200]]), (x[order[1200:]], y[order[1200:]])]
     else:
-        parts = [(x[:most], y[:most]) for (x, y), most in zip(parts, (MOST_TRAIN[data], MOST_TEST), strict=True)]
+        parts = [(x[:most], y[:most]) for (x, y), most in zip(parts, (MOST_TRAIN[data], MOST_TEST[data]), strict=True)]
     extractor = get_features(FEATURES[data], parts[0][0].shape[1:])
     path = kept.with_name(f"{data}-{len(parts[0][1])}-{hashlib.sha256(extractor.graph).hexdigest()[:16]}.npz")
     session, began = open_session(extractor.graph), time.process_time()
@@ -299,28 +150,14 @@ def pixels(images: np.ndarray) -> np.ndarray:
 
 
 def summary(lines: list[Figures]) -> Figures:
-    """One fleet: means over its seeds, and the standard deviations of what hangs on the seed."""
-    points = []
-    for epsilon, first in lines[0]["epsilon"].items():
-        found = [line["epsilon"][epsilon] for line in lines]
-        point = {"epsilon": float(epsilon)} | {key: first[key] for key in ("rounds", "clip_norm", "directions")}
-        for head in ("shared", "chosen", "local"):
-            point[head] = {test: mean([each[head][test] for each in found]) for test in ("common", "own")}
-        point["std"] = std([each["shared"]["common"] for each in found])
-        gains = [each["chosen"]["own"] - line["alone"]["own"] for each, line in zip(found, lines, strict=True)]
-        point |= {"gain_std": std(gains), "error": mean([each["error"] for each in found])}
-        points.append(point | {"worse": mean([each["worse"] for each in found])})
+    """One fleet, over its seeds."""
     who = {key: value for key, value in lines[0]["fleet"].items() if key != "seed"}
-    alone = {test: mean([line["alone"][test] for line in lines]) for test in ("common", "own")}
-    return who | {"features": FEATURES[who["data"]], "seeds": len(lines), "alone": alone, "points": points}
+    return who | {"features": measured_as(who["data"])} | over_seeds(lines)
 
 
-def mean(values: list[float]) -> float:
-    return round(float(np.mean(values)), 4)
-
-
-def std(values: list[float]) -> float:
-    return round(float(np.std(values, ddof=1)), 4) if len(values) > 1 else 0.0
+def measured_as(data: str) -> str:
+    """The name of its features in the table."""
+    return table_name(FEATURES[data], colour=data == "cifar10")
 
 
 def summaries(done: dict[Fleet, Figures]) -> list[Figures]:
@@ -425,7 +262,7 @@ def main() -> None:
     for fleet in wanted[first::parts]:
         if fleet.data not in images:
             found = featured(fleet.data, data_dir=options.data_dir, kept=options.kept)
-            images[fleet.data], features[FEATURES[fleet.data]] = found
+            images[fleet.data], features[measured_as(fleet.data)] = found
         if fleet not in done and time.monotonic() < ends:
             done[fleet] = {"fleet": asdict(fleet), **measure(fleet, images[fleet.data].first_classes(fleet.classes))}
             with options.kept.open("a") as file:

@@ -41,8 +41,8 @@ def _warn(simulation: Simulation, console: Console) -> None:
     """Warns where a run of this size would not pay."""
     devices = simulation.fleet.devices
     images = max(1, round(sum(len(each.train) for each in devices) / len(devices)))
-    classes = len(simulation.prepared.spec.model.class_names)
-    advice = worth_it(simulation.task, classes=classes, images=images)
+    model = simulation.prepared.spec.model
+    advice = worth_it(simulation.task, classes=len(model.class_names), images=images, shape=model.image_shape)
     if advice is not None and advice.warning is not None:
         console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
 

@@ -128,7 +128,8 @@ def register(app: typer.Typer) -> None:
                 prepared = prepared_under_its_id(task, store, data_dir=data_dir, run_id=run_id)
             if task.privacy.accounting == "as-published":
                 console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)
-            advice = worth_it(task, classes=len(prepared.spec.model.class_names))
+            model = prepared.spec.model
+            advice = worth_it(task, classes=len(model.class_names), shape=model.image_shape)
             if advice is not None and advice.warning is not None:
                 console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
             engine = RoundEngine(store, prepared, device=torch_device(device.value))

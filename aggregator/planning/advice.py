@@ -10,7 +10,7 @@ import numpy as np
 
 from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.planning.gain_table import Estimate, gain_table
+from hushfleet.aggregator.planning.gain_table import Estimate, GainTable, gain_table, table_name
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.methods.hush_rule import signal
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -20,6 +20,8 @@ WORTH = 0.01
 """A gain below a point is not worth an epsilon."""
 BETWEEN_DATA = 0.1
 """How far the gains of two data sets may lie apart, with the same r, images and classes."""
+LEAST_SIGNAL = 12.0
+"""The r below which no gain is promised on images that were not measured."""
 USUAL_IMAGES = 20  # a device, where nobody knows
 _MOST_DEVICES = 100_000
 _EPSILONS = np.geomspace(0.1, 32, 120)
@@ -32,6 +34,7 @@ class Question:
     """A fleet that is thought of.
 
     :param images: training images a device.
+    :param shape: channels, height and width of an image; None: grey ones of the usual size.
     :param alpha: of the Dirichlet by which the devices' labels differ; None: alike.
     :param local: whether each device adds all of the noise, and nobody is trusted; else sums are secure.
     """
@@ -45,6 +48,22 @@ class Question:
     honest_fraction: float = 0.9
     alpha: float | None = None
     local: bool = False
+    shape: tuple[int, int, int] | None = None
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        side = 8 if self.features == "filters" else 28
+        return self.shape or (1, side, side)
+
+    @property
+    def measured_as(self) -> str:
+        """The name of its features in a table."""
+        return table_name(self.features, colour=self.input_shape[0] == 3)
+
+    @property
+    def have_order(self) -> bool:
+        """Whether the features begin with those that say most, so that a shared head is given these alone."""
+        return not self.features.endswith(".onnx")
 
     @property
     def least_devices(self) -> int:
@@ -69,14 +88,14 @@ class Question:
         """As many devices, all of them honest and there, would have as much noise in their mean as these have."""
         return math.sqrt(self.devices * (1 if self.local else self.honest_devices))
 
-    def estimate(self, counted: float | None = None) -> Estimate:
+    def estimate(self, table: GainTable, *, counted: float | None = None) -> Estimate:
         """Raises `BadInput` or `PrivacyError` for fleets or epsilons that cannot be.
 
         :param counted: in place of the question's own, where a task says among how many devices it divides the noise.
         """
         r = signal(devices=counted or self.counted, epsilon=self.epsilon, delta=self.delta)
-        return gain_table().estimate(
-            features=self.features, signal=r, images=self.images, classes=self.classes, alpha=self.alpha
+        return table.estimate(
+            features=self.measured_as, signal=r, images=self.images, classes=self.classes, alpha=self.alpha
         )
 
 
@@ -86,16 +105,30 @@ class Advice:
 
     question: Question
     estimate: Estimate
+    table: GainTable
 
     @classmethod
-    def on(cls, question: Question) -> Advice:
-        return cls(question, question.estimate())
+    def on(cls, question: Question, table: GainTable | None = None) -> Advice:
+        """:param table: default the one that comes with the package."""
+        table = table or gain_table()
+        return cls(question, question.estimate(table), table)
+
+    @property
+    def unsure(self) -> float:
+        """How far the gain of the user's own fleet may lie from the one that was measured."""
+        return 2 * self.estimate.accuracies.spread if self.table.measured_on else BETWEEN_DATA
+
+    @property
+    def too_small(self) -> bool:
+        return not self.table.measured_on and self.estimate.signal < LEAST_SIGNAL
 
     @property
     def answer(self) -> Answer:
         """Whether it pays with any data; with some, if these are like what was measured; or with neither."""
         gain = self.estimate.accuracies.gain
-        return "no" if gain < WORTH else "perhaps" if gain < BETWEEN_DATA else "yes"
+        if gain < WORTH or self.too_small:
+            return "no"
+        return "perhaps" if gain < self.unsure else "yes"
 
     @property
     def in_words(self) -> str:
@@ -106,10 +139,19 @@ class Advice:
         if self.answer == "yes":
             return f"It pays: {fleet}: about {gain}"
         if self.answer == "no":
-            return f"It does not pay: {fleet}: about {gain}; keep the images on the boards and train there"
+            why = (
+                f" (the noise hides what so few devices have in common: r is {self.estimate.signal:.1f}, and "
+                f"{LEAST_SIGNAL:g} are needed)"
+            )
+            return (
+                f"It does not pay: {fleet}: about {gain}{why if self.too_small else ''}; keep the images on the boards "
+                "and train there"
+            )
+        if self.table.measured_on:
+            return f"Perhaps: {fleet}: about {gain}, give or take {100 * self.unsure:.1f} from one seed to another"
         return (
-            f"Perhaps: {fleet}: about {gain}, give or take {100 * BETWEEN_DATA:.0f} from one data set to another; try "
-            "hushfleet simulate with images like yours"
+            f"Perhaps: {fleet}: about {gain}, give or take {100 * self.unsure:.0f} from one data set to another; "
+            "measure it with images like yours: hushfleet plan --data FOLDER, or hushfleet simulate"
         )
 
     @property
@@ -128,12 +170,11 @@ class Advice:
         place = self._first([replace(self.question, epsilon=float(epsilon)) for epsilon in _EPSILONS])
         return None if place is None else float(_EPSILONS[place])
 
-    @staticmethod
-    def _first(questions: list[Question]) -> int | None:
+    def _first(self, questions: list[Question]) -> int | None:
         first = None
         for place in reversed(range(len(questions))):
             try:
-                if Advice.on(questions[place]).answer != "yes":
+                if Advice.on(questions[place], self.table).answer != "yes":
                     break
             except (BadInput, PrivacyError):  # too few devices for a secure sum
                 break
@@ -141,10 +182,13 @@ class Advice:
         return first
 
 
-def worth_it(task: Task, *, classes: int, images: int | None = None) -> Advice | None:
+def worth_it(
+    task: Task, *, classes: int, images: int | None = None, shape: tuple[int, int, int] | None = None
+) -> Advice | None:
     """The advice on a task of method `hush`; None for others, and for those without noise, which nobody has measured.
 
     :param images: training images a device; None: nobody knows, and 20 are taken.
+    :param shape: of an image, as `Question.shape`.
     """
     privacy = task.privacy
     if task.method.name != "hush" or privacy.unit != "device" or not task.noises_updates:
@@ -158,5 +202,7 @@ def worth_it(task: Task, *, classes: int, images: int | None = None) -> Advice |
         delta=task.delta,
         features=task.model.features or ("scattering" if task.model.share == "all" else f"of {task.model.name}"),
         alpha=task.data.alpha if task.data.partition.startswith("dirichlet") else None,
+        shape=shape,
     )
-    return Advice(asked, asked.estimate(math.sqrt(task.cohort_size * task.noise_split)))
+    table, counted = gain_table(), math.sqrt(task.cohort_size * task.noise_split)
+    return Advice(asked, asked.estimate(table, counted=counted), table)

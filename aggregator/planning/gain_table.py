@@ -52,10 +52,12 @@ class Accuracies:
 class Estimate(NamedTuple):
     """What the table says of a fleet.
 
+    :param signal: r of the fleet.
     :param near: the measured cells that it was interpolated between, in words.
     :param outside: in what the fleet lies outside of the table, in words; empty where it does not.
     """
 
+    signal: float
     accuracies: Accuracies
     near: tuple[str, ...]
     outside: tuple[str, ...]
@@ -79,9 +81,12 @@ class GainTable:
     """The measured cells.
 
     :param plain: as the script writes them.
+    :param measured_on: the images of the user's own that they were measured on; empty: on stand-ins for these.
+    :param notes: what else has to be said of all cells.
     """
 
-    def __init__(self, plain: Mapping[str, Any]) -> None:
+    def __init__(self, plain: Mapping[str, Any], *, measured_on: str = "", notes: tuple[str, ...] = ()) -> None:
+        self.measured_on, self.notes = measured_on, notes
         self.seeds, self.date, self.made_by = plain["seeds"], plain["date"], plain["made_by"]
         self.least_seeds = min((fleet["seeds"] for fleet in plain["fleets"]), default=0)  # not all have all of them
         self.features: Mapping[str, Mapping[str, float]] = plain["features"]
@@ -102,7 +107,7 @@ class GainTable:
 
         Features that were not measured are taken for scattering.
         """
-        outside = []
+        outside = list(self.notes)
         if features not in {key[0] for key in self._curves}:
             outside.append(f"features {features!r} were not measured; these are scattering's figures")
             features = "scattering"
@@ -130,7 +135,12 @@ class GainTable:
                     )
         if not _within(classes, seen := [key[2] for key in known]):
             outside.append(f"classes {classes} outside of {min(seen)} to {max(seen)}")
-        return Estimate(Accuracies(*map(float, total)), tuple(near), tuple(dict.fromkeys(outside)))
+        return Estimate(signal, Accuracies(*map(float, total)), tuple(near), tuple(dict.fromkeys(outside)))
+
+
+def table_name(features: str, *, colour: bool) -> str:
+    """The name of features in a table: those of colour images are other features."""
+    return f"{features} of colour" if colour else features
 
 
 @cache

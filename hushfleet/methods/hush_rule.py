@@ -45,11 +45,12 @@ def signal(*, devices: float, epsilon: float, delta: float) -> float:
 
 
 def rule(*, devices: float, epsilon: float, delta: float, rounds: int = ROUNDS) -> Steps:
-    """Rounds, clip norm and directions; other parameters as `signal`.
+    """Rounds, clip norm and directions; parameters as `signal` and `steps_at` have them."""
+    return steps_at(signal(devices=devices, epsilon=epsilon, delta=delta), rounds=rounds)
 
-    :param rounds: of a task that says how many.
-    """
-    r = signal(devices=devices, epsilon=epsilon, delta=delta)
+
+def steps_at(r: float, *, rounds: int = ROUNDS) -> Steps:
+    """:param rounds: of a task that says how many."""
     clip_norm = min(WAY * r, LONGEST_WAY) / rounds
     return Steps(rounds, float(f"{clip_norm:.3g}"), max(LEAST_DIRECTIONS, 8 * round(DIRECTIONS * r / 8)))
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hushfleet.aggregator.planning.advice import Question
-from hushfleet.aggregator.planning.gain_table import gain_table
+from hushfleet.aggregator.planning.gain_table import GainTable, gain_table
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import Board
 from hushfleet.methods.hush_rule import rule
@@ -62,13 +62,16 @@ class Needs:
         return self.rounds * self.down + self.once
 
 
-def needs(asked: Question) -> Needs:
-    """Raises `BadInput` or `PrivacyError` where no secure sum can be made of so few devices."""
+def needs(asked: Question, table: GainTable | None = None) -> Needs:
+    """What a fleet takes. Raises `BadInput` or `PrivacyError` where no secure sum can be made of so few devices.
+
+    :param table: default the one that comes with the package.
+    """
     steps = rule(devices=asked.counted, epsilon=asked.epsilon, delta=asked.delta)
     multiplier = noise_multiplier_for(epsilon=asked.epsilon, delta=asked.delta, steps=steps.rounds)
-    count = int(feature_figures(asked.features)["count"])
-    ordered = not asked.features.endswith(".onnx")
-    given = min(steps.directions + 1, count) if ordered else count
+    features = feature_figures(asked, table)
+    count = int(features["count"])
+    given = min(steps.directions + 1, count) if asked.have_order else count
     values = asked.classes * given
     bits, members, up, answer, honest = 0, 0, values * 3.06 / 8, 0.0, 1
     if not asked.local:
@@ -89,7 +92,7 @@ def needs(asked: Question) -> Needs:
     return Needs(
         rounds=steps.rounds,
         clip_norm=steps.clip_norm,
-        directions=given - 1 if ordered else None,
+        directions=given - 1 if asked.have_order else None,
         noise_multiplier=multiplier,
         share_std=multiplier / math.sqrt(honest),
         epsilon_exchange=exchanged,
@@ -99,32 +102,43 @@ def needs(asked: Question) -> Needs:
         up=up + HEADER_BYTES,
         answer=answer,
         down=values * DIFFERENCE_BITS / 8 + HEADER_BYTES,
-        once=feature_figures(asked.features)["graph_bytes"] + ROSTER_BYTES * asked.devices + 4 * values,
+        once=features["graph_bytes"] + ROSTER_BYTES * asked.devices + 4 * values,
     )
 
 
 @dataclass(frozen=True)
-class BoardTimes:
-    """Seconds that a board works: the features of its images, once, and each round with its transfers."""
+class BoardCosts:
+    """Seconds that a board works, and watt-hours: the features of its images, once, and each round with its transfers.
+
+    Energy is the profile's active power while the board computes, and its idle power while it transfers.
+    """
 
     board: str
     features_s: float
     round_s: float
+    features_wh: float
+    round_wh: float
 
     @classmethod
-    def of(cls, board: Board, asked: Question, needed: Needs) -> BoardTimes:
+    def of(cls, board: Board, asked: Question, needed: Needs, table: GainTable | None = None) -> BoardCosts:
+        """:param table: as of `needs`."""
         speed = float(board.relative_cpu_speed)
         up_s = (needed.up + needed.answer) * 8e-6 / float(board.network_up_mbit_s)
         down_s = needed.down * 8e-6 / float(board.network_down_mbit_s)
         waits_s = 8 * float(board.network_latency_ms) / 1000  # plan, ask and known, want, offer, ack
+        features_s = asked.images * feature_figures(asked, table)["image_s"] / speed
+        active_w, idle_w = float(board.power_active_w), float(board.power_idle_w)
+        transfers_s, computes_s = up_s + down_s + waits_s, ROUND_S / speed
         return cls(
             board.name,
-            asked.images * feature_figures(asked.features)["image_s"] / speed,
-            ROUND_S / speed + up_s + down_s + waits_s,
+            features_s,
+            computes_s + transfers_s,
+            active_w * features_s / 3600,
+            (active_w * computes_s + idle_w * transfers_s) / 3600,
         )
 
 
-def feature_figures(features: str) -> dict[str, float]:
+def feature_figures(asked: Question, table: GainTable | None = None) -> dict[str, float]:
     """Measured by `benchmarks/private_gain.py`; of features that were not measured, scattering's."""
-    known = gain_table().features
-    return dict(known.get(features, known["scattering"]))
+    known = (table or gain_table()).features
+    return dict(known.get(asked.measured_as) or known["scattering"])

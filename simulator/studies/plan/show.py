@@ -10,19 +10,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from hushfleet.aggregator.planning.advice import BETWEEN_DATA, Advice, Answer, Question
-from hushfleet.aggregator.planning.gain_table import gain_table
 from hushfleet.aggregator.results.report.words import percent, size
 from hushfleet.privacy.protection import protection
-from hushfleet.simulator.studies.plan.needs import BoardTimes, Needs
+from hushfleet.simulator.studies.plan.needs import BoardCosts, Needs
 from hushfleet.simulator.units import shown_time
 
 _STYLES: dict[Answer, str] = {"yes": "bold green", "no": "bold red", "perhaps": "bold yellow"}
 
 
-def to_plain(advice: Advice, needed: Needs, times: list[BoardTimes]) -> dict[str, object]:
+def to_plain(advice: Advice, needed: Needs, boards: list[BoardCosts]) -> dict[str, object]:
     return {
         "question": asdict(advice.question),
         "answer": advice.answer,
+        "signal": advice.estimate.signal,
+        "measured_on": advice.table.measured_on,
         "in_words": advice.in_words,
         "accuracy": asdict(advice.estimate.accuracies) | {"gain": advice.estimate.accuracies.gain},
         "near": advice.estimate.near,
@@ -30,11 +31,11 @@ def to_plain(advice: Advice, needed: Needs, times: list[BoardTimes]) -> dict[str
         "least_devices": advice.least_devices(),
         "least_epsilon": advice.least_epsilon(),
         "needs": asdict(needed),
-        "boards": [asdict(each) for each in times],
+        "boards": [asdict(each) for each in boards],
     }
 
 
-def show(console: Console, advice: Advice, needed: Needs, times: list[BoardTimes]) -> None:
+def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCosts]) -> None:
     """For people."""
     asked, found = advice.question, advice.estimate.accuracies
     console.print(f"[{_STYLES[advice.answer]}]{escape(advice.in_words)}[/].\n", soft_wrap=True)
@@ -48,19 +49,26 @@ def show(console: Console, advice: Advice, needed: Needs, times: list[BoardTimes
         accuracy.add_row(test, percent(alone), percent(shared), f"{100 * (shared - alone):+.1f} points")
     console.print(accuracy)
     takes = Table(show_header=False)
-    for name, text in (_turning(advice) | _promise(asked, needed) | _costs(needed) | _times(needed, times)).items():
+    for name, text in (_turning(advice) | _promise(asked, needed) | _costs(needed) | _boards(needed, boards)).items():
         takes.add_row(name, text)
     console.print(takes)
-    table = gain_table()
     console.print(
-        f"Interpolated between: {'; '.join(advice.estimate.near)}. Over {table.least_seeds} seeds or more the gain "
-        f"varies by +-{100 * found.spread:.1f} points, and from one data set to another by some "
-        f"{100 * BETWEEN_DATA:.0f}. Measured by {table.made_by} on {table.date}. How long a round "
-        "lasts is up to the slowest board: hushfleet forecast.",
-        soft_wrap=True,
+        f"{_measured(advice)} How long a round lasts is up to the slowest board: hushfleet forecast.", soft_wrap=True
     )
     for each in advice.estimate.outside:
         console.print(f"[yellow]note:[/] outside of what was measured: {escape(each)}", soft_wrap=True)
+
+
+def _measured(advice: Advice) -> str:
+    """Where the figures come from, and how sure they are."""
+    table, spread = advice.table, f"+-{100 * advice.estimate.accuracies.spread:.1f} points"
+    if table.measured_on:
+        return f"Measured on {table.measured_on}: over {table.least_seeds} seeds the gain varies by {spread}."
+    return (
+        f"Interpolated between: {'; '.join(advice.estimate.near)}. Over {table.least_seeds} seeds or more the gain "
+        f"varies by {spread}, and from one data set to another by some {100 * BETWEEN_DATA:.0f}. Measured by "
+        f"{table.made_by} on {table.date}."
+    )
 
 
 def _turning(advice: Advice) -> dict[str, str]:
@@ -98,9 +106,10 @@ def _costs(needed: Needs) -> dict[str, str]:
     }
 
 
-def _times(needed: Needs, times: list[BoardTimes]) -> dict[str, str]:
+def _boards(needed: Needs, boards: list[BoardCosts]) -> dict[str, str]:
     return {
-        f"work on {each.board}": f"{shown_time(each.features_s + needed.rounds * each.round_s)} in all: features "
-        f"{shown_time(each.features_s)}, a round {shown_time(each.round_s)}"
-        for each in times
+        f"work on {each.board}": f"{shown_time(each.features_s + needed.rounds * each.round_s)} and "
+        f"{each.features_wh + needed.rounds * each.round_wh:.2g} Wh in all: features {shown_time(each.features_s)}, a "
+        f"round {shown_time(each.round_s)} and {1000 * each.round_wh:.2g} mWh"
+        for each in boards
     }

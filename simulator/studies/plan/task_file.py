@@ -8,7 +8,6 @@ from hushfleet.simulator.studies.plan.needs import Needs
 
 def task_text(asked: Question, needed: Needs) -> str:
     """A task for boards with class folders; the classes' names are left to fill in."""
-    side = 8 if asked.features == "filters" else 28
     names = ", ".join(f'"class-{index}"' for index in range(1, asked.classes + 1))
     accounting = "strict" if asked.local else "secure"
     honest = "" if asked.local else f"honest_fraction = {asked.honest_fraction:g}\n"
@@ -35,7 +34,7 @@ name = "folder"
 # The names of the boards' class folders.
 class_names = [{names}]
 # Channels (1 grey, 3 colour), height, width; images of any size are resized to it.
-input_shape = [1, {side}, {side}]
+input_shape = {list(asked.input_shape)}
 devices = {asked.devices}
 
 [round]

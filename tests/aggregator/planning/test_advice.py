@@ -80,9 +80,34 @@ def test_a_gain_that_another_data_set_could_take_away_is_a_perhaps() -> None:
     question = Question(devices=100, images=20, classes=10, epsilon=2)
     for chosen, answer in ((0.505, "no"), (0.55, "perhaps"), (0.62, "yes")):
         accuracies = Accuracies(alone=0.5, chosen=chosen, alone_common=0.5, shared=chosen, spread=0.001)
-        advice = Advice(question, Estimate(accuracies, (), ()))
+        advice = Advice(question, Estimate(50.0, accuracies, (), ()), gain_table())
         assert advice.answer == answer
-        assert ("images like yours" in advice.in_words) == (answer == "perhaps")
+        assert ("images like yours: hushfleet plan --data" in advice.in_words) == (answer == "perhaps")
+
+
+def test_below_an_r_of_twelve_the_answer_is_no_and_says_why() -> None:
+    question = Question(devices=24, images=5, classes=10, epsilon=2, honest_fraction=1.0)
+    advice = Advice.on(question)
+    assert (advice.estimate.signal < 12, advice.estimate.accuracies.gain > 0.01, advice.answer) == (True, True, "no")
+    assert f"r is {advice.estimate.signal:.1f}, and 12 are needed" in advice.in_words
+    assert f"{100 * advice.estimate.accuracies.gain:+.1f} points" in advice.in_words
+    assert Advice.on(dataclasses.replace(question, devices=30)).answer == "perhaps"
+
+
+def test_what_was_measured_on_own_images_is_held_to_the_spread_of_seeds_alone() -> None:
+    for chosen, spread, answer in ((0.505, 0.001, "no"), (0.55, 0.01, "yes"), (0.55, 0.03, "perhaps")):
+        point = {"gain_std": spread, "epsilon": 2.0, "chosen": {"own": chosen}, "shared": {"common": 0.5}}
+        plain = {"made_by": "a test", "date": "today", "seeds": [0], "delta": 1e-5, "features": {}}
+        table = GainTable({**plain, "fleets": [fleet(10, 20, chosen) | {"points": [point]}]}, measured_on="mine")
+        assert Advice.on(Question(devices=10, images=20, classes=10, epsilon=2), table).answer == answer
+
+
+def test_colour_has_figures_of_its_own() -> None:
+    grey, colour = fleet(100, 20, 0.6), fleet(100, 20, 0.8) | {"features": "scattering of colour"}
+    asked = Question(devices=100, images=20, classes=10, epsilon=2)
+    for shape, chosen in ((None, 0.6), ((1, 28, 28), 0.6), ((3, 32, 32), 0.8)):
+        found = dataclasses.replace(asked, shape=shape).estimate(table_of(grey, colour))
+        assert found.accuracies.chosen == pytest.approx(chosen)
 
 
 def test_images_are_held_to_what_was_measured_with_the_neighbouring_classes() -> None:
@@ -186,7 +211,8 @@ def test_a_task_is_judged_by_the_noise_that_it_adds() -> None:
         advice = worth_it(asked, classes=10, images=20)
         assert advice is not None
         assert (advice.answer == "yes") == (not rules)
-        as_much = Question(asked.cohort_size, 20, 10, 2.0).estimate(math.sqrt(asked.cohort_size * asked.noise_split))
+        counted = math.sqrt(asked.cohort_size * asked.noise_split)
+        as_much = Question(asked.cohort_size, 20, 10, 2.0).estimate(gain_table(), counted=counted)
         assert advice.estimate == as_much
 
 

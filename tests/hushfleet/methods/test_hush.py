@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -25,6 +26,7 @@ from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.own_samples import HiddenSamples
 from support.methods import Constant, context_of, released
@@ -101,6 +103,28 @@ def test_a_device_without_images_sends_noise_alone(runtimes: dict[str, Any]) -> 
     noised = method.release(done.context, done.update, SeededNoise(1, 2, 3)).values[:-CLASSES]
     assert np.std(noised) == pytest.approx(3.0, rel=0.5)
     assert not method.release(done.context, done.update, Constant()).values.any()
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5, 20])
+def test_later_rounds_cost_less_and_all_of_them_as_much_as_equal_ones(rounds: int) -> None:
+    method = method_of(replace(PRIVACY, delta=1e-5), rounds=rounds)
+    told = [method.server.controls({}, round) for round in range(1, rounds + 1)]
+    costs = [method.cost(RoundTerms(controls=controls)) for controls in told]
+    steps = [Step(cost.charge().noise_multiplier, 1.0, 1) for cost in costs]
+    spent, equal = epsilon(steps, delta=1e-5), epsilon([Step(2.0, 1.0, rounds)], delta=1e-5)
+    assert equal * (1 - 1e-9) < spent <= equal
+    clip_norms, noises = [each.bound for each in costs], [each.bound * each.noise_multiplier for each in costs]
+    assert np.sum(clip_norms) == pytest.approx(1.5 * rounds)
+    np.testing.assert_allclose(noises, noises[0])
+    assert all(before >= after for before, after in pairwise(clip_norms))
+    last = clip_norms[-1] / clip_norms[0]
+    assert last == pytest.approx(math.ceil(rounds / 3) ** -0.5)
+
+
+def test_without_noise_and_with_the_unit_record_all_rounds_are_alike() -> None:
+    record = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
+    for privacy in (replace(PRIVACY, noise_multiplier=0.0), record):
+        assert method_of(privacy, local_epochs=1).server.controls({}, 3) == {}
 
 
 def test_an_update_that_is_not_finite_is_refused() -> None:
@@ -199,8 +223,8 @@ def test_the_rule_follows_devices_over_noise(devices: int, epsilon: float, expec
 
 def test_the_signal_is_that_of_one_release() -> None:
     """z of one release as Balle and Wang's closed form has it."""
-    for epsilon, multiplier in ((1, 3.731), (2, 1.994), (4, 1.081), (8, 0.600)):
-        assert signal(devices=1, epsilon=epsilon, delta=1e-5) == pytest.approx(1 / multiplier, rel=1e-3)
+    for target, multiplier in ((1, 3.731), (2, 1.994), (4, 1.081), (8, 0.600)):
+        assert signal(devices=1, epsilon=target, delta=1e-5) == pytest.approx(1 / multiplier, rel=1e-3)
 
 
 def task(**sections: Any) -> Any:

@@ -10,6 +10,9 @@ import pytest
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.methods.hush_rule import falling
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.simulator.engines.fast.lean import store_of
 from hushfleet.simulator.run_folder import Simulation, begin
 
 Cohorts = list[frozenset[str]]
@@ -51,6 +54,26 @@ def test_a_result_says_what_its_sums_rest_on(short_task: Any, runs: Any, tmp_pat
         "protected as long as at least 36 of 40 boards are honest, and the server keeps to the protocol: no operator "
         "has signed who they are; no sum of fewer than 20 is opened"
     )
+
+
+def test_ledgers_and_aggregator_charge_the_noise_that_each_plan_names(
+    short_task: Any, runs: Any, tmp_path: Path
+) -> None:
+    task = hush(short_task, devices=8, rounds=4)
+    run = runs.fast(begin(task, tmp_path / "run", data_dir=None))
+    told = [falling(4)[place][1] for place in range(4)]
+    with AggregatorStore(run.folder.aggregator) as store:
+        charged = [{charge.noise_multiplier for charge in store.charges(row.round)} for row in store.rounds()]
+        result = record(store, run.prepared, engine="fast", seed=7)
+    assert charged == [{multiplier} for multiplier in told]
+    files = run.folder.device(run.fleet.devices[0].name)
+    with store_of(files, run.fleet.devices[0].name, inspect=False) as device:
+        entries = device.ledger.entries()
+        spent = device.ledger.epsilon_server(delta=1e-5)
+    assert [entry.charge.noise_multiplier for entry in entries] == told
+    equal = epsilon([Step(1.0, 1.0, 4)], delta=1e-5)
+    assert equal * (1 - 1e-9) < spent <= equal
+    assert {row.epsilon_server for row in result.privacy} == {spent}
 
 
 @pytest.mark.slow

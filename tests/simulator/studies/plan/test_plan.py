@@ -14,13 +14,15 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.planning.advice import Question
+from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.field import PRIMES
 from hushfleet.secure.masking import mask
-from hushfleet.simulator.studies.plan.cli import register
-from hushfleet.simulator.studies.plan.needs import HEADER_BYTES, BoardTimes, needs
+from hushfleet.simulator.studies.plan.cli import read_shape, register
+from hushfleet.simulator.studies.plan.needs import HEADER_BYTES, ROUND_S, BoardCosts, needs
+from hushfleet.simulator.studies.plan.own_images import own_images
 from hushfleet.simulator.studies.plan.task_file import task_text
 
 ASKED = Question(devices=60, images=40, classes=10, epsilon=4)
@@ -48,6 +50,45 @@ def test_a_no_is_an_answer_and_not_an_error(app: typer.Typer) -> None:
     done = CliRunner().invoke(app, ["--devices", "10", "--images", "40", "--classes", "10", "--epsilon", "1"])
     assert done.exit_code == 0
     assert "does not pay" in done.output
+
+
+def test_a_plan_is_measured_on_a_folder_of_images(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, fewer in (("SEEDS", (0, 1)), ("TIMES", (0.5, 1.0))):
+        monkeypatch.setattr(f"hushfleet.simulator.studies.plan.own_images.{name}", fewer)
+    pil, rng = pytest.importorskip("PIL.Image"), np.random.default_rng(0)
+    for label, name in enumerate(("dark", "bright", "striped")):
+        (tmp_path / name).mkdir()
+        for number in range(40):
+            pixels = rng.integers(0, 60, (9, 9)) + (0, 180, 0)[label]
+            pixels[:: 2 if label == 2 else 9] += 60
+            pil.fromarray(pixels.astype(np.uint8)).save(tmp_path / name / f"{number}.png")
+    asked = ["--devices", "100", "--images", "5", "--epsilon", "4", "--features", "filters", "--data", str(tmp_path)]
+    done = CliRunner().invoke(app, [*asked, "--json"])
+    found = json.loads(done.stdout)
+    assert found["question"]["classes"] == 3
+    assert found["measured_on"].startswith("90 images")
+    assert "18 devices of 100" in found["outside"][0]
+    assert 0.5 < found["accuracy"]["alone"] <= 1
+    for changes, said in ((["--classes", "3"], "give one of them"), (["--images", "20"], "too few for 8 devices")):
+        assert said in str(CliRunner().invoke(app, [*asked, *changes]).exception)
+    (tmp_path / "empty").mkdir()
+    assert "has too few images" in str(CliRunner().invoke(app, asked).exception)
+
+
+def test_images_are_held_out_of_each_class(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="sub-folder of images for each class"):
+        own_images(str(tmp_path), (1, 8, 8), data_dir=None)
+    own = own_images("digits", (1, 8, 8), data_dir=None)
+    assert (own.classes, len(own.train), len(own.test)) == (10, 1437, 360)
+
+
+def test_a_shape_is_three_numbers() -> None:
+    assert read_shape("3, 32,32") == (3, 32, 32)
+    for text in ("32,32", "2,8,8", "3,x,8"):
+        with pytest.raises(BadInput, match="such as 3,32,32"):
+            read_shape(text)
 
 
 def test_the_file_that_it_writes_is_a_task_with_the_same_numbers(app: typer.Typer, tmp_path: Path) -> None:
@@ -84,10 +125,12 @@ def test_bytes_are_those_of_a_masked_update() -> None:
 
 def test_a_slow_board_takes_longer() -> None:
     zero, five = (
-        BoardTimes.of(load_board(name), ASKED, needs(ASKED)) for name in ("raspberry-pi-zero-2-w", "raspberry-pi-5-8gb")
+        BoardCosts.of(load_board(name), ASKED, needs(ASKED)) for name in ("raspberry-pi-zero-2-w", "raspberry-pi-5-8gb")
     )
     assert zero.round_s > five.round_s > 0
     assert zero.features_s > five.features_s > 0
+    idle = zero.round_s - ROUND_S / 0.05
+    assert zero.round_wh == pytest.approx((1.8 * ROUND_S / 0.05 + 0.7 * idle) / 3600)  # of the profile
 
 
 def test_it_needs_no_torch() -> None:

@@ -1,0 +1,135 @@
+"""The table of gains for one fleet, measured on public images that are like the user's own: `hushfleet plan --data`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hushfleet.aggregator.planning.advice import Question
+from hushfleet.aggregator.planning.gain_table import GainTable
+from hushfleet.data.folder import load_folder
+from hushfleet.data.partition import stratified_choice
+from hushfleet.data.samples import Samples
+from hushfleet.data.sets import load, set_names
+from hushfleet.errors import BadInput
+from hushfleet.graphs.features import FeatureGraph
+from hushfleet.methods.hush_rule import signal
+from hushfleet.models.features import get_features
+from hushfleet.progress import doing
+from hushfleet.simulator.studies.plan.simulated import Figures, Images, SimulatedFleet, deal, over_seeds
+
+SEEDS = (0, 1, 2)
+TIMES = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""The epsilons that are measured, in units of the one that is asked for: where the answer turns is between them."""
+MOST_TRAIN, MOST_TEST, TEST_SHARE = 6000, 1000, 0.25
+LEAST_DEVICES = 8
+_CHOICE_SEED = 0
+
+
+@dataclass(frozen=True)
+class OwnImages:
+    """Public images with labels, to train on and to test with.
+
+    :param name: where they come from, in words.
+    """
+
+    name: str
+    classes: int
+    train: Samples
+    test: Samples
+
+
+def own_images(data: str, shape: tuple[int, int, int], *, data_dir: Path | None) -> OwnImages:
+    """Reads a data set by its name, or a folder with one sub-folder of images for each class.
+
+    :param shape: of the images of a folder, which are resized to it.
+    :raises BadInput: there are no such images, or fewer than two classes, or a class of one image.
+    """
+    if data in set_names():
+        found = load(data, data_dir=data_dir)
+        classes, train, test = len(found.class_names), found.train, found.test
+    else:
+        path = Path(data)
+        names = sorted(each.name for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
+        if len(names) < 2:
+            raise BadInput(
+                f"--data {data}: neither a folder with a sub-folder of images for each class, two or more, nor one of "
+                f"{', '.join(set_names())}"
+            )
+        moments = (0.0,) * shape[0], (1.0,) * shape[0]
+        whole = load_folder(path, input_shape=shape, class_names=names, mean=moments[0], std=moments[1])
+        classes, held = len(names), stratified_choice(whole.y, round(TEST_SHARE * len(whole)), _rng())
+        train, test = whole.take(np.setdiff1d(np.arange(len(whole)), held)), whole.take(held)
+    train, test = _some(train, MOST_TRAIN), _some(test, MOST_TEST)
+    for part in (train, test):
+        if (np.bincount(part.y, minlength=classes) == 0).any():
+            raise BadInput(f"--data {data}: a class has too few images to train on some and to test with others")
+    return OwnImages(data, classes, train, test)
+
+
+def measured_table(asked: Question, own: OwnImages) -> GainTable:
+    """Simulates the fleet of a question, with the images that there are. Raises `BadInput` for too few of them.
+
+    A gain depends on r, and hardly on the number of devices. So a fleet for which there are too few images is simulated
+    by a smaller one with the same r.
+    """
+    devices = min(asked.devices, len(own.train) // asked.images)
+    if devices < min(LEAST_DEVICES, asked.devices):
+        raise BadInput(
+            f"--data {own.name}: {len(own.train)} images to train on are too few for {LEAST_DEVICES} devices with "
+            f"{asked.images} each; give more of them, or fewer to a device (--images)"
+        )
+    given = _some(own.train, 2 * devices * asked.images)  # so that seeds have other images
+    extractor = get_features(asked.features, given.images.shape[1:])
+    graph = FeatureGraph(lambda: extractor.graph, extractor.spec)
+    began = time.process_time()
+    train = _features(graph, given)
+    image_s = (time.process_time() - began) / len(train)
+    images = Images(train, given.y, _features(graph, own.test), own.test.y)
+    signals = {
+        asked.epsilon * times: signal(devices=asked.counted, epsilon=asked.epsilon * times, delta=asked.delta)
+        for times in TIMES
+    }
+    lines: list[Figures] = []
+    with doing(f"simulating {devices} devices", total=len(SEEDS) * len(TIMES)) as work:
+        for seed in SEEDS:
+            dealt = deal(images, devices=devices, each=asked.images, seed=seed, alpha=asked.alpha)
+            fleet = SimulatedFleet(images, dealt, seed, asked.have_order)
+            lines.append({"alone": fleet.alone, "epsilon": {}})
+            for epsilon, r in signals.items():
+                lines[-1]["epsilon"][epsilon] = fleet.at(r)
+                work.count()
+    name = asked.measured_as
+    who = {"features": name, "classes": own.classes, "devices": asked.counted, "images": asked.images}
+    plain = {
+        "made_by": "hushfleet plan --data",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "seeds": SEEDS,
+        "delta": asked.delta,
+        "features": {name: {"count": extractor.count, "graph_bytes": len(extractor.graph), "image_s": image_s}},
+        "fleets": [who | {"alpha": asked.alpha, "honest": 1.0} | over_seeds(lines)],
+    }
+    few = f"there are images for {devices} devices of {asked.devices}; they were simulated with the noise of all"
+    return GainTable(
+        plain,
+        measured_on=f"{len(given):,} images of {own.name}, and {len(own.test):,} others to test",
+        notes=() if devices == asked.devices else (few,),
+    )
+
+
+def _features(graph: FeatureGraph, samples: Samples) -> np.ndarray:
+    """float32 `[n, F]`, of pixels in [0, 1]."""
+    channels = len(samples.mean)
+    raw = replace(samples, mean=(0.0,) * channels, std=(1.0,) * channels)
+    return graph.of(raw).features[:, :, 0, 0]
+
+
+def _some(samples: Samples, most: int) -> Samples:
+    return samples if len(samples) <= most else samples.take(stratified_choice(samples.y, most, _rng()))
+
+
+def _rng() -> np.random.Generator:
+    return np.random.default_rng(_CHOICE_SEED)

@@ -1,0 +1,257 @@
+"""What the devices of a fleet gain by taking part, simulated in seconds: method `hush` with secure sums.
+
+The sums are exact, their noise is drawn at once, and all devices' local steps are one array; nothing is quantised.
+Features, own heads, the server's half, the rule for rounds, clip norm and directions, and the ways to learn alone are
+the product's own. The noise depends on r alone (`hushfleet.methods.hush_rule`), and so does a simulation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import softmax
+
+from hushfleet.data.samples import FeatureSamples
+from hushfleet.errors import BadInput
+from hushfleet.methods.hush import TailMean
+from hushfleet.methods.hush_rule import steps_at
+from hushfleet.methods.server import ClosedRound
+from hushfleet.model.own_head import PRIOR, WEIGHT, inputs_of_own, own_head_of, own_logits
+from hushfleet.model.params import ParamLayout
+from hushfleet.models.features.whitening import unit_with_bias
+from hushfleet.simulator.engines.fast.alone_on_features import said_alone
+
+STEPS, RATE = 5, 16.0  # of a device's gradient descent in a round
+JUDGED = 12  # devices of a fleet that are compared with training alone
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Features and labels: float32 `[n, F]` and int64 `[n]`, to train on and to test with."""
+
+    x: np.ndarray
+    y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+
+    @property
+    def classes(self) -> int:
+        return int(self.y.max()) + 1
+
+    def first_classes(self, count: int) -> Images:
+        train, test = self.y < count, self.test_y < count
+        return Images(self.x[train], self.y[train], self.test_x[test], self.test_y[test])
+
+    def by_class(self, guesses: np.ndarray) -> np.ndarray:
+        """Accuracy on each class of the test set, `[..., C]`, of guesses `[..., n]`."""
+        right = guesses == self.test_y
+        return np.stack([right[..., self.test_y == c].mean(-1) for c in range(self.classes)], -1)
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Features `[n, m, F]` and labels `[n, m]` of n devices with m images.
+
+    :param mixes: `[n, C]`, the shares of the classes where a device's images come from; its few images have others.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    mixes: np.ndarray
+
+    @property
+    def classes(self) -> int:
+        return int(self.mixes.shape[1])
+
+    @property
+    def prior(self) -> np.ndarray:
+        """The log of the own label shares with one image added to each class, as method `hush` has it."""
+        counts = np.stack([np.bincount(y, minlength=self.classes) for y in self.y]) + 1
+        logs: np.ndarray = np.log(counts / counts.sum(1, keepdims=True)).astype(np.float32)
+        return logs
+
+    def first(self, devices: int) -> Dealt:
+        return Dealt(self.x[:devices], self.y[:devices], self.mixes[:devices])
+
+
+def deal(images: Images, *, devices: int, each: int, seed: int, alpha: float | None = None) -> Dealt:
+    """Draws each device's mix, and then its images by that; a class that is used up is replaced by the others.
+
+    :param each: images a device.
+    :param alpha: of the Dirichlet by which mixes are drawn; None: all classes are alike.
+    """
+    if devices * each > len(images.y):
+        raise BadInput(f"{len(images.y)} images are too few for {devices} devices with {each} each")
+    rng = np.random.default_rng([seed, 1])
+    pools = [list(rng.permutation(np.flatnonzero(images.y == c))) for c in range(images.classes)]
+    if alpha is None:
+        mixes = np.full((devices, images.classes), 1 / images.classes)
+    else:
+        mixes = rng.dirichlet(np.full(images.classes, alpha), devices)
+    of = []
+    for mix in mixes:
+        held: list[int] = []
+        while len(held) < each:
+            left = mix * [bool(pool) for pool in pools] + [1e-9 * bool(pool) for pool in pools]
+            for label, count in enumerate(rng.multinomial(each - len(held), left / left.sum())):
+                held += [pools[label].pop() for _ in range(min(count, len(pools[label])))]
+        of.append(held)
+    return Dealt(images.x[np.array(of)], images.y[np.array(of)], mixes)
+
+
+def leading(features: np.ndarray, directions: int) -> np.ndarray:
+    """What a shared head is given of all features: the first ones, as the task's graph gives them; or all."""
+    if directions >= features.shape[-1] - 1:
+        return features
+    return unit_with_bias(torch.from_numpy(features[..., :directions])).numpy()
+
+
+def shared_head(dealt: Dealt, server: TailMean, rng: np.random.Generator) -> np.ndarray:
+    """The head `[F, C]` that a task ends with.
+
+    :param server: with the noise multiplier of the sum of all devices.
+    """
+    devices, count, features = dealt.x.shape
+    flat, prior = dealt.x.reshape(-1, features), dealt.prior[:, None]
+    gram = dealt.x @ dealt.x.transpose(0, 2, 1)
+    targets = np.eye(dealt.classes, dtype=np.float32)[dealt.y]
+    state, head = server.initial(0), np.zeros((features, dealt.classes), np.float32)
+    for number in range(1, server.rounds + 1):
+        if number > 1:
+            state = server.advance(state, ClosedRound(number - 1, head, head, (), None, None))
+        told = server.controls(state, number)
+        clip_norm = told.get("clip_norm", server.clip_norm)
+        offset = (flat @ head).reshape(targets.shape) + prior
+        dual = np.zeros_like(offset)  # the update is x^T dual
+        for _ in range(STEPS):
+            dual -= RATE / count * (softmax(offset + gram @ dual, axis=-1) - targets)
+        norms = np.sqrt((dual * (gram @ dual)).sum((1, 2)))
+        scale = np.divide(clip_norm, norms, out=np.zeros_like(norms), where=norms > 0)
+        total = flat.T @ (dual * scale[:, None, None]).reshape(-1, dealt.classes)
+        noise = clip_norm * told.get("noise_multiplier", 0.0) * rng.standard_normal(head.shape)
+        head = head + ((total + noise) / devices).astype(np.float32)
+    return server.final(state, head)
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedFleet:
+    """Accuracies are means over the judged devices.
+
+    :param seed: of the noise.
+    :param have_order: whether the features begin with those that say most, so that the first ones alone travel.
+    """
+
+    images: Images
+    dealt: Dealt
+    seed: int
+    have_order: bool = True
+
+    @cached_property
+    def judged(self) -> Dealt:
+        return self.dealt.first(JUDGED)
+
+    @cached_property
+    def _test(self) -> FeatureSamples:
+        return _samples(self.images.test_x, self.images.test_y)
+
+    @cached_property
+    def _alone(self) -> np.ndarray:
+        """Accuracy by class of each way to learn alone, `[ways, devices, C]`."""
+        train = [_samples(x, y) for x, y in zip(self.judged.x, self.judged.y, strict=True)]
+        said = [list(said_alone(each, [self._test], classes=self.images.classes)[0].values()) for each in train]
+        return self.images.by_class(np.array(said).swapaxes(0, 1))
+
+    @cached_property
+    def _best(self) -> np.ndarray:
+        """Accuracy on the own mix of each device, of the way that is best for all of them, in hindsight."""
+        ways = (self._alone * self.judged.mixes).sum(-1)
+        best: np.ndarray = ways[ways.mean(1).argmax()]
+        return best
+
+    @property
+    def alone(self) -> Figures:
+        return {"common": float(self._alone.mean((1, 2)).max()), "own": float(self._best.mean())}
+
+    def shared(self, signal: float) -> tuple[np.ndarray, Figures]:
+        """The head `[F, C]` that all have in the end, and its accuracies."""
+        rounds, clip_norm, directions = steps_at(signal)
+        given, tested = self._given(self.dealt.x, directions), self._given(self.images.test_x, directions)
+        server = TailMean(rounds, 0.0, clip_norm, math.sqrt(rounds) * len(self.dealt.y) / signal)
+        head = shared_head(Dealt(given, self.dealt.y, self.dealt.mixes), server, np.random.default_rng([self.seed, 2]))
+        by_class = self.images.by_class((tested @ head).argmax(1))
+        return head, {"common": float(by_class.mean()), "own": float((self.judged.mixes @ by_class).mean())}
+
+    def at(self, signal: float) -> Figures:
+        """What comes of a fleet of this r: `shared`, the head that all have; `chosen`, what each device makes of it.
+
+        `error` is the standard error of the gain's mean over the judged devices; `worse` the share of them that are
+        more than a hundredth below alone.
+        """
+        rounds, clip_norm, directions = steps_at(signal)
+        head, shared = self.shared(signal)
+        layout = ParamLayout((WEIGHT, PRIOR), (head.T.shape, head.shape[1:]))
+        params = np.concatenate([head.T.ravel(), np.zeros(head.shape[1], np.float32)])
+        own = (self._with_leading(x, y, directions) for x, y in zip(self.judged.x, self.judged.y, strict=True))
+        heads = [own_head_of(params, layout, each, signal).params for each in own]
+        test = inputs_of_own(self._with_leading(self.images.test_x, self.images.test_y, directions)).x
+        classes = self.images.by_class(np.array([own_logits(each, test).argmax(1) for each in heads]))
+        found = (classes * self.judged.mixes).sum(-1)
+        gain = found - self._best
+        return {
+            "shared": shared,
+            "rounds": rounds,
+            "clip_norm": clip_norm,
+            "directions": directions,
+            "chosen": {"common": float(classes.mean()), "own": float(found.mean())},
+            "error": float(gain.std(ddof=1) / math.sqrt(len(gain))),
+            "worse": float((gain < -0.01).mean()),
+        }
+
+    def _given(self, features: np.ndarray, directions: int) -> np.ndarray:
+        return leading(features, directions) if self.have_order else features
+
+    def _with_leading(self, features: np.ndarray, labels: np.ndarray, directions: int) -> FeatureSamples:
+        """As a task's graph has them: what the shared head is given, and then all."""
+        given = self._given(features, directions)
+        if given is features:
+            return _samples(features, labels)
+        return _samples(np.concatenate([given, features], 1), labels, given.shape[1])
+
+
+def over_seeds(lines: list[Figures]) -> Figures:
+    """Means over the seeds of a fleet, and the standard deviations of what hangs on the seed.
+
+    :param lines: of each seed `alone`, and what came of each `epsilon`.
+    """
+    points = []
+    for epsilon, first in lines[0]["epsilon"].items():
+        found = [line["epsilon"][epsilon] for line in lines]
+        point = {"epsilon": float(epsilon)} | {key: first[key] for key in ("rounds", "clip_norm", "directions")}
+        for head in ("shared", "chosen", "local"):
+            if head in first:
+                point[head] = {test: mean([each[head][test] for each in found]) for test in ("common", "own")}
+        point["std"] = _std([each["shared"]["common"] for each in found])
+        gains = [each["chosen"]["own"] - line["alone"]["own"] for each, line in zip(found, lines, strict=True)]
+        point |= {"gain_std": _std(gains), "error": mean([each["error"] for each in found])}
+        points.append(point | {"worse": mean([each["worse"] for each in found])})
+    alone = {test: mean([line["alone"][test] for line in lines]) for test in ("common", "own")}
+    return {"seeds": len(lines), "alone": alone, "points": points}
+
+
+def mean(values: list[float]) -> float:
+    return round(float(np.mean(values)), 4)
+
+
+def _std(values: list[float]) -> float:
+    return round(float(np.std(values, ddof=1)), 4) if len(values) > 1 else 0.0
+
+
+def _samples(features: np.ndarray, labels: np.ndarray, given: int | None = None) -> FeatureSamples:
+    return FeatureSamples(features[:, :, None, None], labels, given=given)
