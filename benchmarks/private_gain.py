@@ -25,7 +25,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,7 @@ def alone(dealt: Dealt, images: Images) -> np.ndarray:
     return images.by_class(np.array(guesses).swapaxes(0, 1))
 
 
-def measure(fleet: Fleet, images: Images) -> Figures:
+def measure(fleet: Fleet, images: Images, epsilons: Sequence[float] = EPSILONS) -> Figures:
     """All figures of a fleet. Accuracies are means over the judged devices; `error` is the standard error of the
     gain's mean over them, and `worse` the share of them that do worse than alone by more than a hundredth."""
     dealt = deal(images, fleet)
@@ -226,7 +226,7 @@ def measure(fleet: Fleet, images: Images) -> Figures:
     own_ways = (ways * shares).sum(-1)  # [ways, devices]
     best = own_ways[own_ways.mean(1).argmax()]
     figures: Figures = {"alone": {"common": float(ways.mean((1, 2)).max()), "own": float(best.mean())}, "epsilon": {}}
-    for epsilon in EPSILONS:
+    for epsilon in epsilons:
         found: dict[str, Any] = {}
         for name, extra in (("shared", fleet.honest**-0.5), ("local", fleet.devices**0.5)):
             counted = fleet.devices / extra

@@ -55,9 +55,8 @@ def from_bytes(data: bytes, image_shape: Shape, *, what: str, projected: bool = 
     :param projected: whether a last linear layer is taken for a classifier.
 
     The file has one input, float32 `[batch, C, H, W]` of pixels in [0, 1], and its first output is `[batch, F]`; what
-    the network wants subtracted and divided belongs into it. Weights below a classifier, and of a file that is too large
-    for boards, are rounded to bytes: a board's memory is then smaller by up to a third, its features cost some ms more
-    an image.
+    the network wants subtracted and divided belongs into it. Weights below a classifier, and of a file that is too
+    large for boards, are rounded to bytes: a board then needs less memory, and some ms more an image.
     """
     if len(data) > 4 * MAX_GRAPH_BYTES:
         raise BadInput(

@@ -132,7 +132,7 @@ def test_leading_directions_come_first_and_then_all(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[:, :41], unit_with_bias(torch.from_numpy(every[:, :40])), rtol=1e-5)
     assert get_features("filters", (1, 8, 8), directions=128, cache_dir=tmp_path) == whole
     write_backbone(tmp_path / "net.onnx")
-    with pytest.raises(BadInput, match="4 outputs .* have no order"):
+    with pytest.raises(BadInput, match=r"4 outputs .* have no order"):
         get_features(str(tmp_path / "net.onnx"), (3, 6, 6), directions=3)
 
 
