@@ -116,9 +116,9 @@ def get_features(
     if not made.has_order:
         cure = "leave model.directions out" if name.endswith(".onnx") else "take another network"
         raise BadInput(
-            f"model.directions = {directions}: the {made.count - 1} outputs of {name!r} have no order. It would come from "
-            f"a classifier, a linear layer (Gemm, or MatMul and Add) of at least {classifier.LEAST + 1} classes, with "
-            f"nothing but a softmax or a sigmoid behind it; export the network with it, or {cure}"
+            f"model.directions = {directions}: the {made.count - 1} outputs of {name!r} have no order. It would "
+            f"come from a classifier, a linear layer (Gemm, or MatMul and Add) of at least {classifier.LEAST + 1} "
+            f"classes, with nothing but a softmax or a sigmoid behind it; export the network with it, or {cure}"
         )
     graph = whitening.with_leading(made.graph, directions, image_shape, made.count)
     return _checked(name, image_shape, directions + 1 + made.count, graph, shared=directions + 1, about=about)
