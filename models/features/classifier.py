@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 LEAST = 32
 """Directions from which on a classifier is taken for a projection: one of ten classes says too little of others."""
-MOST = 256
+MOST = 512
 _AFTER = ("Identity", "LogSoftmax", "Sigmoid", "Softmax")  # what may follow the last layer
 _LEAST_VALUE = 1e-3  # of the largest: what rounding leaves of a direction that all classes share
 
