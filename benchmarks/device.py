@@ -26,8 +26,10 @@ from benchmarks.board import DEVICE
 from benchmarks.common import Figures, make_parser, seconds_of, table, words_of, write
 from benchmarks.processes import ROOT, Child, environment
 from hushfleet.aggregator.config.task import parse_task
+from hushfleet.data.download import import_torchvision
 from hushfleet.methods import METHODS
 from hushfleet.models import get_model, model_names
+from hushfleet.models.features.pretrained import TORCHVISION
 from hushfleet.simulator.run_folder import begin
 
 MODELS = ("digits-cnn", "mnist-cnn", "fashion-mnist-cnn", "svhn-cnn", "cifar10-cnn", "emnist-cnn")
@@ -35,6 +37,7 @@ FEATURES = {
     "filters-8": ("filters", (1, 8, 8)),
     "scattering-28": ("scattering", (1, 28, 28)),
     "scattering-32-colour": ("scattering", (3, 32, 32)),
+    **{f"mobilenet-{side}": ("torchvision:mobilenet_v3_small", (3, side, side)) for side in (96, 128, 160, 224)},
 }
 SHOWN_METHODS = ("dp-fedavg", "fedglp-adp", "perfreezeclip", "acdp-pfsd")
 CLIENT_IMPORTS = "import hushfleet.edge_client.__main__, hushfleet.edge_client.agent, hushfleet.wire.link.mqtt"
@@ -70,6 +73,17 @@ def write_images(folder: Path, shape: Sequence[int], *, classes: int, samples: i
     return {"name": "folder", "path": str(folder), "class_names": names, "input_shape": list(shape)}
 
 
+def random_weights(name: str, folder: Path) -> Path:
+    """A file of torchvision's network, as PyTorch draws it: neither time nor memory hangs on the values."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.pth"
+    torch.manual_seed(0)
+    torch.save(import_torchvision().models.get_model(name).state_dict(), path)
+    return path
+
+
 def write_task(folder: Path, model_name: str, method: str, *, batch: int, samples: int) -> Path:
     """A run folder with one device, which trains on its images twice a round.
 
@@ -79,6 +93,8 @@ def write_task(folder: Path, model_name: str, method: str, *, batch: int, sample
     if model_name in FEATURES:
         kind, shape = FEATURES[model_name]
         network, classes = {"name": "linear", "features": kind}, 10
+        if kind.startswith(TORCHVISION):
+            network["weights"] = str(random_weights(kind.removeprefix(TORCHVISION), folder))
     else:
         model = get_model(model_name)
         shape, classes = model.input_shape, model.classes

@@ -24,7 +24,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,12 +93,12 @@ def fleets(*, quick: bool) -> Iterator[Fleet]:
         yield Fleet("fashion-mnist", 10, 100, 20, seed=seed, honest=0.9)
 
 
-def measure(fleet: Fleet, images: Images) -> Figures:
+def measure(fleet: Fleet, images: Images, epsilons: Sequence[float] = EPSILONS) -> Figures:
     """All figures of a fleet, as `SimulatedFleet` has them."""
     dealt = deal(images, devices=fleet.devices, each=fleet.images, seed=fleet.seed, alpha=fleet.alpha)
     simulated = SimulatedFleet(images, dealt, fleet.seed)
     figures: Figures = {"alone": simulated.alone, "epsilon": {}}
-    for epsilon in EPSILONS:
+    for epsilon in epsilons:
         shared, local = (
             signal(devices=fleet.devices * part, epsilon=epsilon, delta=DELTA)
             for part in (fleet.honest**0.5, fleet.devices**-0.5)

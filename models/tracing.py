@@ -84,7 +84,7 @@ def _export(
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
     shapes = {"args": tuple(None if name.startswith("param.") else {0: batch} for name in inputs)}
     decompositions = gradient_decompositions()
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]):
         traced = make_fx(function, decomposition_table=decompositions, tracing_mode="symbolic")(
             *_with_open_batch(args, inputs)
         )
@@ -144,7 +144,7 @@ def _stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keeps PyTorch's progress and warnings from stdout, stderr and the log; errors still raise."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

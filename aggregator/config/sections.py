@@ -52,15 +52,18 @@ class ModelSection(Checked):
     `hushfleet.models.module`.
 
     `features` are fixed and come with the task: `scattering` (28x28 grey, 32x32 colour and the like), `filters` (8x8),
-    or an ONNX file of your own that takes the task's images, with pixels in [0, 1], and gives `[batch, features]`; a
-    relative path starts at the task file's folder (in an override: at the working directory).
+    a network that others have trained (`torchvision:mobilenet_v3_small`, `timm:NAME`), or an ONNX file of your own that
+    takes the task's images, with pixels in [0, 1], and gives `[batch, features]` or ends with a classifier; a relative
+    path starts at the task file's folder (in an override: at the working directory).
 
-    `directions` says how many leading directions of `scattering` or `filters` the shared head is given and sends; what
-    a device keeps for itself is made of all. Left out, method `hush` has as many as its rule says, others have all.
+    `directions` says how many leading directions of the features the shared head is given and sends; what a device
+    keeps for itself is made of all. Left out, method `hush` has as many as its rule says, others have all. A network
+    without a classifier gives features in no order, so that all are sent.
 
     With `share = "head"` only the last layer of a compact network is trained and sent. The others are fixed, as the
     task's seed draws them or as the safetensors file `weights` has them (a run keeps its global model as one), and
-    come with the task as features do.
+    come with the task as features do. Of a network that others have trained, `weights` is the file that they offer;
+    left out, it is where torchvision or timm keeps what it has downloaded.
 
     `loss` says what the network learns (`hushfleet.model.losses`): `cross-entropy`, one class of several; `binary`,
     yes or no to each output (multi-label); or `squared` or `huber`, numbers (regression), which need `tolerance`: an
@@ -79,12 +82,16 @@ class ModelSection(Checked):
         super().__post_init__()
         if self.features is not None and self.name != "linear":
             raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
-        if self.directions is not None and not self.has_order:
-            raise ValueError("directions are of features = 'scattering' or 'filters'; no other inputs have an order")
+        if self.directions is not None and self.features is None:
+            raise ValueError("directions are of features; no other inputs have an order")
         if self.share == "head" and self.name == "linear":
             raise ValueError("share = 'head' belongs to a network of several layers; 'linear' is one")
-        if self.weights is not None and self.share != "head":
-            raise ValueError("weights are those of the fixed layers, and belong to share = 'head'")
+        named = self.features is not None and ":" in self.features and not is_path("features", self.features)
+        if self.weights is not None and self.share != "head" and not named:
+            raise ValueError(
+                "weights are those of the fixed layers, and belong to share = 'head' or to features such as "
+                "'torchvision:mobilenet_v3_small'"
+            )
         if (self.tolerance is not None) != find_loss(self.loss).of_numbers:
             raise ValueError(
                 "tolerance belongs to a loss of numbers ('squared', 'huber'), which needs it: how far a "
@@ -101,8 +108,12 @@ class ModelSection(Checked):
 
     @property
     def has_order(self) -> bool:
-        """Whether features begin with those that say most of an image."""
-        return self.features is not None and not is_path("features", self.features)
+        """Whether the model is given features that begin with those that say most. Raises `BadInput` for a bad file."""
+        if self.features is None or not is_path("features", self.features):
+            return self.features is not None
+        from hushfleet.models.features import have_order  # with PyTorch
+
+        return have_order(self.features)
 
 
 @dataclass(frozen=True)

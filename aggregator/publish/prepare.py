@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -170,8 +171,12 @@ def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | Non
     from hushfleet.models.features.hidden import read_weights
 
     if section.features is not None:
+        weights = None if section.weights is None else Path(section.weights)
         with doing(f"making the graph of the features {section.features}"):
-            return get_features(section.features, shape, directions=section.directions)
+            extractor = get_features(section.features, shape, directions=section.directions, weights=weights)
+        if extractor.about:
+            print(extractor.about, file=sys.stderr)
+        return extractor
     network = get_model(section.name)
     _check_shape(task, network.input_shape, shape)
     given = section.weights

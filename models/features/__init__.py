@@ -20,7 +20,18 @@ from hushfleet.graphs.features import check_features
 from hushfleet.graphs.session import open_session
 from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, relative_error
 from hushfleet.models.export import content_key
-from hushfleet.models.features import backbone, filters, graph, hidden, scattering, synthetic, whitening
+from hushfleet.models.features import (
+    backbone,
+    classifier,
+    filters,
+    graph,
+    hidden,
+    pretrained,
+    scattering,
+    synthetic,
+    whitening,
+)
+from hushfleet.models.features.backbone import Backbone
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.graph import Graph
 from hushfleet.models.features.hidden import hidden_graph
@@ -40,6 +51,7 @@ class FeatureExtractor:
     :param count: features of an image, the bias among them.
     :param graph: ONNX file, `x` float32 `[batch, C, H, W]` -> `features` float32 `[batch, count]`.
     :param shared: how many of them a shared head takes, the first ones. The others are for heads that devices keep.
+    :param about: the licence and the size of weights that somebody else trained; empty where there are none.
     """
 
     name: str
@@ -47,6 +59,7 @@ class FeatureExtractor:
     count: int
     graph: bytes
     shared: int
+    about: str = ""
 
     @property
     def spec(self) -> FeatureSpec:
@@ -62,31 +75,58 @@ _BATCH = 100
 
 
 def get_features(
-    name: str, image_shape: Shape, *, directions: int | None = None, cache_dir: Path | None = None
+    name: str,
+    image_shape: Shape,
+    *,
+    directions: int | None = None,
+    weights: Path | None = None,
+    cache_dir: Path | None = None,
 ) -> FeatureExtractor:
-    """The extractor `filters` or `scattering`, or the user's own network where `name` ends with `.onnx`.
+    """The extractor `filters` or `scattering`, a network of a package (`torchvision:NAME`, `timm:NAME`), or the user's
+    own network where `name` ends with `.onnx`.
 
-    The first two are made once and kept: whitening takes half a minute.
+    All but the last are made once and kept: whitening takes half a minute, and an export some seconds.
 
     :param directions: how many leading directions of the projection a shared head is given, scaled to norm 1 for
         themselves; None, or as many as there are: all.
+    :param weights: of a network of a package; None: where the package keeps what it has downloaded.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
     :raises BadInput: there is none of that name, or it does not take such images.
     :raises GraphRefused: a device would refuse the graph, or it computes something else than PyTorch.
     """
-    if name.endswith(".onnx"):
-        made, count = backbone.from_file(Path(name), image_shape)
-    elif name in _KINDS:
+    about = ""
+    if name in _KINDS:
         raw = _KINDS[name](image_shape)
-        made, count = _kept(lambda: make_graph(raw, fit(raw)), repr(raw), cache_dir), raw.kept + 1
-        if directions is not None and directions < raw.kept:
-            made = whitening.with_leading(made, directions, image_shape, count)
-            return _checked(name, image_shape, directions + 1 + count, made, shared=directions + 1)
+        made = Backbone(_kept(lambda: make_graph(raw, fit(raw)), repr(raw), cache_dir), raw.kept + 1, has_order=True)
+    elif name.endswith(".onnx"):
+        made = backbone.from_file(Path(name), image_shape)
+    elif pretrained.is_known(name):
+        network = pretrained.find(name, weights)
+        key = f"{name} {network.digest} {image_shape}"
+        exported = _kept(lambda: pretrained.export(network, image_shape), key, cache_dir)
+        made = backbone.from_bytes(exported, image_shape, what=f"model.features = {name!r}")
+        about = network.about
     else:
-        raise BadInput(f"there are no features {name!r}; choose one of {', '.join(_KINDS)}, or give an .onnx file")
-    if name.endswith(".onnx") and directions is not None:
-        raise BadInput(f"model.directions = {directions}: the outputs of {name!r} have no order; leave it out")
-    return _checked(name, image_shape, count, made)
+        raise BadInput(
+            f"there are no features {name!r}; choose one of {', '.join(_KINDS)}, torchvision:NAME, timm:NAME, or give "
+            "an .onnx file"
+        )
+    if directions is None or (made.has_order and directions >= made.count - 1):
+        return _checked(name, image_shape, made.count, made.graph, about=about)
+    if not made.has_order:
+        cure = "leave model.directions out" if name.endswith(".onnx") else "take another network"
+        raise BadInput(
+            f"model.directions = {directions}: the {made.count - 1} outputs of {name!r} have no order. It would "
+            f"come from a classifier, a linear layer (Gemm, or MatMul and Add) of at least {classifier.LEAST + 1} "
+            f"classes, with nothing but a softmax or a sigmoid behind it; export the network with it, or {cure}"
+        )
+    graph = whitening.with_leading(made.graph, directions, image_shape, made.count)
+    return _checked(name, image_shape, directions + 1 + made.count, graph, shared=directions + 1, about=about)
+
+
+def have_order(name: str) -> bool:
+    """Whether these features begin with those that say most of an image. Raises `BadInput`."""
+    return backbone.has_classifier(Path(name)) if name.endswith(".onnx") else True
 
 
 def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None = None) -> FeatureExtractor:
@@ -98,12 +138,14 @@ def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None 
     """
     key = f"{content_key(model)} {hashlib.sha256(params.tobytes()).hexdigest()}"
     graph = _kept(lambda: hidden_graph(model, params), key, cache_dir)
-    made, count = backbone.from_bytes(graph, model.input_shape, what=f"model.name = {model.name!r}")
-    return _checked(f"{model.name} without its last layer", model.input_shape, count, made)
+    made = backbone.from_bytes(graph, model.input_shape, what=f"model.name = {model.name!r}", projected=False)
+    return _checked(f"{model.name} without its last layer", model.input_shape, made.count, made.graph)
 
 
-def _checked(name: str, image_shape: Shape, count: int, made: bytes, *, shared: int | None = None) -> FeatureExtractor:
-    extractor = FeatureExtractor(name, image_shape, count, made, shared or count)
+def _checked(
+    name: str, image_shape: Shape, count: int, made: bytes, *, shared: int | None = None, about: str = ""
+) -> FeatureExtractor:
+    extractor = FeatureExtractor(name, image_shape, count, made, shared or count, about)
     check_features(made, extractor.spec)
     return extractor
 
@@ -144,5 +186,5 @@ def make_graph(raw: RawFeatures, white: Whitening) -> bytes:
 def _content_key(key: str) -> str:
     """Hex digest of whatever decides what is in the graph: `key`, the code and its versions."""
     parts = [f"{package.__name__} {package.__version__}" for package in (torch, onnx, onnxruntime, np)]
-    parts += map(inspect.getsource, (filters, graph, hidden, scattering, synthetic, whitening))
+    parts += map(inspect.getsource, (filters, graph, hidden, pretrained, scattering, synthetic, whitening))
     return hashlib.sha256("\0".join([*parts, key]).encode()).hexdigest()[:32]

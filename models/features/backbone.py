@@ -1,7 +1,12 @@
-"""The user's own network as features: any ONNX file that takes the task's images and gives one vector for each."""
+"""A network as features: any ONNX file that takes the task's images and gives one vector for each.
+
+Where the file ends with a classifier, features are what its last layer is given, projected by that layer
+(`models.features.classifier`), so that they have an order. Elsewhere they are the file's output.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,55 +15,90 @@ from onnx import helper, numpy_helper
 
 from hushfleet.config.spec import MAX_GRAPH_BYTES
 from hushfleet.errors import BadInput
+from hushfleet.models.features import classifier
 from hushfleet.models.features.graph import Graph, without_traces
-from hushfleet.models.features.whitening import add_unit_with_bias
+from hushfleet.models.features.whitening import Whitening, add_unit_with_bias
 
 Shape = tuple[int, int, int]
 _LARGE = 1024  # values of a constant, from which on its floats are worth to be made bytes
 
 
-def from_file(path: Path, image_shape: Shape) -> tuple[bytes, int]:
+@dataclass(frozen=True)
+class Backbone:
+    """A graph that makes features.
+
+    :param count: features of an image, the bias among them.
+    :param has_order: whether those come first that tell most things apart.
+    """
+
+    graph: bytes
+    count: int
+    has_order: bool
+
+
+def from_file(path: Path, image_shape: Shape) -> Backbone:
     """Reads a file for `from_bytes`. Raises `BadInput`."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"model.features = {str(path)!r} cannot be read: {error}") from error
-    return from_bytes(data, image_shape, what=f"model.features = {str(path)!r}")
+    return from_bytes(_read(path), image_shape, what=f"model.features = {str(path)!r}")
 
 
-def from_bytes(data: bytes, image_shape: Shape, *, what: str) -> tuple[bytes, int]:
-    """The graph with unit norm and bias behind it, and its number of features. Raises `BadInput`.
+def has_classifier(path: Path) -> bool:
+    """Whether features of this file have an order; of a file that is not there, no. Raises `BadInput`."""
+    if not path.is_file():
+        return False
+    return classifier.find(_model(_read(path), what=f"model.features = {str(path)!r}").graph) is not None
+
+
+def from_bytes(data: bytes, image_shape: Shape, *, what: str, projected: bool = True) -> Backbone:
+    """The graph with unit norm and bias behind it. Raises `BadInput`.
 
     :param what: for errors.
+    :param projected: whether a last linear layer is taken for a classifier.
 
     The file has one input, float32 `[batch, C, H, W]` of pixels in [0, 1], and its first output is `[batch, F]`; what
-    the network wants subtracted and divided belongs into it. If it is too large for boards, its weights are rounded to
-    bytes.
+    the network wants subtracted and divided belongs into it. Weights below a classifier, and of a file that is too
+    large for boards, are rounded to bytes: a board then needs less memory, and some ms more an image.
     """
     if len(data) > 4 * MAX_GRAPH_BYTES:
         raise BadInput(
             f"{what} has {len(data)} bytes: even with weights in bytes it is above the cap of {MAX_GRAPH_BYTES}"
         )
-    try:
-        model = without_traces(onnx.load_from_string(data))
-        model = onnx.compose.add_prefix(onnx.shape_inference.infer_shapes(model), "backbone.")
-    except Exception as error:  # protobuf's and onnx's own classes
-        raise BadInput(f"{what} is not an ONNX file: {error}") from error
+    model = _model(data, what=what)
     graph = model.graph
     constants = {constant.name for constant in graph.initializer}
     inputs = [value for value in graph.input if value.name not in constants]
     if len(inputs) != 1 or not graph.output:
         raise BadInput(f"{what} has {len(inputs)} inputs; it must take images alone")
-    if len(data) > MAX_GRAPH_BYTES:
-        _to_bytes(graph)
     shape, found = _shape(inputs[0]), _shape(graph.output[0])
     if len(shape) != 4 or any(size not in (0, wanted) for size, wanted in zip(shape[1:], image_shape, strict=True)):
         raise BadInput(f"{what} takes images of {shape[1:]}, the task has {list(image_shape)}")
     if len(found) != 2 or found[1] < 1:
         raise BadInput(f"{what} gives {found}; it must give [batch, features]")
-    ends = Graph()
-    result = add_unit_with_bias(ends, graph.output[0].name)
-    return ends.appended_to(model, inputs[0].name, result, image_shape, found[1] + 1), found[1] + 1
+    last, ends = classifier.find(graph) if projected else None, Graph()
+    if last is None:
+        count, result = found[1] + 1, add_unit_with_bias(ends, graph.output[0].name)
+    else:
+        classifier.cut(graph, last.given)
+        white = Whitening.of(last.projection(), np.zeros(last.weight.shape[1]))
+        count, result = white.count, white.add(ends, last.given)
+    if last is not None or len(data) > MAX_GRAPH_BYTES:
+        _to_bytes(graph)
+    made = ends.appended_to(model, inputs[0].name, result, image_shape, count)
+    return Backbone(made, count, has_order=last is not None)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"model.features = {str(path)!r} cannot be read: {error}") from error
+
+
+def _model(data: bytes, *, what: str) -> onnx.ModelProto:
+    try:
+        model = without_traces(onnx.load_from_string(data))
+        return onnx.compose.add_prefix(onnx.shape_inference.infer_shapes(model), "backbone.")
+    except Exception as error:  # protobuf's and onnx's own classes
+        raise BadInput(f"{what} is not an ONNX file: {error}") from error
 
 
 def _to_bytes(graph: onnx.GraphProto) -> None:

@@ -56,6 +56,15 @@ class Whitening:
         values, vectors = np.linalg.eigh(z @ z.T / len(z))
         values, vectors = values[::-1][:kept], vectors[:, ::-1][:, :kept]
         matrix = z.T @ vectors / np.sqrt(len(z) * values) / values ** (POWER / 2) / std[:, None]
+        return cls.of(matrix, mean)
+
+    @classmethod
+    def of(cls, matrix: np.ndarray, mean: np.ndarray) -> Whitening:
+        """`(raw - mean) @ matrix`, rounded to bytes, with the sign of each column as makes its largest entry positive.
+
+        :param matrix: float64 `[raw, kept]`.
+        :param mean: float64 `[raw]`.
+        """
         largest = np.take_along_axis(matrix, np.abs(matrix).argmax(0)[None], 0)[0]
         scale = largest / LEVELS  # with its sign, which eigenvectors leave open
         whole = np.rint(matrix / scale).astype(np.int8)

@@ -132,7 +132,7 @@ def test_leading_directions_come_first_and_then_all(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[:, :41], unit_with_bias(torch.from_numpy(every[:, :40])), rtol=1e-5)
     assert get_features("filters", (1, 8, 8), directions=128, cache_dir=tmp_path) == whole
     write_backbone(tmp_path / "net.onnx")
-    with pytest.raises(BadInput, match="have no order"):
+    with pytest.raises(BadInput, match=r"4 outputs .* have no order"):
         get_features(str(tmp_path / "net.onnx"), (3, 6, 6), directions=3)
 
 
@@ -142,7 +142,7 @@ def test_leading_directions_come_first_and_then_all(tmp_path: Path) -> None:
         ("filters", (1, 28, 28), "take 'scattering'"),
         ("scattering", (1, 8, 8), "take 'filters'"),
         ("scattering", (1, 28, 32), "square"),
-        ("sift", (1, 8, 8), "filters, scattering, or give an .onnx file"),
+        ("sift", (1, 8, 8), "filters, scattering, torchvision:NAME, timm:NAME, or give an .onnx file"),
         ("nowhere.onnx", (1, 8, 8), "cannot be read"),
     ],
 )

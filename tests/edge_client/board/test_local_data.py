@@ -391,3 +391,15 @@ def test_a_long_csv_file_takes_the_memory_of_its_numbers(tmp_path: Path) -> None
     skipped: list[str] = []
     assert len(read_csv(file, skipped=skipped)[0]) == count
     assert len(skipped) == 3
+
+
+def test_large_photographs_are_read_once_over(tmp_path, model):
+    """Their unit is judged by a few: a hundred of them as floats would take a board's memory."""
+    task = replace(model, input_shape=(3, 128, 128), mean=(0.0,) * 3, std=(1.0,) * 3)
+    np.savez(tmp_path / "d.npz", x=np.zeros((60, 3, 128, 128), np.uint8), y=[0] * 60)
+    tracemalloc.start()
+    try:
+        assert len(samples("arrays", tmp_path / "d.npz", task)) == 60
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20  # of 3 MB of pixels; as float64 they are 24
+    finally:
+        tracemalloc.stop()

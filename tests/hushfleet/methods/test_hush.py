@@ -21,6 +21,7 @@ from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import rule, signal
 from hushfleet.methods.method import Steps
 from hushfleet.methods.server import ClosedRound
+from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model

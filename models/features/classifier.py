@@ -1,0 +1,86 @@
+"""The last linear layer of a trained network as a projection of what it is given.
+
+A network for many classes has learned in its last layer which directions of its inner features tell things apart. So
+its weights, without their mean over the classes, order these directions by a singular value decomposition, and no data
+are needed: W - mean = U s V^T, and features f become f V s, those of the largest s first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+LEAST = 32
+"""Directions from which on a classifier is taken for a projection: one of ten classes says too little of others."""
+MOST = 512
+_AFTER = ("Identity", "LogSoftmax", "Sigmoid", "Softmax")  # what may follow the last layer
+_LEAST_VALUE = 1e-3  # of the largest: what rounding leaves of a direction that all classes share
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """The last linear layer.
+
+    :param given: the name of its input, `[batch, F]`.
+    :param weight: float `[classes, F]`.
+    """
+
+    given: str
+    weight: np.ndarray
+
+    def projection(self) -> np.ndarray:
+        """float64 `[F, k]`, V s; k is at most `MOST`."""
+        centred = self.weight.astype(np.float64) - self.weight.mean(0, dtype=np.float64)
+        _, values, axes = np.linalg.svd(centred, full_matrices=False)
+        kept = min(MOST, int((values > _LEAST_VALUE * values[0]).sum()))
+        projection: np.ndarray = axes[:kept].T * values[:kept]
+        return projection
+
+
+def find(graph: onnx.GraphProto) -> Classifier | None:
+    """The layer that gives the graph's first output; None where that is none, or one of too few outputs."""
+    made = {name: node for node in graph.node for name in node.output}
+    node = made.get(graph.output[0].name)
+    while node is not None and node.op_type in _AFTER:
+        node = made.get(node.input[0])
+    if node is not None and node.op_type == "Add":
+        sources = [made.get(name) for name in node.input]
+        node = next((each for each in sources if each is not None and each.op_type == "MatMul"), None)
+    if node is None or node.op_type not in ("Gemm", "MatMul"):
+        return None
+    weight = _constant(graph, made, node.input[1])
+    options = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    if weight is None or weight.ndim != 2 or options.get("transA"):
+        return None
+    weight = weight if options.get("transB") else weight.T
+    return Classifier(node.input[0], weight) if min(len(weight) - 1, weight.shape[1]) >= LEAST else None
+
+
+def _constant(graph: onnx.GraphProto, made: dict[str, onnx.NodeProto], name: str) -> np.ndarray | None:
+    """A constant's value; None where the name is of something else."""
+    for constant in graph.initializer:
+        if constant.name == name:
+            return numpy_helper.to_array(constant)
+    node = made.get(name)
+    if node is None or node.op_type not in ("Constant", "Identity", "Transpose"):
+        return None
+    if node.op_type == "Constant":
+        return numpy_helper.to_array(node.attribute[0].t)
+    value = _constant(graph, made, node.input[0])
+    return value if value is None or node.op_type == "Identity" else value.T
+
+
+def cut(graph: onnx.GraphProto, result: str) -> None:
+    """Removes all that `result` does not need, in place."""
+    needed, kept = {result}, []
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            kept.append(node)
+            needed.update(node.input)
+    constants = [each for each in graph.initializer if each.name in needed]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(reversed(kept))
+    graph.initializer.extend(constants)
