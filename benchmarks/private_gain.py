@@ -245,7 +245,7 @@ def measure(fleet: Fleet, images: Images) -> Figures:
                 own = zip(judged.x, given.x, judged.y, strict=False)
                 heads = [mixture(x, y, (shown @ head).T, r) for x, shown, y in own]
                 logits = tested @ head
-                guesses = [(each.scale * logits + images.test_x @ each.pull.T).argmax(1) for each in heads]
+                guesses = [(each.scale * logits + images.test_x @ each.pull.T + each.prior).argmax(1) for each in heads]
                 classes = images.by_class(np.array(guesses))
                 own = (classes * shares).sum(-1)
                 gain = own - best

@@ -10,6 +10,11 @@ Two things weigh a head. The noise that H carries is public, and says where on t
 images; each step away from there costs `STEP`. The own images say the rest: `EVIDENCE` times the log loss of a head on
 those that it was not fitted to. A choice of one head by twenty images would often be wrong, and their mean, weighted by
 exp(-both), is a head again, since logits add up.
+
+Few images of alike classes have unlike counts by chance. A head fitted to them learns these counts, and predicts the
+classes that happened to be frequent. `mix_of` says how likely chance explains the counts. What the images have beside
+the mix that it finds is an offset of each fit, and not of the head (logit adjustment: Menon et al., Long-tail learning
+via logit adjustment, ICLR 2021). Where classes do differ, H gets `SHIFT` times the logarithm of the mix.
 """
 
 from __future__ import annotations
@@ -34,6 +39,11 @@ PENALTY_ALONE = 0.001
 IMAGES = 20
 EVIDENCE = 0.5
 STEP = 0.7
+CONCENTRATION = 0.3
+"""Of the Dirichlet distribution that the shares of differing classes are drawn by, for each class."""
+SHIFT, STEPS_OF_UNLIKE = 0.5, 2
+"""Where classes differ for certain: the part of log(mix) that H gets; steps from the default towards alone, since few
+classes are learned alone more easily."""
 _SIGNALS = (9.0, 13.0, 17.5, 22.0, 35.0, 100.0)
 """The r (`hushfleet.methods.hush_rule`) at each of which the default is one step nearer to the shared head."""
 WEIGHT, PRIOR = "head.weight", "prior"
@@ -95,14 +105,27 @@ class OwnHead:
 
 
 class Mixture(NamedTuple):
-    """logits = scale times those of the shared head, and pull phi.
+    """logits = scale times those of the shared head, and pull phi, and prior.
 
     :param pull: float32 `[C, F]`.
+    :param prior: float32 `[C]`.
     """
 
     choice: HeadChoice
     scale: float
     pull: np.ndarray
+    prior: np.ndarray
+
+
+class Mix(NamedTuple):
+    """The shares of the classes that a device's images come from, as far as their labels say.
+
+    :param shares: float64 `[C]`.
+    :param unlike: how likely it is that the classes' shares differ.
+    """
+
+    shares: np.ndarray
+    unlike: float
 
 
 def is_linear(layout: ParamLayout) -> bool:
@@ -121,8 +144,8 @@ def own_head_of(params: np.ndarray, layout: ParamLayout, samples: LabelledSample
     features = features_of(samples)
     x = samples.x.reshape(len(samples), shared[WEIGHT].shape[1])
     logits = (shared[WEIGHT] @ x.T + shared[PRIOR][:, None]).astype(np.float32)
-    choice, scale, pull = mixture(features, samples.y, logits, signal)
-    weight, prior = scale * shared[WEIGHT], scale * shared[PRIOR]
+    choice, scale, pull, prior = mixture(features, samples.y, logits, signal)
+    weight, prior = scale * shared[WEIGHT], scale * shared[PRIOR] + prior
     whole = np.concatenate([weight, pull], 1) if _has_more(samples) else weight + pull
     return OwnHead(choice, np.concatenate([whole.ravel(), prior]).astype(np.float32))
 
@@ -162,31 +185,56 @@ def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal
     """
     classes, images = logits.shape
     if not images:
-        return Mixture(HeadChoice(), 1.0, np.zeros((classes, features.shape[1]), np.float32))
+        none = np.zeros((classes, features.shape[1]), np.float32)
+        return Mixture(HeadChoice(), 1.0, none, np.zeros(classes, np.float32))
     basis = rotated(features)
-    offsets = np.stack([*[logits] * len(PENALTIES), np.zeros_like(logits)])
+    heads = np.stack([*[logits] * len(PENALTIES), np.zeros_like(logits)])
     penalties = np.array((*PENALTIES, PENALTY_ALONE)) * min(1.0, IMAGES / images)
     folds = np.empty(images, int)
     folds[np.argsort(labels, kind="stable")] = np.arange(images) % FOLDS  # each has its part of every class
-    unseen = np.empty((1 + len(offsets), classes, images), np.float32)
-    unseen[0] = logits
+    unseen = np.empty((1 + len(heads), classes, images), np.float32)
     for fold in range(min(FOLDS, images)):
         out = folds == fold
-        pulls = fit(basis.z[~out], basis.moments, labels[~out], offsets[:, :, ~out], penalties)
+        prior, chance = _offsets(labels[~out], classes)
+        offsets = heads + prior
+        pulls = fit(basis.z[~out], basis.moments, labels[~out], offsets[:, :, ~out] + chance, penalties)
+        unseen[0][:, out] = logits[:, out] + prior[0]
         unseen[1:, :, out] = offsets[:, :, out] + pulls @ basis.z[out].T
     loss = -log_softmax(unseen)[:, labels, np.arange(images)].sum(1, dtype=np.float64)
     score = EVIDENCE * loss
     if signal is not None:
-        score += STEP * np.abs(np.arange(len(unseen)) - default(signal, classes))
+        start = min(len(heads), default(signal, classes) + STEPS_OF_UNLIKE * mix_of(labels, classes).unlike)
+        score += STEP * np.abs(np.arange(len(unseen)) - start)
     weights = np.exp(score.min() - score)
     weights /= weights.sum()
-    pulls = fit(basis.z, basis.moments, labels, offsets, penalties)
+    prior, chance = _offsets(labels, classes)
+    pulls = fit(basis.z, basis.moments, labels, heads + prior + chance, penalties)
     mixed = np.tensordot(weights, unseen, 1)
-    right = [int((each.argmax(0) == labels).sum()) for each in (mixed, logits, unseen[-1])]
+    right = [int((each.argmax(0) == labels).sum()) for each in (mixed, unseen[0], unseen[-1])]
     shared, alone = float(weights[0]), float(weights[-1])
     choice = HeadChoice(images, shared, min(1.0, float(weights[1:-1].sum())), alone, *right)
-    pull = np.tensordot(weights[1:], pulls, 1) @ basis.axes
-    return Mixture(choice, float(weights[:-1].sum()), pull.astype(np.float32))
+    pull, scale = np.tensordot(weights[1:], pulls, 1) @ basis.axes, float(weights[:-1].sum())
+    return Mixture(choice, scale, pull.astype(np.float32), scale * prior[0, :, 0])
+
+
+def mix_of(labels: np.ndarray, classes: int) -> Mix:
+    """The mean of two guesses, weighted by how likely each makes the labels: equal shares, or differing ones."""
+    counts = np.bincount(labels, minlength=classes)
+    images, least = len(labels), CONCENTRATION
+    alike = -images * math.log(classes)
+    differing = math.lgamma(classes * least) - math.lgamma(classes * least + images)
+    differing += sum(math.lgamma(count + least) - math.lgamma(least) for count in counts)
+    unlike = float(np.exp(differing - np.logaddexp(alike, differing)))
+    return Mix(unlike * (counts + least) / (images + classes * least) + (1 - unlike) / classes, unlike)
+
+
+def _offsets(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """What a fit's logits get: float32 `[k, C, 1]`, which the head keeps, and `[C, 1]`, which it does not."""
+    mix = np.log(mix_of(labels, classes).shares * classes)
+    counts = np.bincount(labels, minlength=classes) + 0.5
+    of_shared = np.array([SHIFT] * len(PENALTIES) + [0.0])[:, None, None]
+    chance = np.log(counts / counts.mean()) - mix
+    return (of_shared * mix[:, None]).astype(np.float32), chance.astype(np.float32)[:, None]
 
 
 def default(signal: float, classes: int) -> int:
