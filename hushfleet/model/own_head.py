@@ -39,8 +39,9 @@ PENALTY_ALONE = 0.001
 IMAGES = 20
 EVIDENCE = 0.5
 STEP = 0.7
-CONCENTRATION = 0.3
-"""Of the Dirichlet distribution that the shares of differing classes are drawn by, for each class."""
+UNLIKE, CONCENTRATION = 0.2, 0.3
+"""How likely the classes' shares differ before any label is seen; the concentration for each class of the Dirichlet
+distribution that differing shares are drawn by."""
 SHIFT, STEPS_OF_UNLIKE = 0.5, 2
 """Where classes differ for certain: the part of log(mix) that H gets; steps from the default towards alone, since few
 classes are learned alone more easily."""
@@ -221,8 +222,8 @@ def mix_of(labels: np.ndarray, classes: int) -> Mix:
     """The mean of two guesses, weighted by how likely each makes the labels: equal shares, or differing ones."""
     counts = np.bincount(labels, minlength=classes)
     images, least = len(labels), CONCENTRATION
-    alike = -images * math.log(classes)
-    differing = math.lgamma(classes * least) - math.lgamma(classes * least + images)
+    alike = math.log(1 - UNLIKE) - images * math.log(classes)
+    differing = math.log(UNLIKE) + math.lgamma(classes * least) - math.lgamma(classes * least + images)
     differing += sum(math.lgamma(count + least) - math.lgamma(least) for count in counts)
     unlike = float(np.exp(differing - np.logaddexp(alike, differing)))
     return Mix(unlike * (counts + least) / (images + classes * least) + (1 - unlike) / classes, unlike)

@@ -74,8 +74,8 @@ def fitted(x: np.ndarray, y: np.ndarray, offsets: np.ndarray, penalty: float) ->
 
 
 def mix(y: np.ndarray, classes: int) -> tuple[np.ndarray, float]:
-    """Shares of the classes, and how likely they differ: Polya's urn with 0.3 balls a class, against a fair die."""
-    urn, odds = np.full(classes, 0.3), 1.0
+    """Shares of the classes, and how likely they differ: Polya's urn with 0.3 balls a class, one to four."""
+    urn, odds = np.full(classes, 0.3), 0.25
     for label in y:
         odds *= urn[label] / urn.sum() * classes
         urn[label] += 1
