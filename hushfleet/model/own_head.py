@@ -15,6 +15,8 @@ Few images of alike classes have unlike counts by chance. A head fitted to them 
 classes that happened to be frequent. `mix_of` says how likely chance explains the counts. What the images have beside
 the mix that it finds is an offset of each fit, and not of the head (logit adjustment: Menon et al., Long-tail learning
 via logit adjustment, ICLR 2021). Where classes do differ, H gets `SHIFT` times the logarithm of the mix.
+
+Where H is noisy and the owner has named images without labels, their soft means have half of the head (`soft_means`).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from msgspec import Meta
 from hushfleet.config.schema import Checked, Count
 from hushfleet.data.samples import FeatureSamples, LabelledSamples
 from hushfleet.model.params import ParamLayout
+from hushfleet.model.soft_means import soft_means
 from hushfleet.model.softmax import fit, log_softmax, rotated
 
 FOLDS = 5
@@ -47,6 +50,8 @@ SHIFT, STEPS_OF_UNLIKE = 0.5, 2
 classes are learned alone more easily."""
 _SIGNALS = (9.0, 13.0, 17.5, 22.0, 35.0, 100.0)
 """The r (`hushfleet.methods.hush_rule`) at each of which the default is one step nearer to the shared head."""
+UNLABELLED_BELOW = 20.0
+"""The r from which images without labels are of no use."""
 WEIGHT, PRIOR = "head.weight", "prior"
 
 Part = Annotated[float, Meta(ge=0, le=1, description="in [0, 1]")]
@@ -61,6 +66,7 @@ class HeadChoice(Checked):
         one trained alone.
     :param right: how many of the images the mixture got right in the cross-validation; likewise `right_shared` of the
         shared head, and `right_alone` of the one trained alone.
+    :param unlabelled: how many images without labels have half of the head; what is above is said of the other half.
     """
 
     images: Count = 0
@@ -70,6 +76,7 @@ class HeadChoice(Checked):
     right: Count = 0
     right_shared: Count = 0
     right_alone: Count = 0
+    unlabelled: Count = 0
 
     @property
     def plain(self) -> str:
@@ -81,7 +88,8 @@ class HeadChoice(Checked):
             "the fleet's model fitted to own images": self.pulled,
             "trained alone": self.alone,
         }
-        return ", ".join(f"{100 * part:.0f} % {what}" for what, part in parts.items())
+        told = ", ".join(f"{100 * part:.0f} % {what}" for what, part in parts.items())
+        return told + f"; and {self.unlabelled} images without labels" * bool(self.unlabelled)
 
     @property
     def words(self) -> str:
@@ -135,17 +143,39 @@ def is_linear(layout: ParamLayout) -> bool:
     return names == (WEIGHT, PRIOR) and len(weight) == 2 and others == [weight[:1]]
 
 
-def own_head_of(params: np.ndarray, layout: ParamLayout, samples: LabelledSamples, signal: float | None) -> OwnHead:
+def takes_unlabelled(signal: float | None, classes: int) -> bool:
+    """Whether images without labels make the head better.
+
+    :param signal: `TaskSpec.signal`.
+    """
+    return signal is not None and _of_ten_classes(signal, classes) < UNLABELLED_BELOW
+
+
+def own_head_of(
+    params: np.ndarray,
+    layout: ParamLayout,
+    samples: LabelledSamples,
+    signal: float | None,
+    unlabelled: LabelledSamples | None = None,
+) -> OwnHead:
     """The head that a device keeps, by its samples.
 
     :param params: float32 `[d]`, the global model, of a linear layout.
     :param signal: `TaskSpec.signal`.
+    :param unlabelled: samples whose labels say nothing, for a task that `takes_unlabelled`.
     """
     shared = layout.unflatten(params)
+
+    def logits_of(samples: LabelledSamples) -> np.ndarray:
+        x = samples.x.reshape(len(samples), shared[WEIGHT].shape[1])
+        logits: np.ndarray = shared[WEIGHT] @ x.T + shared[PRIOR][:, None]
+        return logits.astype(np.float32)
+
     features = features_of(samples)
-    x = samples.x.reshape(len(samples), shared[WEIGHT].shape[1])
-    logits = (shared[WEIGHT] @ x.T + shared[PRIOR][:, None]).astype(np.float32)
-    choice, scale, pull, prior = mixture(features, samples.y, logits, signal)
+    head = mixture(features, samples.y, logits_of(samples), signal)
+    if unlabelled is not None and len(unlabelled) and len(samples):
+        head = with_unlabelled(head, features, samples.y, features_of(unlabelled), logits_of(unlabelled))
+    choice, scale, pull, prior = head
     weight, prior = scale * shared[WEIGHT], scale * shared[PRIOR] + prior
     whole = np.concatenate([weight, pull], 1) if _has_more(samples) else weight + pull
     return OwnHead(choice, np.concatenate([whole.ravel(), prior]).astype(np.float32))
@@ -218,6 +248,20 @@ def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal
     return Mixture(choice, scale, pull.astype(np.float32), scale * prior[0, :, 0])
 
 
+def with_unlabelled(
+    head: Mixture, features: np.ndarray, labels: np.ndarray, unlabelled: np.ndarray, logits: np.ndarray
+) -> Mixture:
+    """The mean of a mixture's logits and of those by the soft means of all images.
+
+    :param unlabelled: float32 `[u, F]`.
+    :param logits: float32 `[C, u]`, the shared head's for these.
+    """
+    seen = head.scale * logits + head.pull @ unlabelled.T + head.prior[:, None]
+    weight, bias = soft_means(features, labels, unlabelled, seen, mix_of(labels, len(logits)).unlike)
+    pull, prior = ((mine + means).astype(np.float32) / 2 for mine, means in ((head.pull, weight), (head.prior, bias)))
+    return Mixture(replace(head.choice, unlabelled=len(unlabelled)), head.scale / 2, pull, prior)
+
+
 def mix_of(labels: np.ndarray, classes: int) -> Mix:
     """The mean of two guesses, weighted by how likely each makes the labels: equal shares, or differing ones."""
     counts = np.bincount(labels, minlength=classes)
@@ -239,8 +283,11 @@ def _offsets(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def default(signal: float, classes: int) -> int:
-    """Where on the path a device should be without images: 0 is the shared head, the last one is trained alone.
+    """Where on the path a device should be without images: 0 is the shared head, the last one is trained alone."""
+    return len(_SIGNALS) - bisect_right(_SIGNALS, _of_ten_classes(signal, classes))
 
-    Measured with ten classes. Of more, each has so much less of an update, and as much noise.
-    """
-    return len(_SIGNALS) - bisect_right(_SIGNALS, signal * min(1.0, 10 / classes))
+
+def _of_ten_classes(signal: float, classes: int) -> float:
+    """The r that ten classes would need, which all was measured with: each of more has less of an update, and as much
+    noise."""
+    return signal * min(1.0, 10 / classes)
