@@ -45,7 +45,7 @@ STEP = 0.7
 UNLIKE, CONCENTRATION = 0.2, 0.3
 """How likely the classes' shares differ before any label is seen; the concentration for each class of the Dirichlet
 distribution that differing shares are drawn by."""
-SHIFT, STEPS_OF_UNLIKE = 0.5, 2
+SHIFT, STEPS_OF_UNLIKE = 0.3, 1.5
 """Where classes differ for certain: the part of log(mix) that H gets; steps from the default towards alone, since few
 classes are learned alone more easily."""
 _SIGNALS = (9.0, 13.0, 17.5, 22.0, 35.0, 100.0)

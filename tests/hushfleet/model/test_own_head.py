@@ -91,14 +91,14 @@ def oracle(
     logits, (count, classes) = x @ shared.T.astype(np.float64), (len(y), len(shared))
     path = [(1.0, None), *((1.0, p) for p in (0.1, 0.03, 0.01, 0.003, 0.001)), (0.0, 0.001)]
     where = 6 if r < 9 else 5 if r < 13 else 4 if r < 17.5 else 3 if r < 22 else 2 if r < 35 else 1 if r < 100 else 0
-    where = min(6.0, where + 2 * mix(y, classes)[1])
+    where = min(6.0, where + 1.5 * mix(y, classes)[1])
     folds, part = min(5, count), np.empty(count, int)
     for place, image in enumerate(sorted(range(count), key=lambda i: (y[i], i))):
         part[image] = place % folds
 
     def pull_of(scale: float, penalty: float | None, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         shares = mix(y[seen], classes)[0]
-        prior = 0.5 * scale * np.log(classes * shares)
+        prior = 0.3 * scale * np.log(classes * shares)
         counts = np.bincount(y[seen], minlength=classes) + 0.5
         chance = np.log(counts / counts.mean()) - np.log(classes * shares)
         if penalty is None:
