@@ -52,6 +52,8 @@ a small device.toml:
   [data]
   kind = "folder"                # one sub-folder of images for each class
   path = "images"
+  unlabelled = "camera"          # may be left out: images without labels, for
+                                 # this board's own head; they never leave it
 
   [limits]
   epsilon_server = 8.0           # it sits rounds out rather than spend more;

@@ -2,8 +2,8 @@
 
 It costs no privacy, since nothing of it leaves. It is done when nothing waits to be sent; a device that hides how long
 it works waits for the task's end. After the last round the final global model is fetched for it, also by a device that
-was in no round; if that does not come, the head of an earlier model stays. A simulated device leaves it to the
-simulator.
+was in no round; if that does not come, the head of an earlier model stays. Images without labels are read for the head
+of the final model alone, so that they delay no round. A simulated device leaves it all to the simulator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hushfleet.edge_client.net.download import MOST_ASKS, GlobalModel
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.kept import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.model.own_head import own_head_of
+from hushfleet.model.own_head import own_head_of, takes_unlabelled
 from hushfleet.wire.format.messages import RoundPlan
 
 _log = logging.getLogger("hushfleet.edge")
@@ -57,9 +57,13 @@ class OwnHeads:
             return False
 
     def _choose(self, plan: RoundPlan, task: TaskRuntime, params: np.ndarray) -> None:
+        model, signal = task.spec.model, task.spec.signal
+        last = plan.phase == "finished" and takes_unlabelled(signal, len(model.class_names))
+        unlabelled = task.data.unlabelled() if last else None
         kept = self._store.own_head(plan.task)
-        if kept is not None and kept.global_digest == plan.global_digest:
+        done = 0 if kept is None else kept.choice.unlabelled
+        if kept is not None and kept.global_digest == plan.global_digest and (done or not unlabelled):
             return
-        head = own_head_of(params, task.spec.model.layout, task.data.samples(), task.spec.signal)
+        head = own_head_of(params, model.layout, task.data.samples(), signal, unlabelled)
         self._store.keep_own_head(KeptHead.of(head, task=plan.task, global_digest=plan.global_digest))
         _log.info("round %d: this board now predicts with %s", plan.round, head.choice.plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +20,7 @@ _LIMIT_STREAM = 0x4C494D54
 _PREFERENCE_STREAM = 0x50524546
 _PREFERENCES = (0.2, 5.0)
 _LOCAL_TEST_STREAM = 0x4C544553
+_UNLABELLED_STREAM = 0x554E4C42
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,7 @@ class SimulatedDevice:
         it has.
     :param epsilon_limit: its privacy budget against the server, at the task's delta.
     :param preference: how many times the standard noise its owner wants.
+    :param unlabelled: images whose labels it is not told, for its own head.
     """
 
     index: int
@@ -65,6 +67,7 @@ class SimulatedDevice:
     local_test: Subset
     epsilon_limit: float = math.inf
     preference: float = 1.0
+    unlabelled: Subset | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +98,11 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
     """
     section, seed = task.data, task.seed
     train, owners = dataset.train, dataset.owners
+    others = np.arange(0)
     if section.limit is not None and section.limit < len(train):
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_LIMIT_STREAM,)))
         chosen = np.sort(rng.choice(len(train), section.limit, replace=False))
+        others = np.setdiff1d(np.arange(len(train)), chosen)
         train, owners = train.take(chosen), None if owners is None else owners[chosen]
     # What is kept in the same shares when samples are dealt out or held out: classes, where there are any.
     strata = train.labels if train.targets.are_classes else np.zeros(len(train), np.int64)
@@ -132,6 +137,7 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
                 local_test=local_test,
                 epsilon_limit=task.privacy.budget,
                 preference=_preference(task, index),
+                unlabelled=_unlabelled(task, dataset.train, others, mixes[index], index),
             )
         )
     if train.targets.are_classes:
@@ -139,6 +145,22 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
     reached = [train.targets.constant_right(train.labels[part]) for part in parts if len(part)]
     chance = train.targets.constant_right(train.labels[np.concatenate(parts)]), fmean(reached)
     return Fleet(tuple(devices), dataset.test, chance=chance)
+
+
+def _unlabelled(task: Task, train: Samples, others: np.ndarray, mix: np.ndarray, index: int) -> Subset | None:
+    """Images by the device's mix of classes, of those that no device holds; two devices may have the same ones."""
+    if not task.data.unlabelled:
+        return None
+    rng = np.random.default_rng(np.random.SeedSequence(task.seed, spawn_key=(_UNLABELLED_STREAM, index)))
+    counts = rng.multinomial(task.data.unlabelled, mix)
+    pools = [others[train.labels[others] == label] for label in range(len(mix))]
+    if not train.targets.are_classes or any(len(pool) < count for pool, count in zip(pools, counts, strict=True)):
+        raise BadInput(
+            f"data.unlabelled = {task.data.unlabelled}: data.limit leaves too few images of some class that no device "
+            "holds; lower one of the two"
+        )
+    drawn = [rng.choice(pool, count, replace=False) for pool, count in zip(pools, counts, strict=True)]
+    return Subset(train, partial(np.asarray, np.sort(np.concatenate(drawn))))
 
 
 def _preference(task: Task, index: int) -> float:
@@ -180,9 +202,12 @@ def save_samples(samples: Samples, path: Path) -> None:
     np.savez(path, images=samples.images, labels=samples.labels)
 
 
-def save_device(device: SimulatedDevice, fleet: Fleet, *, train: Path, local_test: Path) -> None:
-    """A device's two files; a test part that is drawn from the common test set is stored as a bit for each image."""
+def save_device(device: SimulatedDevice, fleet: Fleet, *, train: Path, local_test: Path, unlabelled: Path) -> None:
+    """A device's files; a test part that is drawn from the common test set is stored as a bit for each image."""
     save_samples(device.train.samples, train)
+    if device.unlabelled is not None:
+        samples = device.unlabelled.samples
+        save_samples(replace(samples, labels=np.zeros_like(samples.labels)), unlabelled)
     if device.local_test.source is fleet.common_test:
         chosen = np.zeros(len(fleet.common_test), bool)
         chosen[device.local_test.indices] = True

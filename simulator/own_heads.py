@@ -11,7 +11,7 @@ import json
 from hushfleet.config.schema import to_plain
 from hushfleet.edge_client.storage.kept import KeptHead
 from hushfleet.model.evaluation import evaluate
-from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits
+from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits, takes_unlabelled
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
 from hushfleet.simulator.engines.fast.device_file import store_of
@@ -33,7 +33,9 @@ def _choose_one(job: AfterRound) -> None:
     run, published = job.run, job.published()
     params, _ = run.method.split(published)
     spec, files = run.spec, run.folder.device(job.device)
-    head = own_head_of(params, spec.model.layout, run.train(job.device), spec.signal)
+    wanted = takes_unlabelled(spec.signal, len(spec.model.class_names))
+    unlabelled = run.unlabelled(job.device) if wanted else None
+    head = own_head_of(params, spec.model.layout, run.train(job.device), spec.signal, unlabelled)
     with store_of(files, job.device, inspect=False) as store:
         store.keep_own_head(KeptHead.of(head, task=spec.task, global_digest=params_digest(published)))
     line: dict[str, object] = {"round": job.round, "own_head": to_plain(head.choice)}

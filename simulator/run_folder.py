@@ -56,6 +56,7 @@ class DeviceFolder:
         self.path = path
         self.train = path / "train.npz"
         self.local_test = path / "local_test.npz"
+        self.unlabelled = path / "unlabelled.npz"
         self.store = path / "store.sqlite"
         self.state = path / "state.bin"
         self.metrics = path / "metrics.jsonl"
@@ -178,7 +179,8 @@ def begin(task: Task, out: Path, *, data_dir: Path | None, mix: FleetMix | None 
     for device in counted(devices, "writing the devices' data", total=len(devices)):
         files = folder.device(device.name)
         files.path.mkdir(parents=True, exist_ok=True)
-        save_device(device, simulation.fleet, train=files.train, local_test=files.local_test)
+        paths = {"train": files.train, "local_test": files.local_test, "unlabelled": files.unlabelled}
+        save_device(device, simulation.fleet, **paths)
     save_samples(simulation.fleet.common_test, folder.common_test)
     if prepared.features is not None:
         prepared.features.of(simulation.fleet.common_test)  # once, before many processes want them

@@ -269,6 +269,10 @@ class DataSection(Checked):
 
     With `test_fraction = 0` a device trains on all of its share, and its own-distribution test part is drawn from
     the common test set by its label shares.
+
+    `unlabelled` images more, of its mix of classes, are given to each simulated device without their labels. They are
+    drawn from the training images that `limit` leaves out, and help its own head after the last round (`hush` with few
+    devices); a board has `data.unlabelled` in DEVICE.toml.
     """
 
     name: DataSet
@@ -279,6 +283,7 @@ class DataSection(Checked):
     test_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     min_samples: Annotated[int, Meta(ge=2)] = 10
     limit: _AtLeast1 | None = None
+    unlabelled: Annotated[int, Meta(ge=0, le=10_000)] = 0
     augment: Augment = "none"
     path: Path | None = None
     class_names: tuple[str, ...] = ()

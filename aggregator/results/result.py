@@ -89,6 +89,7 @@ class OwnHead(JsonRecord):
         alone. Null in files of earlier versions, where a device chose one of several heads.
     :param right: of the device's images, how many it got right in a cross-validation; likewise the shared head as it
         is, and the one trained alone.
+    :param unlabelled: images without labels that have half of the head.
     """
 
     images: Count
@@ -98,6 +99,7 @@ class OwnHead(JsonRecord):
     right: Count | None = None
     right_shared: Count | None = None
     right_alone: Count | None = None
+    unlabelled: Count = 0
 
 
 class Lifetime(JsonRecord):

@@ -121,11 +121,14 @@ class DataSection(Checked):
         line a sample.
     :param held_out: more of them that are never trained on: `hushfleet-edge status` says how many of these the own
         model gets right. It stays on the device.
+    :param unlabelled: a folder of images without labels, for the own head after a task's last round. They take part in
+        no round, and nothing of them leaves the device.
     """
 
     kind: Literal["folder", "arrays", "csv"]
     path: str
     held_out: str | None = None
+    unlabelled: str | None = None
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,7 @@ class DeviceConfig(Checked):
 _PATHS: dict[str, tuple[str, ...]] = {
     "device": ("state_dir",),
     "broker": ("ca_file", "cert_file", "key_file", "password_file"),
-    "data": ("path", "held_out"),
+    "data": ("path", "held_out", "unlabelled"),
     "simulation": ("common_test", "local_test", "metrics"),
     "fleet": ("token_file",),
 }

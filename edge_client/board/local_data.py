@@ -24,7 +24,7 @@ import numpy as np
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import as_targets, as_values, opened
 from hushfleet.data.csv_file import read_csv
-from hushfleet.data.folder import ImageForm, files_below, named, scan_folder
+from hushfleet.data.folder import ImageForm, files_below, load_unlabelled, named, scan_folder
 from hushfleet.data.labels import check_one_reading, one_form, texts_of
 from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
@@ -41,6 +41,7 @@ _FILES = {
     "csv": "CSV file, with a column `label` (or the task's outputs) and columns of values",
 }
 
+MOST_UNLABELLED = 1000
 _LOOKED_AT = 1 << 18  # values: as float64 2 MiB, where a hundred photographs of 224 x 224 pixels take 115
 _FAR = 50.0  # standard deviations: pixels that are not divided by 255 lie hundreds of them away, a bad sensor a few
 
@@ -52,6 +53,8 @@ def data_words(section: DataSection) -> str | None:
 
     A device starts all the same: a disk may come later, and a camera's first image.
     """
+    if section.unlabelled is not None and not Path(section.unlabelled).is_dir():
+        return f"data.unlabelled = {section.unlabelled!r}: there is no such folder of images"
     for key, text in (("path", section.path), ("held_out", section.held_out)):
         path = Path(text or ".")
         name, later = f"data.{key} = {str(path)!r}", "; until then it has nothing to train on" * (key == "path")
@@ -108,6 +111,15 @@ class LocalData:
             self._samples = self._load(path, skipped)
             return_small_blocks()
         return self._samples
+
+    def unlabelled(self) -> LabelledSamples | None:
+        """The images that the owner has named for the own head, at most `MOST_UNLABELLED`; read at each call."""
+        if self._section.unlabelled is None:
+            return None
+        samples = load_unlabelled(Path(self._section.unlabelled), most=MOST_UNLABELLED, **_form(self._model))
+        inputs = inputs_of(samples, self._features, skipped=[])
+        return_small_blocks()
+        return inputs
 
     def _load(self, path: Path, skipped: list[str]) -> LabelledSamples:
         """:param skipped: is told what is left out."""

@@ -137,18 +137,11 @@ def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm])
         for file in counted(files, f"reading images of {entry.name}", total=len(files)):
             if any(part.startswith(".") for part in file.relative_to(entry).parts):
                 continue
-            if file.is_dir():
-                skipped.append(f"{file.relative_to(path).as_posix()}: a link to a folder that is read elsewhere")
-                continue
-            if file.is_fifo():  # to open it would wait for a writer, for ever
-                skipped.append(f"{file.relative_to(path).as_posix()}: it is a pipe")
-                continue
-            try:
-                images.append(read_image(file, input_shape=input_shape))
-            except (BadInput, MemoryError) as error:  # of memory it takes as much as the file says
-                cause = error.__cause__ or error
-                skipped.append(f"{file.relative_to(path).as_posix()}: {str(cause) or repr(cause)}")
+            image = _read(file, input_shape)
+            if isinstance(image, str):
+                skipped.append(f"{file.relative_to(path).as_posix()}: {image}")
             else:
+                images.append(image)
                 labels.append(label)
     if not images and not lenient:
         raise BadInput(
@@ -163,3 +156,32 @@ def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm])
         tuple(map(float, form["std"])),
     )
     return samples, tuple(skipped)
+
+
+def load_unlabelled(path: Path, *, most: int, **form: Unpack[ImageForm]) -> Samples:
+    """Readable images in a folder and in the folders below it; all labels are 0, and say nothing.
+
+    :param most: so many files are read, evenly of all by their names.
+    """
+    files = [file for file in sorted(map(Path, files_below(path, data=path))) if not file.name.startswith(".")]
+    chosen = [files[place * len(files) // most] for place in range(most)] if len(files) > most else files
+    read = (
+        _read(file, form["input_shape"]) for file in counted(chosen, "reading unlabelled images", total=len(chosen))
+    )
+    images = [image for image in read if not isinstance(image, str)]
+    pixels = np.stack(images) if images else np.empty((0, *form["input_shape"]), np.uint8)
+    labels = np.zeros(len(images), np.int64)
+    return Samples(pixels, labels, tuple(map(float, form["mean"])), tuple(map(float, form["std"])))
+
+
+def _read(file: Path, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8] | str:
+    """The image, or why it is none."""
+    if file.is_dir():
+        return "a link to a folder that is read elsewhere"
+    if file.is_fifo():  # to open it would wait for a writer, for ever
+        return "it is a pipe"
+    try:
+        return read_image(file, input_shape=input_shape)
+    except (BadInput, MemoryError) as error:  # of memory it takes as much as the file says
+        cause = error.__cause__ or error
+        return str(cause) or repr(cause)

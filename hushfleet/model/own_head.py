@@ -10,6 +10,13 @@ Two things weigh a head. The noise that H carries is public, and says where on t
 images; each step away from there costs `STEP`. The own images say the rest: `EVIDENCE` times the log loss of a head on
 those that it was not fitted to. A choice of one head by twenty images would often be wrong, and their mean, weighted by
 exp(-both), is a head again, since logits add up.
+
+Few images of alike classes have unlike counts by chance. A head fitted to them learns these counts, and predicts the
+classes that happened to be frequent. `mix_of` says how likely chance explains the counts. What the images have beside
+the mix that it finds is an offset of each fit, and not of the head (logit adjustment: Menon et al., Long-tail learning
+via logit adjustment, ICLR 2021). Where classes do differ, H gets `SHIFT` times the logarithm of the mix.
+
+Where H is noisy and the owner has named images without labels, their soft means have half of the head (`soft_means`).
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ from msgspec import Meta
 from hushfleet.config.schema import Checked, Count
 from hushfleet.data.samples import FeatureSamples, LabelledSamples
 from hushfleet.model.params import ParamLayout
+from hushfleet.model.soft_means import soft_means
 from hushfleet.model.softmax import fit, log_softmax, rotated
 
 FOLDS = 5
@@ -34,8 +42,16 @@ PENALTY_ALONE = 0.001
 IMAGES = 20
 EVIDENCE = 0.5
 STEP = 0.7
+UNLIKE, CONCENTRATION = 0.2, 0.3
+"""How likely the classes' shares differ before any label is seen; the concentration for each class of the Dirichlet
+distribution that differing shares are drawn by."""
+SHIFT, STEPS_OF_UNLIKE = 0.3, 1.5
+"""Where classes differ for certain: the part of log(mix) that H gets; steps from the default towards alone, since few
+classes are learned alone more easily."""
 _SIGNALS = (9.0, 13.0, 17.5, 22.0, 35.0, 100.0)
 """The r (`hushfleet.methods.hush_rule`) at each of which the default is one step nearer to the shared head."""
+UNLABELLED_BELOW = 20.0
+"""The r from which images without labels are of no use."""
 WEIGHT, PRIOR = "head.weight", "prior"
 
 Part = Annotated[float, Meta(ge=0, le=1, description="in [0, 1]")]
@@ -50,6 +66,7 @@ class HeadChoice(Checked):
         one trained alone.
     :param right: how many of the images the mixture got right in the cross-validation; likewise `right_shared` of the
         shared head, and `right_alone` of the one trained alone.
+    :param unlabelled: how many images without labels have half of the head; what is above is said of the other half.
     """
 
     images: Count = 0
@@ -59,6 +76,7 @@ class HeadChoice(Checked):
     right: Count = 0
     right_shared: Count = 0
     right_alone: Count = 0
+    unlabelled: Count = 0
 
     @property
     def plain(self) -> str:
@@ -70,7 +88,8 @@ class HeadChoice(Checked):
             "the fleet's model fitted to own images": self.pulled,
             "trained alone": self.alone,
         }
-        return ", ".join(f"{100 * part:.0f} % {what}" for what, part in parts.items())
+        told = ", ".join(f"{100 * part:.0f} % {what}" for what, part in parts.items())
+        return told + f"; and {self.unlabelled} images without labels" * bool(self.unlabelled)
 
     @property
     def words(self) -> str:
@@ -95,14 +114,27 @@ class OwnHead:
 
 
 class Mixture(NamedTuple):
-    """logits = scale times those of the shared head, and pull phi.
+    """logits = scale times those of the shared head, and pull phi, and prior.
 
     :param pull: float32 `[C, F]`.
+    :param prior: float32 `[C]`.
     """
 
     choice: HeadChoice
     scale: float
     pull: np.ndarray
+    prior: np.ndarray
+
+
+class Mix(NamedTuple):
+    """The shares of the classes that a device's images come from, as far as their labels say.
+
+    :param shares: float64 `[C]`.
+    :param unlike: how likely it is that the classes' shares differ.
+    """
+
+    shares: np.ndarray
+    unlike: float
 
 
 def is_linear(layout: ParamLayout) -> bool:
@@ -111,18 +143,40 @@ def is_linear(layout: ParamLayout) -> bool:
     return names == (WEIGHT, PRIOR) and len(weight) == 2 and others == [weight[:1]]
 
 
-def own_head_of(params: np.ndarray, layout: ParamLayout, samples: LabelledSamples, signal: float | None) -> OwnHead:
+def takes_unlabelled(signal: float | None, classes: int) -> bool:
+    """Whether images without labels make the head better.
+
+    :param signal: `TaskSpec.signal`.
+    """
+    return signal is not None and _of_ten_classes(signal, classes) < UNLABELLED_BELOW
+
+
+def own_head_of(
+    params: np.ndarray,
+    layout: ParamLayout,
+    samples: LabelledSamples,
+    signal: float | None,
+    unlabelled: LabelledSamples | None = None,
+) -> OwnHead:
     """The head that a device keeps, by its samples.
 
     :param params: float32 `[d]`, the global model, of a linear layout.
     :param signal: `TaskSpec.signal`.
+    :param unlabelled: samples whose labels say nothing, for a task that `takes_unlabelled`.
     """
     shared = layout.unflatten(params)
+
+    def logits_of(samples: LabelledSamples) -> np.ndarray:
+        x = samples.x.reshape(len(samples), shared[WEIGHT].shape[1])
+        logits: np.ndarray = shared[WEIGHT] @ x.T + shared[PRIOR][:, None]
+        return logits.astype(np.float32)
+
     features = features_of(samples)
-    x = samples.x.reshape(len(samples), shared[WEIGHT].shape[1])
-    logits = (shared[WEIGHT] @ x.T + shared[PRIOR][:, None]).astype(np.float32)
-    choice, scale, pull = mixture(features, samples.y, logits, signal)
-    weight, prior = scale * shared[WEIGHT], scale * shared[PRIOR]
+    head = mixture(features, samples.y, logits_of(samples), signal)
+    if unlabelled is not None and len(unlabelled) and len(samples):
+        head = with_unlabelled(head, features, samples.y, features_of(unlabelled), logits_of(unlabelled))
+    choice, scale, pull, prior = head
+    weight, prior = scale * shared[WEIGHT], scale * shared[PRIOR] + prior
     whole = np.concatenate([weight, pull], 1) if _has_more(samples) else weight + pull
     return OwnHead(choice, np.concatenate([whole.ravel(), prior]).astype(np.float32))
 
@@ -162,36 +216,78 @@ def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal
     """
     classes, images = logits.shape
     if not images:
-        return Mixture(HeadChoice(), 1.0, np.zeros((classes, features.shape[1]), np.float32))
+        none = np.zeros((classes, features.shape[1]), np.float32)
+        return Mixture(HeadChoice(), 1.0, none, np.zeros(classes, np.float32))
     basis = rotated(features)
-    offsets = np.stack([*[logits] * len(PENALTIES), np.zeros_like(logits)])
+    heads = np.stack([*[logits] * len(PENALTIES), np.zeros_like(logits)])
     penalties = np.array((*PENALTIES, PENALTY_ALONE)) * min(1.0, IMAGES / images)
     folds = np.empty(images, int)
     folds[np.argsort(labels, kind="stable")] = np.arange(images) % FOLDS  # each has its part of every class
-    unseen = np.empty((1 + len(offsets), classes, images), np.float32)
-    unseen[0] = logits
+    unseen = np.empty((1 + len(heads), classes, images), np.float32)
     for fold in range(min(FOLDS, images)):
         out = folds == fold
-        pulls = fit(basis.z[~out], basis.moments, labels[~out], offsets[:, :, ~out], penalties)
+        prior, chance = _offsets(labels[~out], classes)
+        offsets = heads + prior
+        pulls = fit(basis.z[~out], basis.moments, labels[~out], offsets[:, :, ~out] + chance, penalties)
+        unseen[0][:, out] = logits[:, out] + prior[0]
         unseen[1:, :, out] = offsets[:, :, out] + pulls @ basis.z[out].T
     loss = -log_softmax(unseen)[:, labels, np.arange(images)].sum(1, dtype=np.float64)
     score = EVIDENCE * loss
     if signal is not None:
-        score += STEP * np.abs(np.arange(len(unseen)) - default(signal, classes))
+        start = min(len(heads), default(signal, classes) + STEPS_OF_UNLIKE * mix_of(labels, classes).unlike)
+        score += STEP * np.abs(np.arange(len(unseen)) - start)
     weights = np.exp(score.min() - score)
     weights /= weights.sum()
-    pulls = fit(basis.z, basis.moments, labels, offsets, penalties)
+    prior, chance = _offsets(labels, classes)
+    pulls = fit(basis.z, basis.moments, labels, heads + prior + chance, penalties)
     mixed = np.tensordot(weights, unseen, 1)
-    right = [int((each.argmax(0) == labels).sum()) for each in (mixed, logits, unseen[-1])]
+    right = [int((each.argmax(0) == labels).sum()) for each in (mixed, unseen[0], unseen[-1])]
     shared, alone = float(weights[0]), float(weights[-1])
     choice = HeadChoice(images, shared, min(1.0, float(weights[1:-1].sum())), alone, *right)
-    pull = np.tensordot(weights[1:], pulls, 1) @ basis.axes
-    return Mixture(choice, float(weights[:-1].sum()), pull.astype(np.float32))
+    pull, scale = np.tensordot(weights[1:], pulls, 1) @ basis.axes, float(weights[:-1].sum())
+    return Mixture(choice, scale, pull.astype(np.float32), scale * prior[0, :, 0])
+
+
+def with_unlabelled(
+    head: Mixture, features: np.ndarray, labels: np.ndarray, unlabelled: np.ndarray, logits: np.ndarray
+) -> Mixture:
+    """The mean of a mixture's logits and of those by the soft means of all images.
+
+    :param unlabelled: float32 `[u, F]`.
+    :param logits: float32 `[C, u]`, the shared head's for these.
+    """
+    seen = head.scale * logits + head.pull @ unlabelled.T + head.prior[:, None]
+    weight, bias = soft_means(features, labels, unlabelled, seen, mix_of(labels, len(logits)).unlike)
+    pull, prior = ((mine + means).astype(np.float32) / 2 for mine, means in ((head.pull, weight), (head.prior, bias)))
+    return Mixture(replace(head.choice, unlabelled=len(unlabelled)), head.scale / 2, pull, prior)
+
+
+def mix_of(labels: np.ndarray, classes: int) -> Mix:
+    """The mean of two guesses, weighted by how likely each makes the labels: equal shares, or differing ones."""
+    counts = np.bincount(labels, minlength=classes)
+    images, least = len(labels), CONCENTRATION
+    alike = math.log(1 - UNLIKE) - images * math.log(classes)
+    differing = math.log(UNLIKE) + math.lgamma(classes * least) - math.lgamma(classes * least + images)
+    differing += sum(math.lgamma(count + least) - math.lgamma(least) for count in counts)
+    unlike = float(np.exp(differing - np.logaddexp(alike, differing)))
+    return Mix(unlike * (counts + least) / (images + classes * least) + (1 - unlike) / classes, unlike)
+
+
+def _offsets(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """What a fit's logits get: float32 `[k, C, 1]`, which the head keeps, and `[C, 1]`, which it does not."""
+    mix = np.log(mix_of(labels, classes).shares * classes)
+    counts = np.bincount(labels, minlength=classes) + 0.5
+    of_shared = np.array([SHIFT] * len(PENALTIES) + [0.0])[:, None, None]
+    chance = np.log(counts / counts.mean()) - mix
+    return (of_shared * mix[:, None]).astype(np.float32), chance.astype(np.float32)[:, None]
 
 
 def default(signal: float, classes: int) -> int:
-    """Where on the path a device should be without images: 0 is the shared head, the last one is trained alone.
+    """Where on the path a device should be without images: 0 is the shared head, the last one is trained alone."""
+    return len(_SIGNALS) - bisect_right(_SIGNALS, _of_ten_classes(signal, classes))
 
-    Measured with ten classes. Of more, each has so much less of an update, and as much noise.
-    """
-    return len(_SIGNALS) - bisect_right(_SIGNALS, signal * min(1.0, 10 / classes))
+
+def _of_ten_classes(signal: float, classes: int) -> float:
+    """The r that ten classes would need, which all was measured with: each of more has less of an update, and as much
+    noise."""
+    return signal * min(1.0, 10 / classes)

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hushfleet.config.spec import BlobRef, PrivacySpec, SecureSpec
+from hushfleet.config.spec import BlobRef, PrivacySpec, SecureSpec, TaskSpec
 from hushfleet.edge_client import own_head
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.net.download import LONGEST_WAIT_S
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
@@ -81,6 +82,38 @@ def test_a_head_for_each_round_and_one_for_the_final_model(bench: Bench) -> None
     assert bench.store.global_digest == final
     assert bench.store.blob(final) is not None
     assert sent == (len(bench.server.updates), len(bench.server.offers), len(bench.server.declines))
+
+
+@pytest.fixture
+def camera(tmp_path: Path, field: DeviceConfig) -> DeviceConfig:
+    """A board with three images without labels, one of them broken."""
+    folder = tmp_path / "camera"
+    (folder / "today").mkdir(parents=True)
+    for index in range(2):
+        pixels = np.random.default_rng(index).integers(0, 256, (8, 8), np.uint8)
+        Image.fromarray(pixels).save(folder / "today" / f"{index}.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    return replace(field, data=replace(field.data, unlabelled=str(folder)))
+
+
+@pytest.mark.parametrize(("r", "used"), [(19.0, 2), (20.0, 0), (None, 0)])
+def test_images_without_labels_serve_the_final_head_of_a_small_fleet_alone(
+    make_bench: MakeBench, linear: Package, camera: DeviceConfig, monkeypatch: pytest.MonkeyPatch,
+    r: float | None, used: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(TaskSpec, "signal", property(lambda spec: r))
+    read: list[int] = []
+    real = LocalData.unlabelled
+    monkeypatch.setattr(LocalData, "unlabelled", lambda data: read.append(1) or real(data))
+    bench = make_bench(package=linear, config=camera)
+    take_part(bench)
+    assert kept(bench) is not None
+    assert (read, bench.store.own_head(TASK).choice.unlabelled) == ([], 0), "no round waits for them"
+    final = finish(bench)
+    bench.until(lambda: kept(bench) == final)
+    choice = bench.store.own_head(TASK).choice
+    assert (choice.images, choice.unlabelled, len(read)) == (48, used, min(used, 1))
+    assert ("; and 2 images without labels" in choice.plain) == bool(used)
 
 
 def test_who_was_in_no_round_has_a_head_too(bench: Bench) -> None:

@@ -11,12 +11,16 @@ import pytest
 
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
+from hushfleet.aggregator.results.report.verdict import own_head_answer
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.samples import FeatureSamples
+from hushfleet.errors import BadInput
 from hushfleet.model.own_head import own_head_of
+from hushfleet.simulator import own_heads
 from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, accuracies, best_way, said_alone
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.model_files import write_models
@@ -26,6 +30,7 @@ from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.simulator.studies.sweep import noise_point, sweep_noise
 
 DEVICES, ROUNDS = 4, 2
+ROUND = {"rounds": 1, "min_updates": 3}
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +135,30 @@ def test_another_network_leaves_no_choice(calm: Simulation, tmp_path: Path) -> N
     with Workers(1) as workers:
         choose_own_heads(calm, workers)
     assert assemble(calm, engine="fast").details.own_heads == []
+
+
+def test_images_without_labels_are_others_than_any_device_has(
+    short_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"devices": 3, "limit": 90, "test_fraction": 0.0, "partition": "iid", "unlabelled": 12}
+    task = short_task(model={"name": "linear"}, method={"name": "dp-fedavg"}, data=data, round=ROUND)
+    simulation = begin(task, tmp_path / "run", data_dir=None)
+    held = {image.tobytes() for device in simulation.fleet.devices for image in device.train.samples.images}
+    run = loaded_run(simulation.folder.path, "onnx")
+    for device in simulation.fleet.devices:
+        shown = run.unlabelled(device.name)
+        assert (len(shown), shown.labels.any()) == (12, False)
+        assert held.isdisjoint(image.tobytes() for image in shown.images)
+    with Workers(1) as workers, EventLog(simulation.folder.events) as events:
+        run_rounds(simulation, workers, events)
+        monkeypatch.setattr(own_heads, "takes_unlabelled", lambda signal, classes: True)
+        choose_own_heads(simulation, workers)
+    result = assemble(simulation, engine="fast")
+    assert [head.unlabelled for head in result.details.own_heads] == [12, 12, 12]
+    assert "12 images without labels have half of a head" in own_head_answer(result)
+
+
+def test_too_few_images_for_those_without_labels_are_said(short_task: Any, tmp_path: Path) -> None:
+    task = short_task(model={"name": "linear"}, data={"devices": 3, "unlabelled": 5000}, round=ROUND)
+    with pytest.raises(BadInput, match=r"data\.unlabelled = 5000.*data\.limit"):
+        begin(task, tmp_path / "run", data_dir=None)

@@ -190,6 +190,8 @@ def own_head_answer(result: Result) -> str:
     if mixed:
         shared, pulled, alone = (percent(fmean(parts)) for parts in zip(*mixed, strict=True))
         text += f": on average {shared} the shared head, {pulled} heads pulled to it, {alone} heads trained alone"
+    if unlabelled := max(head.unlabelled for head in heads):
+        text += f". {unlabelled} images without labels have half of a head, and took part in no round"
     text += "."
     found = worse_than_alone(result)
     if found is not None:

@@ -118,6 +118,11 @@ class LoadedRun:
             self._train_bytes -= self._train.pop(next(iter(self._train))).nbytes
         return samples
 
+    def unlabelled(self, device: str) -> LabelledSamples | None:
+        """What it has for its own head without labels: those here say nothing."""
+        path = self.folder.device(device).unlabelled
+        return self._load(path) if path.exists() else None
+
     def local_test(self, device: str) -> LabelledSamples:
         indices = self.local_indices(device)
         return self._load(self._local_test(device)) if indices is None else self.common_test.take(indices)

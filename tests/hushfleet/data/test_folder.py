@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hushfleet.data.conversion import as_data
-from hushfleet.data.folder import load_folder, scan_folder
+from hushfleet.data.folder import load_folder, load_unlabelled, scan_folder
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
 from support.images import save_folder
@@ -208,3 +208,19 @@ def test_what_is_saved_is_read_back_exactly(
     by_class = samples.take(np.argsort(samples.labels, kind="stable"))
     assert back.labels.tolist() == by_class.labels.tolist()
     assert (back.images == by_class.images).all()
+
+
+def test_images_without_labels_are_read_from_everywhere_below_evenly_by_name(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for value in range(10):
+        where = tmp_path / "sub" if value % 2 else tmp_path
+        Image.new("L", (4, 4), value).save(where / f"{value}.png")
+    (tmp_path / ".hidden.png").write_bytes(b"")
+    (tmp_path / "text.txt").write_text("no image")
+    form = {"input_shape": (1, 4, 4), "class_names": ("cat", "dog"), "mean": (0.0,), "std": (1.0,)}
+    every = load_unlabelled(tmp_path, most=100, **form)
+    assert sorted(every.images[:, 0, 0, 0]) == list(range(10))
+    assert not every.labels.any()
+    some = load_unlabelled(tmp_path, most=3, **form)
+    assert list(some.images[:, 0, 0, 0]) == [0, 6, 5]
+    assert len(load_unlabelled(tmp_path / "nowhere", most=3, **form)) == 0

@@ -18,6 +18,7 @@ from hushfleet.model.own_head import (
     default,
     inputs_of_own,
     is_linear,
+    mix_of,
     mixture,
     own_head_of,
     own_logits,
@@ -45,7 +46,11 @@ def mixed(x: np.ndarray, y: np.ndarray, shared: np.ndarray, r: float | None = 15
 
 
 def accuracy(head: Mixture, shared: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
-    return float(((x @ (head.scale * shared + head.pull).T).argmax(1) == y).mean())
+    return float(((x @ (head.scale * shared + head.pull).T + head.prior).argmax(1) == y).mean())
+
+
+def head(scale: float, pull: np.ndarray) -> Mixture:
+    return Mixture(HeadChoice(), scale, pull, np.zeros(CLASSES, np.float32))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -68,27 +73,52 @@ def fitted(x: np.ndarray, y: np.ndarray, offsets: np.ndarray, penalty: float) ->
     return d
 
 
-def oracle(x: np.ndarray, y: np.ndarray, shared: np.ndarray, r: float) -> tuple[float, np.ndarray, np.ndarray]:
-    """Weight of the shared head, pull, and the seven weights, from the recipe's words."""
+def mix(y: np.ndarray, classes: int) -> tuple[np.ndarray, float]:
+    """Shares of the classes, and how likely they differ: Polya's urn with 0.3 balls a class, one to four."""
+    urn, odds = np.full(classes, 0.3), 0.25
+    for label in y:
+        odds *= urn[label] / urn.sum() * classes
+        urn[label] += 1
+    unlike = odds / (1 + odds)
+    return unlike * urn / urn.sum() + (1 - unlike) / classes, unlike
+
+
+def oracle(
+    x: np.ndarray, y: np.ndarray, shared: np.ndarray, r: float
+) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+    """Weight of the shared head, pull, prior, and the seven weights, from the recipe's words."""
     x = x.astype(np.float64)
-    logits, count = x @ shared.T.astype(np.float64), len(y)
+    logits, (count, classes) = x @ shared.T.astype(np.float64), (len(y), len(shared))
     path = [(1.0, None), *((1.0, p) for p in (0.1, 0.03, 0.01, 0.003, 0.001)), (0.0, 0.001)]
     where = 6 if r < 9 else 5 if r < 13 else 4 if r < 17.5 else 3 if r < 22 else 2 if r < 35 else 1 if r < 100 else 0
+    where = min(6.0, where + 1.5 * mix(y, classes)[1])
     folds, part = min(5, count), np.empty(count, int)
     for place, image in enumerate(sorted(range(count), key=lambda i: (y[i], i))):
         part[image] = place % folds
+
+    def pull_of(scale: float, penalty: float | None, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        shares = mix(y[seen], classes)[0]
+        prior = 0.3 * scale * np.log(classes * shares)
+        counts = np.bincount(y[seen], minlength=classes) + 0.5
+        chance = np.log(counts / counts.mean()) - np.log(classes * shares)
+        if penalty is None:
+            return 0 * shared, prior
+        return fitted(x[seen], y[seen], scale * logits[seen] + prior + chance, penalty), prior
+
     scores = []
     for place, (scale, penalty) in enumerate(path):
         lost = 0.0
         for fold in range(folds):
-            seen, unseen = np.flatnonzero(part != fold), np.flatnonzero(part == fold)
-            pull = 0 * shared if penalty is None else fitted(x[seen], y[seen], scale * logits[seen], penalty)
-            lost -= log_softmax(scale * logits[unseen] + x[unseen] @ pull.T)[range(len(unseen)), y[unseen]].sum()
+            unseen = np.flatnonzero(part == fold)
+            pull, prior = pull_of(scale, penalty, np.flatnonzero(part != fold))
+            found = log_softmax(scale * logits[unseen] + prior + x[unseen] @ pull.T)
+            lost -= found[range(len(unseen)), y[unseen]].sum()
         scores.append(0.5 * lost + 0.7 * abs(place - where))
     weights = np.exp(min(scores) - np.array(scores))
     weights /= weights.sum()
-    pulls = [0 * shared if penalty is None else fitted(x, y, s * logits, penalty) for s, penalty in path]
-    return float(weights[:6].sum()), sum(w * p for w, p in zip(weights, pulls, strict=True)), weights
+    pulls, priors = zip(*(pull_of(*each, np.arange(count)) for each in path), strict=True)
+    pull, prior = (np.tensordot(weights, np.stack(each), 1) for each in (pulls, priors))
+    return float(weights[:6].sum()), pull, prior, weights
 
 
 @settings(max_examples=12, deadline=None)
@@ -108,7 +138,7 @@ def test_the_mixture_is_that_of_the_recipe(
     x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
     y = rng.integers(0, classes, count)
     shared = (size * rng.normal(size=(classes, width))).astype(np.float32)
-    scale, pull, weights = oracle(x, y, shared, r)
+    scale, pull, prior, weights = oracle(x, y, shared, r)
     with pytest.MonkeyPatch.context() as patch:  # fits end a little before their optimum
         patch.setattr(softmax, "TOLERANCE", 1e-6)
         patch.setattr(softmax, "MOST_STEPS", 5000)
@@ -116,6 +146,7 @@ def test_the_mixture_is_that_of_the_recipe(
     assert found.scale == pytest.approx(scale, abs=0.02)
     assert (found.choice.shared, found.choice.alone) == pytest.approx((weights[0], weights[-1]), abs=0.02)
     np.testing.assert_allclose(found.pull @ x.T, pull @ x.T.astype(np.float64), atol=0.02 * max(1.0, abs(pull).max()))
+    np.testing.assert_allclose(found.prior, prior, atol=0.03)
 
 
 def test_without_images_it_is_the_shared_head() -> None:
@@ -144,7 +175,7 @@ def test_who_has_many_images_is_hardly_held_back() -> None:
     found = mixed(x, y, NOISE, 15.0)
     basis = softmax.rotated(x)
     best = softmax.fit(basis.z, basis.moments, y, np.zeros((1, CLASSES, 300), np.float32), np.array([1e-4]))[0]
-    assert accuracy(found, NOISE, *test) > accuracy(Mixture(HeadChoice(), 0.0, best @ basis.axes), NOISE, *test) - 0.01
+    assert accuracy(found, NOISE, *test) > accuracy(head(0.0, best @ basis.axes), NOISE, *test) - 0.01
 
 
 def test_noise_in_place_of_a_head_costs_little() -> None:
@@ -159,7 +190,7 @@ def test_a_good_head_is_hardly_moved() -> None:
     x, y = images(12, noise=0.6)
     test = images(400, noise=0.6, seed=5)
     found = mixed(x, y, GOOD, 200.0)
-    assert accuracy(found, GOOD, *test) > accuracy(Mixture(HeadChoice(), 1.0, 0 * GOOD), GOOD, *test) - 0.03
+    assert accuracy(found, GOOD, *test) > accuracy(head(1.0, 0 * GOOD), GOOD, *test) - 0.03
 
 
 def test_a_head_that_knows_half_of_the_classes_is_completed() -> None:
@@ -167,12 +198,37 @@ def test_a_head_that_knows_half_of_the_classes_is_completed() -> None:
     x, y = images(24, noise=0.5)
     found, test = mixed(x, y, half), images(400, noise=0.5, seed=5)
     assert found.choice.pulled > 0.9
-    assert accuracy(found, half, *test) > accuracy(Mixture(HeadChoice(), 1.0, 0 * half), half, *test) + 0.1
+    assert accuracy(found, half, *test) > accuracy(head(1.0, 0 * half), half, *test) + 0.1
 
 
 def test_who_has_one_class_only_expects_that_class() -> None:
     x, y = images(12, kept=1)
     assert accuracy(mixed(x, y, NOISE), NOISE, *images(50, kept=1, seed=5)) == 1
+
+
+def test_counts_that_chance_explains_are_not_learned() -> None:
+    """Every class is as frequent as the others, and few images have more of some."""
+    even, gained = images(400, noise=0.9, seed=5), []
+    for seed in range(4):
+        x, y = images(32, noise=0.9, seed=seed)
+        kept = np.concatenate([np.flatnonzero(y == label)[:count] for label, count in enumerate((8, 6, 4, 2))])
+        x, y = x[kept], y[kept]
+        assert mix_of(y, CLASSES).unlike < 0.25
+        basis = softmax.rotated(x)
+        plain = softmax.fit(basis.z, basis.moments, y, np.zeros((1, CLASSES, 20), np.float32), np.array([1e-3]))[0]
+        gained.append(
+            accuracy(mixed(x, y, NOISE, 1.0), NOISE, *even) - accuracy(head(0, plain @ basis.axes), NOISE, *even)
+        )
+    assert np.mean(gained) > 0.01
+
+
+def test_who_has_few_classes_is_told_so_by_the_labels() -> None:
+    shares, unlike = mix_of(np.array([0] * 15 + [1] * 5), CLASSES)
+    assert unlike > 0.9
+    assert shares[0] > 0.65
+    assert shares.sum() == pytest.approx(1)
+    assert shares[2] == shares[3] < 0.03
+    np.testing.assert_allclose(mix_of(np.array([], int), CLASSES).shares, 0.25)
 
 
 def test_the_noise_says_where_to_begin() -> None:
@@ -195,7 +251,7 @@ def test_of_a_linear_models_flat_vector() -> None:
     assert head.choice == again.choice
     weight, prior = layout.unflatten(head.params).values()
     np.testing.assert_allclose(weight, again.scale * GOOD + again.pull, rtol=1e-5)
-    np.testing.assert_allclose(prior, again.scale * bias, rtol=1e-5)
+    np.testing.assert_allclose(prior, again.scale * bias + again.prior, rtol=1e-5)
     assert own_head_of(head.params, layout, samples.take(slice(0, 0)), None).choice.images == 0
     assert not is_linear(ParamLayout(("head.weight", "head.bias"), ((2, 3), (2,))))
 
@@ -211,7 +267,8 @@ def test_of_features_it_takes_all_and_the_shared_head_the_first_ones() -> None:
     assert head.params.shape == (CLASSES * (6 + WIDTH + 1),)
     assert head.choice == expected.choice
     found = own_logits(head.params, inputs_of_own(samples).x)
-    np.testing.assert_allclose(found.T, expected.scale * logits + expected.pull @ x.T, rtol=1e-4, atol=1e-4)
+    again = expected.scale * logits + expected.pull @ x.T + expected.prior[:, None]
+    np.testing.assert_allclose(found.T, again, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
