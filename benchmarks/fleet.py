@@ -71,7 +71,7 @@ def allow_descriptors(count: int) -> None:
 
 
 def make_certificates(folder: Path, devices: Sequence[str]) -> FleetTls:
-    """Makes certificates of a private authority for the broker at 127.0.0.1, the aggregator and each device, named by its id."""
+    """Makes a private authority's certificates for the broker at 127.0.0.1, the aggregator and each device, by id."""
     folder.mkdir(parents=True)
     tls, authority = FleetTls(folder), trustme.CA()
     authority.cert_pem.write_to_path(tls.ca_file)

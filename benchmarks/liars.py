@@ -1,4 +1,4 @@
-"""Measures the damage of dishonest devices to the global model, with each defence, and the cost of the defences without them.
+"""Measures how dishonest devices damage the global model, with each defence, and what the defences cost without them.
 
     python -m benchmarks.liars [--rounds N] [--kept FILE] [--json FILE]
 

@@ -32,7 +32,7 @@ class ChildFailed(Exception):
 
 
 def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
-    """Returns the environment of a measured process: one thread, and this repository, or another checkout of it, on the path."""
+    """Returns the environment of a measured process: one thread, and this or another checkout of it on the path."""
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {**os.environ, **one_thread, "PYTHONPATH": path, **more}

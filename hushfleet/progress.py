@@ -1,6 +1,6 @@
 """Progress of long work in this process, for displays (`hushfleet.aggregator.observe.progress`).
 
-Work that may take longer than a few seconds reports here. Without a display nothing is shown and almost nothing is done.
+Work that may take longer than a few seconds reports here. Without a display nothing is shown and little is done.
 """
 
 from __future__ import annotations
