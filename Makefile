@@ -9,6 +9,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 DEMO ?=
 PYTEST ?=
+PART ?=
 CHAOS ?=
 BOARD_TESTS := tests/edge_client/storage tests/hushfleet/config tests/hushfleet/wire/format tests/hushfleet/release
 BOARD_TEST_TOOLS := hypothesis iniconfig packaging pluggy pygments pytest pytest-timeout pyyaml setuptools sortedcontainers
@@ -25,7 +26,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
-	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some)"
+	@echo "make test    run all tests, one file a core at a time   (PYTEST='-k wire' for some, PART=core, fleet, studies or native)"
 	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make test-board   some of what boards run, on another Python   (PYTHON=python3.13)"
@@ -45,8 +46,14 @@ demo: $(STAMP)
 tools:
 	@tests/install_tools.sh
 
+# PART=core, fleet, studies or native: the parts of docs/architecture.md.
+TESTS_fleet := tests/aggregator/fleet tests/edge_client/fleet tests/firmware_profiles/cards tests/hushfleet/release tests/chaos
+TESTS_studies := tests/simulator/studies tests/aggregator/planning tests/benchmarks
+TESTS_native := $(wildcard tests/models/test_native*.py tests/models/native) tests/simulator/engines/clock tests/simulator/engines/ray
+TESTS_core := tests $(TESTS_fleet:%=--ignore=%) $(TESTS_studies:%=--ignore=%) $(TESTS_native:%=--ignore=%)
+
 test: $(STAMP) tools
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS_$(PART)) $(PYTEST)
 
 test-fast: $(STAMP) tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow" $(PYTEST)

@@ -1,1 +1,1 @@
-"""What runs beside the GPU: rounds, their store, the network around them, and the report."""
+"""The server beside the GPU: rounds, their store, the network around them, and the report."""

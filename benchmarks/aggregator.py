@@ -64,7 +64,7 @@ Work = Callable[[int, int], float]
 
 
 class Updates:
-    """What devices send: one real update with its values moved, under as many names as there are devices.
+    """The updates that devices send: one real update with its values moved, under one name for each device.
 
     :param folder: for the federation of two devices that it comes from.
     """

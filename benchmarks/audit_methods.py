@@ -1,4 +1,4 @@
-"""What each method's ledger claims for one round, beside what `hushfleet audit` measures of its code.
+"""Compares the epsilon that each method's ledger claims for one round with the one that `hushfleet audit` measures.
 
     python -m benchmarks.audit_methods [--trials 300] [--canaries 2000] [--seed 0] [--methods A,B] [--json F]
 

@@ -1,4 +1,4 @@
-"""What all benchmarks share: options, the machine, tables and JSON."""
+"""Options, description of the machine, tables and JSON of all benchmarks."""
 
 from __future__ import annotations
 

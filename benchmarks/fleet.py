@@ -71,7 +71,7 @@ def allow_descriptors(count: int) -> None:
 
 
 def make_certificates(folder: Path, devices: Sequence[str]) -> FleetTls:
-    """Of a private authority: for the broker at 127.0.0.1, the aggregator, and each device, with its id as its name."""
+    """Makes a private authority's certificates for the broker at 127.0.0.1, the aggregator and each device, by id."""
     folder.mkdir(parents=True)
     tls, authority = FleetTls(folder), trustme.CA()
     authority.cert_pem.write_to_path(tls.ca_file)
@@ -83,7 +83,7 @@ def make_certificates(folder: Path, devices: Sequence[str]) -> FleetTls:
 
 
 class Sample(NamedTuple):
-    """What a process has used at a moment, in unix seconds."""
+    """The resources that a process has used until a moment, in unix seconds."""
 
     at: float
     resident_mib: float
@@ -180,7 +180,7 @@ def compare_with_fast(simulation: Simulation, folder: Path, *, processes: int = 
 
 
 def figures_of(simulation: Simulation, began_at: float, usage: Mapping[str, Sequence[Sample]]) -> Figures:
-    """Of a run that ended well, by the aggregator's events."""
+    """Returns the figures of a run that ended well, from the aggregator's events."""
     events = list(iterate_events(simulation.folder.events))
     opened_at, closed_at = (
         {e["round"]: e["at"] for e in reversed(events) if e["event"] == kind} for kind in ("round_open", "round_close")

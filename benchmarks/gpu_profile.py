@@ -1,4 +1,4 @@
-"""Where the time of the local training goes on a GPU: wall time, time of kernels, the largest of them, memory.
+"""Profiles local training on a GPU: wall time, time of kernels, the largest of them, memory.
 
     python -m benchmarks.gpu_profile [--device cuda] [--workloads W1,W3] [--shrink N]
 

@@ -1,4 +1,4 @@
-"""What members that lie do to the global model, with each defence, and what the defences cost when nobody lies.
+"""Measures how dishonest devices damage the global model, with each defence, and what the defences cost without them.
 
     python -m benchmarks.liars [--rounds N] [--kept FILE] [--json FILE]
 
@@ -75,7 +75,7 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """What matters most comes first, for who stops early."""
+    """Yields the most important cells first, so that an early stop keeps them."""
     honest = [Cell(noise, "none", 0, True, aggregation) for noise in (False, True) for aggregation in AGGREGATIONS]
     return honest + [
         Cell(noise, attack, liars, tested, aggregation)
@@ -87,7 +87,7 @@ def cells() -> list[Cell]:
 
 
 class Lab:
-    """What all cells share: the data, the network, and a header as the task's devices write it."""
+    """The parts that all cells share: the data, the network, and a header as the task's devices write it."""
 
     def __init__(self, *, rounds: int, devices: int) -> None:
         self.rounds, self.devices, self.headers = rounds, devices, {}
@@ -181,7 +181,7 @@ class Lab:
         return (vector.detach() - start).numpy()
 
     def lie(self, cell: Cell, params: np.ndarray, number: int) -> np.ndarray:
-        """What all liars of a round send: as much of their direction as the test lets through."""
+        """Returns the update of all liars of a round: as much of their direction as the test accepts."""
         x, y = (np.concatenate(parts) for parts in zip(*self.data[: cell.liars], strict=True))
         if cell.attack == "scaled":
             y = (y + 1) % 10

@@ -49,7 +49,7 @@ SHARES_S = {"environment": 100.0, "tests": 80.0, "W3": 70.0, "W2": 60.0, "W1": 1
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the parts run.
+    """The environment in which the parts run.
 
     :param work: the folder of the environments, which is taken away at the end.
     """
@@ -186,7 +186,7 @@ def count_tests(file: Path) -> dict[str, int]:
 
 
 def run_parts(machine: Machine, parts: Sequence[str], budget_s: float = BUDGET_S) -> dict[str, Any]:
-    """What each did, also in `on_gpu.json` after each one."""
+    """Returns the result of each part, and writes it to `on_gpu.json` after each one."""
     ends = time.monotonic() + budget_s
     settings = {"device": machine.options.device, "short": machine.options.short, "budget_s": budget_s}
     report: dict[str, Any] = {**settings, "gpu": gpu(), "parts": {}}

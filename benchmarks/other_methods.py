@@ -91,7 +91,7 @@ class Cell:
 
 
 def cells() -> Iterator[Cell]:
-    """What matters most comes first, for who stops early."""
+    """Yields the most important cells first, so that an early stop keeps them."""
     for seed in SEEDS:
         for noise in ("sum", "local"):
             for epsilon in EPSILONS:

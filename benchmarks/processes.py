@@ -32,14 +32,14 @@ class ChildFailed(Exception):
 
 
 def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
-    """Of every measured process: one thread, and this repository, or another checkout of it, on the path."""
+    """Returns the environment of a measured process: one thread, and this or another checkout of it on the path."""
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {**os.environ, **one_thread, "PYTHONPATH": path, **more}
 
 
 def figures_of(command: Sequence[str], *, timeout_s: float) -> Answer:
-    """What a process prints as JSON in its last line; the reason as `missing` where there is none."""
+    """Returns the JSON of a process's last line, or the reason as `missing` where there is none."""
     try:
         done = subprocess.run(
             command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False

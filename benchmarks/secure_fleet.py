@@ -105,7 +105,7 @@ def run_fast(simulation: Simulation) -> tuple[float, list[Figures]]:
 
 
 def disk_bytes(simulation: Simulation) -> int:
-    """Of all files of devices."""
+    """Returns the size of all files of devices."""
     folder = simulation.folder.path / "devices"
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 

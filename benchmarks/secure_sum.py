@@ -46,7 +46,7 @@ BITS = 16
 
 
 def timed(work: Callable[[], T], least_s: float = 0.1) -> tuple[T, float]:
-    """What it returns, and the shortest of its times, in seconds of processor time."""
+    """Returns the function's result and the shortest of its times, in seconds of processor time."""
     began, shortest = time.process_time(), float("inf")
     while True:
         start = time.process_time()

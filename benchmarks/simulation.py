@@ -195,7 +195,7 @@ def _rate(answers: Sequence[Figures]) -> float:
 
 @torch.no_grad()
 def accuracy(job: Job, params: np.ndarray) -> float:
-    """Of the flat global model on the test images, in 0..1."""
+    """Returns the accuracy of the flat global model on the test images, in 0..1."""
     x, y = (torch.from_numpy(job.array(name)) for name in ("test_x", "test_y"))
     return (network_of(params)(x).argmax(1) == y).float().mean().item()
 

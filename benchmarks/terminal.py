@@ -1,4 +1,4 @@
-"""What a command shows in a terminal, as an animation: one SVG, which browsers play without a script.
+"""Films a command in a terminal: one animated SVG, which browsers play without a script.
 
     python -m benchmarks.terminal docs/figures/demo.svg [--columns 100] [--rows 32] [--frames 36] -- hushfleet demo
 

@@ -1,4 +1,4 @@
-"""What an update costs on the wire: bytes beside the alternatives and the entropy, and speed.
+"""Measures an update on the wire: bytes beside the alternatives and the entropy, and speed.
 
     python -m benchmarks.wire [--data-dir DIR] [--part sizes,speed] [--quick] [--json F]
 

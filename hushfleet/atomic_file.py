@@ -41,7 +41,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool, mode: int | None = No
 
 
 def sync_folder(folder: Path) -> None:
-    """What was made, renamed or deleted in it survives a power cut from now on. Raises `OSError`."""
+    """Syncs a folder: new, renamed and deleted entries survive a power cut from now on. Raises `OSError`."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
-"""What is under way in this process, for whoever shows it (`hushfleet.aggregator.observe.progress`).
+"""Progress of long work in this process, for displays (`hushfleet.aggregator.observe.progress`).
 
-Whatever may take longer than a few seconds says so. Nothing is shown, and next to nothing done, where nobody looks.
+Work that may take longer than a few seconds reports here. Without a display nothing is shown and little is done.
 """
 
 from __future__ import annotations

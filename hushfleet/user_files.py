@@ -68,7 +68,7 @@ def in_file(name: str) -> bool:
 
 
 def from_file(name: str, *, key: str) -> object:
-    """What `path/to/file.py:NAME` names. The file is run.
+    """Returns the object that `path/to/file.py:NAME` names. The file is run.
 
     :param key: of the task, that has the name. Raises `BadInput` where the file or its code fails, or has none.
     """
@@ -141,7 +141,7 @@ def refuse_others(folder: Path, ours: Collection[str], option: str = "--out") ->
 
 
 def read_cached(path: Path) -> bytes | None:
-    """What `write_cached` wrote; None where it is missing, or damaged as by a power cut."""
+    """Reads the content that `write_cached` wrote; None where it is missing, or damaged as by a power cut."""
     try:
         data = path.read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""What Mosquitto is told: the generated configuration, and the access list of docs/wire.md."""
+"""Generates Mosquitto's configuration and the access list of docs/wire.md."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ persistent_client_expiration 1h
 
 
 def enrolment_config(*, port: int, tls: BrokerTls, acl_path: Path, password_file: Path, pid_file: Path) -> str:
-    """Of the broker for boards without a certificate; who has no user name is a stranger.
+    """Returns the configuration of the broker for boards without a certificate: a client without a name is a stranger.
 
     A process of its own: whoever connects with another's client id takes its session (measured with 2.0.11), on every
     listener of the same Mosquitto, so strangers must not reach the one that the fleet is connected to. Nor can they

@@ -1,1 +1,1 @@
-"""What `benchmarks/simulation.py` compares: one module each, run in a process of its own."""
+"""The frameworks that `benchmarks/simulation.py` compares: one module each, run in a process of its own."""

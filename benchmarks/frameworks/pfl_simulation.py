@@ -35,7 +35,7 @@ from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Job, Rounds, to_ve
 
 
 class PflNetwork(nn.Module):
-    """What pfl asks of a module, and a count of the samples that went through it."""
+    """A module as pfl needs it, which also counts its samples."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

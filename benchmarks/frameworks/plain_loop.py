@@ -24,7 +24,7 @@ Share = tuple[list[Tensor], int]
 
 
 class Training:
-    """What a process needs to train any client."""
+    """Everything that a process needs to train any client."""
 
     def __init__(self, job: Job, global_model: nn.Module) -> None:
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""What every side of a comparison is given: the same numbers, data, network and first model.
+"""The input of every side of a comparison: the same numbers, data, network and first model.
 
 W1 is the shape of the personalization papers (few devices with much data), W2 that of FedAvg's own paper, W3 that of a
 field of many devices with little data each. The folder of a workload holds what `benchmarks/simulation.py` wrote:
@@ -140,7 +140,7 @@ class Job:
         return list(zip(x.split(self.workload.samples), y.split(self.workload.samples), strict=True))
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """As PyTorch makes it by default."""
+        """Returns PyTorch's optimizer with its default options."""
         kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
         return kinds[self.workload.optimizer](parameters, lr=self.workload.learning_rate)
 
