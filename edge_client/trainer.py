@@ -113,7 +113,7 @@ class DeviceRound:
 
     @cached_property
     def charge(self) -> Charge:
-        """What the round costs this device, known before any training.
+        """The cost of the round for this device, known before any training.
 
         Nothing is trained without it, so this is the one place where a round is refused. Raises `BudgetExceeded` or
         `Declined` for what the device's owner does not allow, and `Malformed` for a plan that contradicts the task.
@@ -156,7 +156,7 @@ class DeviceRound:
         return stored if stored is not None else self.commit(self._train_or_stand_in(published, on_batch))
 
     def answer(self) -> AnswerEntry | None:
-        """What this device answers as a committee member, once a round; None where it is none.
+        """The answer of this device as a committee member, once a round; None if it is no member.
 
         The same set of devices again gives the same bytes. Raises `PrivacyError` for another set, and `Malformed` for
         one that does not fit the cohort or is too small.
@@ -214,7 +214,7 @@ class DeviceRound:
         return LocalRound(self.method, self.state(), published, self.terms, samples)
 
     def state(self) -> DeviceState:
-        """What the device begins the round with."""
+        """The state that the device begins the round with."""
         return self.store.load_state(self.plan.task) or self.method.init_state()
 
     def train(

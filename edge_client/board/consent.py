@@ -18,7 +18,7 @@ from hushfleet.wire.format.messages import RoundPlan
 def allowed_charge(
     plan: RoundPlan, spec: TaskSpec, method: TaskMethod, terms: RoundTerms, *, limits: LimitsSection, ledger: LedgerView
 ) -> Charge:
-    """What the round costs the device. Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
+    """Computes what the round costs the device. Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
     charge = method.charge(terms)
     if spec.privacy.secure is not None:
         check_trust(spec.privacy.secure, limits)

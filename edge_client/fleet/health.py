@@ -2,8 +2,8 @@
 
 The moments are fixed when the client starts. Between the announced beginning and the announced end of a training
 nothing is said, since a loop that is busy says it later. What a longer training or more images could show, that is
-heat, memory and the disk, is told only while the task has no secret about how long a board works
-(`TaskRuntime.constant_time`).
+heat, memory and the disk, is told only while the task does not hide how long a board works
+(`TaskHandler.hides_duration`).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class BoardHealth:
         self.last_error: ErrorCode | None = None
         self.chosen: ChosenAccelerator | None = None
 
-    def message(self, now: float, *, session: int, hushed: bool) -> Health:
+    def message(self, now: float, *, session: int, hides_duration: bool) -> Health:
         """What is said at `now`; the next one is due a whole number of minutes after the client's start.
 
-        :param hushed: heat, memory and disk are left out.
+        :param hides_duration: heat, memory and disk are left out.
         """
         standing = standing_of(self._config)
         self.due_at += EVERY_S * max(1, 1 + int((now - self.due_at) // EVERY_S))
@@ -61,10 +61,10 @@ class BoardHealth:
             session=session,
             version=hushfleet.__version__,
             uptime_s=int(now - self._began),
-            disk_percent=None if hushed else _known(self._disk_percent),
-            memory_percent=None if hushed else _known(self._memory_percent),
-            temperature_c=None if hushed else _known(self._temperature_c),
-            throttled=None if hushed else _known(self._throttled),
+            disk_percent=None if hides_duration else _known(self._disk_percent),
+            memory_percent=None if hides_duration else _known(self._memory_percent),
+            temperature_c=None if hides_duration else _known(self._temperature_c),
+            throttled=None if hides_duration else _known(self._throttled),
             last_decline=self.last_decline,
             last_error=self.last_error,
             certificate_end=self._certificate_end(),

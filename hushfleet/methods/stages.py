@@ -1,4 +1,4 @@
-"""What is done to an update before it leaves the device, as a list of stages, and what the list costs.
+"""Stages of an update before it leaves the device, and their cost.
 
 Accounting is a fold over the list: each stage says what it does to a `Cost`, and `TaskMethod.charge` is what comes out.
 The ledger, the owner's limits, the aggregator's check of headers, the audit and the forecast all use this one number.
@@ -38,7 +38,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Cost:
-    """What a list of stages costs a device in a round, for the unit `device`.
+    """Cost of a list of stages for a device in a round, with the unit `device`.
 
     :param norm: bound of the values in units of the round's clip norm C; inf: they have none.
     :param clip_norm: C.
@@ -92,7 +92,7 @@ class Cost:
         )
 
     def multiplier_release(self, participants: int) -> float:
-        """Against whoever sees only the aggregate, where it is a plain sum: noises add up.
+        """The noise multiplier against whoever sees only the aggregate, if it is a plain sum: noises add up.
 
         A report that is more than added up protects by its own noise alone. Of summed values no more is promised than
         what the noise of the devices that are honest for certain gives.
@@ -106,14 +106,14 @@ class Cost:
 
 
 def together(*multipliers: float) -> float:
-    """The one Gaussian mechanism that releases of one input amount to: 1/z^2 adds. 0, no noise, where one has none."""
+    """The multiplier of the one mechanism that releases of one input amount to: 1/z^2 adds. 0 if one has no noise."""
     if len(multipliers) == 1 or 0 in multipliers:
         return min(multipliers)
     return float(math.fsum(z**-2 for z in multipliers) ** -0.5)
 
 
 def remaining(whole: float, report: float) -> float:
-    """What is left of a noise multiplier when a report has cost its part."""
+    """The noise multiplier that is left when a report has cost its part."""
     return float((whole**-2 - report**-2) ** -0.5)
 
 
@@ -146,14 +146,14 @@ class Transform:
     adds_noise: ClassVar[bool] = False  # which no charge counts
 
     def raw(self, setting: RoundSetting) -> tuple[str, ...]:
-        """In words, what it tells of the device's data that no noise could cover."""
+        """Names what it tells of the device's data that no noise could cover."""
         return ()
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
         raise NotImplementedError
 
     def by_record(self) -> Transform | None:
-        """What takes its place where noise is in the training: then it sees noised values only."""
+        """The stage that takes its place if noise is in the training: then it sees noised values only."""
         return self
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
@@ -210,7 +210,7 @@ def _bounded(context: RoundContext, release: Release, bound: Callable[[Array, fl
 
 @dataclass(frozen=True)
 class OneStep:
-    """What one step on the sum of clipped gradients has moved, for a sum in which a record is protected.
+    """Releases one step on the sum of clipped gradients, for a secure sum in which a record is protected.
 
     The noise is that of the sum, and its multiplier is against what one record moves: `step` times the clip norm. The
     whole is clipped to what `records` of them come to, which moves no two updates apart.
@@ -240,17 +240,17 @@ class OneStep:
 
 
 class LayerBounds:
-    """To what each layer is clipped, in units of C. Sees what is public: the global model, and what it remembers.
+    """Chooses the bounds of layers, in units of C, from what is public: the global model, and what it remembers.
 
     What it remembers it learned from values as they were sent, unless `ClipLayers` says that it follows raw updates.
     """
 
     def norm(self, layout: ParamLayout) -> float:
-        """Of all bounds together, at most."""
+        """The most that the norm of all bounds together is."""
         return 1.0
 
     def initial(self, layout: ParamLayout) -> PrivateArrays:
-        """What a device that has not trained remembers."""
+        """The memory of a device that has not trained."""
         return {}
 
     def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
@@ -264,7 +264,7 @@ class LayerBounds:
 
 @dataclass(frozen=True)
 class EvenBounds(LayerBounds):
-    """Each layer to the same bound.
+    """Clips each layer to the same bound.
 
     :param size: in units of C.
     """
@@ -306,7 +306,7 @@ class ClipLayers:
         return self.bounds.remember(self._memory(context), seen, context.layout)
 
     def _memory(self, context: RoundContext) -> PrivateArrays:
-        """What the bounds themselves remember, and nothing that another part has kept."""
+        """The memory of the bounds themselves, and nothing that another part has kept."""
         return {name: context.state.private[name] for name in self.bounds.initial(context.layout)}
 
 
@@ -360,7 +360,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Noise for the bounds of the clipping before it: layer by layer where layers were clipped one by one.
+    """Adds noise for the bounds of the clipping before it: layer by layer if layers were clipped one by one.
 
     :param scaled_to_clip_norm: as if C were the bound, however large the layers' bounds are together (DP-FedSim).
     :param beside: a report that has its part of the round's noise multiplier; the values have what is left.
@@ -424,7 +424,7 @@ def costs(stages: Sequence[Stage], setting: RoundSetting) -> list[Cost]:
 def released(
     stages: Sequence[Stage], context: RoundContext, update: Array, noise: NoiseSource, charge: Charge
 ) -> Release:
-    """What leaves of `update = trained - start`: the stages, one after the other."""
+    """Applies the stages to `update = trained - start`, one after the other."""
     raw, layers = context.shared(update), len(context.layout.layers)
     unbounded, silent = np.full(layers, math.inf), np.zeros(layers)
     leaving = Release(raw, unbounded, silent, charge)

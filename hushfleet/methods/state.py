@@ -1,4 +1,4 @@
-"""What a device carries from round to round, and the one immutable value that all parts of a method are given."""
+"""The state that a device carries from round to round, and the immutable value that all parts of a method get."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Bits:
 
 @dataclass(frozen=True)
 class PublicState:
-    """What a device and the aggregator hold alike about this device; a function of what was sent.
+    """State of a device that the aggregator holds, too; a function of what was sent.
 
     :param mask: bool `[..., d]`, True where a parameter is personal (kept, not sent).
     :param participations: how many updates of the device went into it.
@@ -117,7 +117,7 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class RoundTerms:
-    """What a round asks of one device.
+    """Demands of a round on one device.
 
     :param noise_split: among how many devices the round's noise is divided.
     :param controls: numbers that the server chose for this round and published with the plan, by name.
@@ -131,7 +131,7 @@ class RoundTerms:
 
 @dataclass(frozen=True)
 class RoundSetting:
-    """What is public about a round of one device: all that its cost depends on."""
+    """Public setting of a round of one device: all that its cost depends on."""
 
     layout: ParamLayout
     privacy: PrivacySpec

@@ -81,7 +81,7 @@ class TaskMethod:
     # what a round costs
 
     def setting(self, terms: RoundTerms) -> RoundSetting:
-        """What is public about a round."""
+        """The public setting of a round."""
         return RoundSetting(self.layout, self.privacy, terms)
 
     @property
@@ -95,11 +95,11 @@ class TaskMethod:
         return self.setting(terms).sigma(self.max_preference) if self.adds_noise else 0.0
 
     def cost(self, terms: RoundTerms) -> Cost:
-        """What the stages cost, folded."""
+        """The folded cost of the stages."""
         return costs(self.parts.stages, self.setting(terms))[-1]
 
     def charge(self, terms: RoundTerms) -> Charge:
-        """What a round costs the device; known before any training."""
+        """The cost of a round for the device, known before any training."""
         return self.cost(terms).charge()
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism | None:
@@ -144,7 +144,7 @@ class TaskMethod:
         return self.by_record and self.parts.own_training is not None
 
     def release(self, context: RoundContext, update: Array, noise: NoiseSource) -> Release:
-        """What leaves of `update = trained - start`, once."""
+        """Makes the release of `update = trained - start`, once."""
         return released(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
 
     def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
@@ -184,7 +184,7 @@ class RecordMethod(TaskMethod):
         return True
 
     def charge(self, terms: RoundTerms) -> Charge:
-        """What the gradients cost. The stages have no bound and no noise, but for a secure sum."""
+        """The cost of the gradients. The stages have no bound and no noise, but for a secure sum."""
         return replace(self.record_mechanism(terms).charge(), raw=self.cost(terms).raw)
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:

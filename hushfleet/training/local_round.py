@@ -51,7 +51,7 @@ class Trained(NamedTuple):
 
     @property
     def update(self) -> np.ndarray:
-        """What training has changed, float32 `[d]`."""
+        """The change by training, float32 `[d]`."""
         change: np.ndarray = self.end - self.context.start if self.step is None else self.step
         return change
 
@@ -126,7 +126,7 @@ class Step(NamedTuple):
 
 
 class Executor(Protocol):
-    """Where one local training runs."""
+    """Runs one local training."""
 
     def steps(self) -> Iterator[Step]: ...
 
