@@ -236,7 +236,7 @@ class RoundHandler:
         self.decline_due = True
 
     def _take_part(self, plan: RoundPlan, task: TaskRuntime) -> None:
-        round = self._begun(plan, task)
+        round = self._round_of(plan, task)
         if round is None:
             return
         if plan.secure is None:
@@ -265,7 +265,7 @@ class RoundHandler:
             raise Declined("error", "this device has committed a round of another task since, and keeps one update")
         self._send(plan, task, entry)
 
-    def _begun(self, plan: RoundPlan, task: TaskRuntime) -> DeviceRound | None:
+    def _round_of(self, plan: RoundPlan, task: TaskRuntime) -> DeviceRound | None:
         """The plan's round; None while its roster is being fetched, or where this device is not in its secure sum.
 
         Raises `Declined` for a cohort that this device must not be in.
