@@ -47,6 +47,7 @@ def client(folder: Path, runtime: str) -> None:
     from hushfleet.edge_client.board.process import return_freed_memory
     from hushfleet.edge_client.runtime import TaskRuntime
     from hushfleet.edge_client.storage.store import DeviceStore
+    from hushfleet.edge_client.trainer import DeviceRound
     from hushfleet.wire.format.messages import RoundPlan
 
     return_freed_memory()  # as `hushfleet client` does
@@ -86,7 +87,7 @@ def client(folder: Path, runtime: str) -> None:
         marks: list[Clock] = []
         began = clock()
         store.put_blob(model, params.tobytes())
-        entry = trainer.run_round(plan, params, on_batch=lambda *_: marks.append(clock()))
+        entry = DeviceRound(trainer, plan).run(params, on_batch=lambda *_: marks.append(clock()))
         store.set_status(spec.task, done, "acked")
         store.drop_blobs({model, *kept})
         total = between([began, clock()])

@@ -178,8 +178,8 @@ def _run(options: argparse.Namespace) -> int:
     ) as store:
 
         def run_agent(duties: Sequence[Duty] = ()) -> None:
-            how = {"stop": stop, "supervisor": supervisor, "pacer": pacer, "duties": duties}
-            Agent(config, partial(connect, store), store, **how).run()
+            connected = partial(connect, store)
+            Agent(config, connected, store, stop=stop, supervisor=supervisor, pacer=pacer, duties=duties).run()
 
         if config.fleet is None:
             run_agent()

@@ -1,4 +1,4 @@
-"""The device's side of the protocol (docs/wire.md): one thread, one loop over the link's events.
+"""Runs the device's side of the protocol (docs/wire.md): one thread, one loop over the link's events.
 
 `step` takes one event, then does whatever can be done now: fetch the task, answer the open round, train,
 send. What is in progress is in the fields of `tasks` and `rounds`; what must survive is in the
@@ -60,7 +60,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class Agent:
-    """One device.
+    """The client of one device.
 
     :param connect: makes the link, given the will that the broker must publish when the link dies.
     :param store: opened by the caller, who also closes it.
@@ -300,7 +300,7 @@ class Agent:
             raise Stopped
 
     def _between_batches(self, plan: RoundPlan) -> None:
-        """Is training still useful? Raises `Stopped` or `Superseded`."""
+        """Checks that training is still useful. Raises `Stopped` or `Superseded`."""
         self._supervisor.alive()
         if self.stop.is_set():
             raise Stopped
@@ -328,7 +328,7 @@ class Agent:
 
     @property
     def _confirmed_upload(self) -> Upload | None:
-        """None too while it is not known whether the store is the newest one."""
+        """The upload in progress; None while it is not known whether the store is the newest one."""
         return self.rounds.upload if self.store_check.confirmed else None
 
     @property
@@ -340,7 +340,7 @@ class Agent:
         return plan is None or plan.task != self.tasks.name or self._verifier.is_ahead_of(plan)
 
     def _send_due(self) -> None:
-        """At most one message of each kind, so that the link is looked at in between."""
+        """Sends at most one message of each kind, so that the link is looked at in between."""
         now, messages = self._clock(), self.topics.msg(self.device)
         if self._listening.again(now, lacks=self._lacks_news):
             self._announce(self._status)  # the broker may have dropped that, too
@@ -375,10 +375,8 @@ class Agent:
             if now >= duty.due_at:
                 duty.advance(self.link, now, busy=busy)
         if self.health is not None and now >= self.health.due_at:
-            task = self.tasks.runtime
             self.health.chosen = self.store.accelerator()
-            hides_duration = task is None or task.constant_time or bool(self.config.limits.constant_time)
-            health = self.health.message(now, session=self._session, hides_duration=hides_duration)
+            health = self.health.message(now, session=self._session, hides_duration=self.tasks.hides_duration)
             self.link.publish(self.topics.health(self.device), self._encoded(health), retain=True)
 
     def _publish(self, topic: str, message: Message) -> None:

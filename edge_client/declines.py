@@ -1,4 +1,4 @@
-"""Why a device declines a round, in words that reveal nothing about its data.
+"""Tells why a device declines a round, in words that reveal nothing about its data.
 
 The text of an arbitrary error may name the owner's files or the number of samples. So only texts that depend on the
 task and on limits alone go over the wire; the rest stays in the local log.
@@ -32,7 +32,7 @@ class DeclineReason(NamedTuple):
 
 
 class Declined(Exception):
-    """This device will not take part, for a reason that may be public."""
+    """Ends a round in which this device will not take part, for a reason that may be public."""
 
     def __init__(self, code: DeclineCode, reason: str) -> None:
         super().__init__(reason)
@@ -44,7 +44,7 @@ class GivenUp(Exception):
 
 
 def decline_reason(error: Exception) -> DeclineReason:
-    """The public form of an error; its own text goes to the local log, unexpected ones with a traceback."""
+    """Makes the public form of an error; its own text goes to the local log, unexpected ones with a traceback."""
     if ran_out_of_memory(error):
         _log.error("out of memory: %s", error)
         return DeclineReason("memory", "this device ran out of memory")

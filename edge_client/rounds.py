@@ -1,4 +1,4 @@
-"""What a device does about the open round: decide, train, and send its update until it is acknowledged.
+"""Handles the open round on a device: decides, trains, and sends its update until it is acknowledged.
 
 One plan at a time. It is settled when there is nothing left to decide: the update is being sent or is
 acknowledged, the round was declined, or this device is not in the cohort. In a round with a secure sum the updates are
@@ -33,7 +33,7 @@ from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import Ack, Decline, Message, Missing, Refused, RoundPlan
 
 MOST_RESENDS = 20
-"""How many times over an update's chunks are sent again, in one process: enough for a link that loses 19 of 20."""
+"""How many times an update's chunks are sent again in one process: enough for a link that loses 19 of 20."""
 
 _TRANSIENT = ("state-unknown", "store-full")
 _IN_PROGRESS = ("open", "unmask")
@@ -50,7 +50,7 @@ class Stopped(GivenUp):
 
 
 class RoundHandler:
-    """The plan that the aggregator announced last, and what became of it here.
+    """Handles the plan that the aggregator announced last.
 
     :param store_check: whether the store is the newest one of its device.
     :param training: announces each training's beginning and end.
@@ -96,12 +96,12 @@ class RoundHandler:
 
     @property
     def finished(self) -> bool:
-        """The announced task has ended, and nothing is left to send."""
+        """Whether the announced task has ended, and nothing is left to send."""
         plan = self.plan
         return plan is not None and plan.phase == "finished" and plan.task == self._tasks.name and self.upload is None
 
     def resume(self) -> None:
-        """The link or the aggregator came back: say again what it may not have heard."""
+        """Says again what may not have been heard: the link or the aggregator came back."""
         if self.upload is not None:
             self.upload.offer_again()
         self.decline_due = self.decline is not None
@@ -109,12 +109,12 @@ class RoundHandler:
     # what comes in
 
     def on_new_task(self) -> None:
-        """Another task was announced: the plan may belong to it."""
+        """Looks at the plan again: another task was announced, and it may belong to that."""
         self.upload, self._round = None, None
         self._reconsider()
 
     def on_plan(self, plan: Message) -> None:
-        """Raises `Malformed` for a message of another kind."""
+        """Takes a plan. Raises `Malformed` for a message of another kind."""
         if not isinstance(plan, RoundPlan):
             raise Malformed(f"a {type(plan).__name__} came where a round plan belongs")
         before, self.plan = self.plan, plan
@@ -143,7 +143,7 @@ class RoundHandler:
         self._reconsider()
 
     def on_answer(self, answer: Message) -> None:
-        """Raises `Malformed` for a message of another kind; answers about other updates change nothing."""
+        """Takes an answer to an update; ignores one about another update. Raises `Malformed` for other messages."""
         if not isinstance(answer, (Ack, Missing, Refused)):
             raise Malformed(f"a {type(answer).__name__} came where an answer to an update belongs")
         upload = self.upload or self._revived(answer)
@@ -173,7 +173,7 @@ class RoundHandler:
                 self._store_check.ask_again(now, doubt=True)
 
     def _revived(self, answer: Ack | Missing | Refused) -> Upload | None:
-        """For an answer about an update that is not being sent: the aggregator may have lost its own store."""
+        """The upload that an answer is about, if it is not being sent: the aggregator may have lost its own store."""
         plan, task = self.plan, self._tasks.runtime
         if plan is None or task is None or plan.phase not in _IN_PROGRESS or not same_round(plan, answer):
             return None
@@ -236,7 +236,7 @@ class RoundHandler:
         self.decline_due = True
 
     def _take_part(self, plan: RoundPlan, task: TaskRuntime) -> None:
-        round = self._begun(plan, task)
+        round = self._round_of(plan, task)
         if round is None:
             return
         if plan.secure is None:
@@ -265,7 +265,7 @@ class RoundHandler:
             raise Declined("error", "this device has committed a round of another task since, and keeps one update")
         self._send(plan, task, entry)
 
-    def _begun(self, plan: RoundPlan, task: TaskRuntime) -> DeviceRound | None:
+    def _round_of(self, plan: RoundPlan, task: TaskRuntime) -> DeviceRound | None:
         """The plan's round; None while its roster is being fetched, or where this device is not in its secure sum.
 
         Raises `Declined` for a cohort that this device must not be in.
@@ -317,7 +317,7 @@ class RoundHandler:
             self._read(plan, task)
 
     def _read(self, plan: RoundPlan, task: TaskRuntime) -> None:
-        """Before any training. Raises `BadInput` where the task takes no device without data, and this one has none."""
+        """Reads the data before any training. Raises `BadInput` if the task needs data and this device has none."""
         counted = not task.data.has_read  # once a life: each count is a write to the card
         if counted and self._store.count_attempt("data", f"{plan.task}/{plan.round}") > MAX_ATTEMPTS:
             raise Declined("memory", f"reading the data ended the client abruptly {MAX_ATTEMPTS} times")
@@ -345,7 +345,7 @@ class RoundHandler:
         return params
 
     def _train(self, round: DeviceRound, task: TaskRuntime, params: np.ndarray) -> OutboxEntry | None:
-        """The committed update; None if a newer plan came meanwhile."""
+        """Trains and commits; returns the update, or None if a newer plan came meanwhile."""
         plan = round.plan
         attempts = self._store.count_attempt("round", f"{plan.task}/{plan.round}")
         if attempts > MAX_ATTEMPTS:
@@ -369,7 +369,7 @@ class RoundHandler:
         return entry
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
-        """Must not spoil a round that is committed: a full disk shows up at the next one."""
+        """Drops what is not needed any more. Never spoils a committed round: a full disk shows up at the next one."""
         try:
             self._store.end_attempt("round")
             self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
@@ -389,7 +389,7 @@ class RoundHandler:
         return self._noted(Upload(entry, self._store.identity, chunk_bytes, with_public, push, self._clock()))
 
     def _noted(self, upload: Upload) -> Upload:
-        """The other digest is stored before a byte leaves under it, so that the store knows it as its own."""
+        """Stores the other digest before a byte leaves under it, so that the store knows it as its own."""
         entry, digest = upload.entry, upload.offer.digest
         if upload.with_public and isinstance(entry, OutboxEntry) and entry.attached_digest != digest:
             self._store.note_attached(entry.task, entry.round, digest)

@@ -42,7 +42,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class TaskRuntime:
-    """All that the rounds of one task need.
+    """Holds all that the rounds of one task need.
 
     :param digest: SHA-256 of the task package.
     :param gradient: the gradient graph, ONNX bytes.
@@ -135,7 +135,7 @@ class TaskRuntime:
         return_small_blocks()
 
     def blobs(self) -> set[bytes]:
-        """The digests that must stay in the store for a restart without the network."""
+        """Digests that must stay in the store for a restart without the network."""
         return {self.digest, *(graph.digest for graph in self.spec.model.graphs)}
 
     def _feature_graph(self) -> bytes:
@@ -147,7 +147,7 @@ class TaskRuntime:
         return graph
 
     def nominal_seconds(self, params: np.ndarray) -> float | None:
-        """What a round's training takes on this board by the task alone, measured once; None where it is no secret."""
+        """The time of a round's training by the task alone, measured once on this board; None if it is no secret."""
         if self.constant_time and self._nominal_s is None:
             self._nominal_s = nominal_seconds(self.spec, params, self.gradient, self.inference, clock=self._clock)
         return self._nominal_s

@@ -39,6 +39,11 @@ class TaskHandler:
     def name(self) -> str | None:
         return None if self.notice is None else self.notice.task
 
+    @property
+    def hides_duration(self) -> bool:
+        """Whether nothing may show how long this device trains; also while no task is loaded."""
+        return self.runtime is None or self.runtime.constant_time or bool(self._config.limits.constant_time)
+
     def on_notice(self, notice: Message) -> bool:
         """Whether this is another task than before. Raises `Malformed` or `TooLarge`."""
         if not isinstance(notice, TaskNotice):
@@ -55,7 +60,7 @@ class TaskHandler:
         return True
 
     def _make_room(self, notice: TaskNotice) -> None:
-        """Of earlier tasks nothing stays but what this device predicts with.
+        """Drops all of earlier tasks but what this device predicts with.
 
         Blobs are dropped after each training. A device that sits out task after task would keep the graphs of all.
         """

@@ -90,12 +90,6 @@ class Trainer:
         """The device's keys with its peers in secure sums."""
         return KeyAgreement(self.store.identity, task=self.package)
 
-    def run_round(
-        self, plan: RoundPlan, published: np.ndarray, roster: Roster | None = None, *, on_batch: OnBatch | None = None
-    ) -> OutboxEntry:
-        """Runs a round whole, as `DeviceRound.run`."""
-        return DeviceRound(self, plan, roster).run(published, on_batch=on_batch)
-
 
 class DeviceRound:
     """The round of one plan on one device.

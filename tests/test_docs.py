@@ -25,7 +25,7 @@ from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import BrokerSection, DataSection, DeviceSection, LimitsSection, load_config
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.methods.state import PublicState, RoundTerms
 from hushfleet.training.local_round import LocalRound
@@ -233,7 +233,7 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
                 noise_split=1,
                 deadline_s=60.0,
             )
-            entry = trainer.run_round(plan, params)
+            entry = DeviceRound(trainer, plan).run(params)
             assert entry.pending
         after = store.load_state(spec.task)
     assert after is not None

@@ -1,1 +1,1 @@
-"""What depends on the board and its owner: configuration, limits, data, supervision."""
+"""The board and its owner: configuration, limits, data, supervision."""

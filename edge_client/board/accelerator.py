@@ -1,4 +1,4 @@
-"""Gradients on a board's GPU, where it computes what the processor does, and faster: decided once a task, by a trial.
+"""Computes gradients on a board's GPU where that is correct and faster: a trial decides once a task.
 
 ONNX Runtime has CUDA only where somebody has installed it (docs/boards/jetson-orin.md). A GPU changes the last bits of
 a gradient and nothing else: clipping and noise stay where they are. It is never needed: whatever fails, in a trial or
@@ -96,7 +96,7 @@ class AcceleratorTrial:
         self._store = store
 
     def gradient(self) -> GradientGraph | AcceleratedGradient:
-        """The one that this task is trained with."""
+        """The gradient function that this task is trained with."""
         if not self._is_open():
             return self._cpu
         kept, gpu = self._store.accelerator(), None
@@ -175,7 +175,7 @@ class AcceleratorTrial:
                 raise GraphRefused(f"its gradients are {apart:.2g} of their length away from the processor's")
 
     def _seconds(self, gradient: GradientGraph) -> float:
-        """What training takes, by batches of the task's kind; the first one, which sets things up, is not counted."""
+        """Measures training by batches of the task's kind; the first one sets things up and is not counted."""
         params = self._params(np.random.default_rng(0))
         times = [
             nominal_seconds(self._spec, params, gradient, self._logits_of, clock=time.perf_counter)
@@ -197,7 +197,7 @@ class AcceleratorTrial:
 
 
 def free_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """What new work may take without swapping, by the kernel's estimate; 0 where it is not told."""
+    """The memory that new work may take without swapping, as the kernel estimates it; 0 if it is not known."""
     try:
         (kib,) = [line.split()[1] for line in meminfo.read_text("ascii").splitlines() if "MemAvailable:" in line]
         return int(kib) << 10

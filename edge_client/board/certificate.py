@@ -1,4 +1,4 @@
-"""The board's own certificate, looked at before the broker does.
+"""Checks the board's own certificate before the broker does.
 
 A broker whose access list goes by the certificate's name takes a connection with the wrong one, and then keeps all
 messages back: for ever, and without a word. So the name is compared with the device's id before connecting.
@@ -21,7 +21,7 @@ SOON_DAYS = 14
 
 
 def certificate_file(config: DeviceConfig) -> Path | None:
-    """Of the file that DEVICE.toml names, or else of the one that the fleet has given; None without one."""
+    """The file that DEVICE.toml names, or else the one that the fleet has given; None without one."""
     if config.broker.cert_file is not None:
         return Path(config.broker.cert_file)
     given = Path(config.device.state_dir) / TLS_CERTIFICATE_FILE
@@ -29,7 +29,7 @@ def certificate_file(config: DeviceConfig) -> Path | None:
 
 
 def read_certificate(config: DeviceConfig) -> x509.Certificate | None:
-    """None without one. Raises `BadInput` where it cannot be read."""
+    """Reads the certificate; None without one. Raises `BadInput` where it cannot be read."""
     file = certificate_file(config)
     if file is None:
         return None
@@ -40,7 +40,7 @@ def read_certificate(config: DeviceConfig) -> x509.Certificate | None:
 
 
 def certificate_words(config: DeviceConfig, *, now: float | None = None) -> str | None:
-    """What a person should know about it; None where there is nothing to say.
+    """Tells a person what is wrong with the certificate; None if nothing is.
 
     Raises `BadInput` for one of another device. A name that could be no device's id says nothing: such brokers go by
     something else. One that the fleet gave and that cannot be read is no reason to stop: the board asks for it again.

@@ -57,7 +57,7 @@ class DeviceSection(Checked):
 
 @dataclass(frozen=True)
 class BrokerSection(Checked):
-    """Where the broker is, and how it is known.
+    """Address of the broker, and how it is known.
 
     :param server_key: the aggregator's public key, 64 hex digits; without it the first one seen is pinned.
     :param keepalive_s: something is sent at least so often. Where a router forgets idle connections sooner, it becomes
@@ -82,7 +82,7 @@ class BrokerSection(Checked):
 
     @property
     def address(self) -> BrokerAddress:
-        """Raises `BadInput` where a file cannot be read, or does not hold what it should."""
+        """The broker's address. Raises `BadInput` if a file cannot be read or has the wrong content."""
         return BrokerAddress.parse(
             self.url,
             username=self.username,
@@ -115,7 +115,7 @@ class FleetSection(Checked):
 
 @dataclass(frozen=True)
 class DataSection(Checked):
-    """Where the device's own data are.
+    """Place of the device's own data.
 
     :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of samples `x` and labels `y`; `csv`, a
         line a sample.
@@ -133,7 +133,7 @@ class DataSection(Checked):
 
 @dataclass(frozen=True)
 class LimitsSection(Checked):
-    """What the device's owner allows.
+    """Limits that the device's owner sets.
 
     :param epsilon_server: privacy loss against the aggregator, over all tasks; inf allows any.
     :param delta: the delta of that epsilon.
@@ -165,8 +165,8 @@ class LimitsSection(Checked):
 
     @classmethod
     def of_simulation(cls, privacy: PrivacySpec, **others: Any) -> LimitsSection:
-        """FOR SIMULATION ONLY: all that the task asks. Simulated data have no owner, and the one who simulates is
-        operator, aggregator and every board at once, so limits would have no effect."""
+        """Allows all that the task asks, FOR SIMULATION ONLY. Simulated data have no owner, and the one who simulates
+        is operator, aggregator and every board at once, so limits would have no effect."""
         secure = privacy.secure
         trust = {} if secure is None else {"min_devices": secure.min_devices, "honest_fraction": secure.honest_fraction}
         limits = {"epsilon_server": math.inf, "delta": privacy.delta, "accounting": privacy.accounting}
@@ -175,7 +175,7 @@ class LimitsSection(Checked):
 
 @dataclass(frozen=True)
 class SimulationSection(Checked):
-    """FOR SIMULATION ONLY: a seed makes the noise predictable, so there is no privacy.
+    """Settings FOR SIMULATION ONLY: a seed makes the noise predictable, so there is no privacy.
 
     :param index: the device's number, part of the seed.
     :param common_test: .npz that every device is tested on.
@@ -215,7 +215,7 @@ class DeviceConfig(Checked):
 
     @property
     def broker_address(self) -> BrokerAddress:
-        """With the certificate that the fleet gave, unless the file names another. Raises `BadInput`."""
+        """The broker's address, with the certificate of the fleet unless the file names another. Raises `BadInput`."""
         broker, folder = self.broker, Path(self.device.state_dir)
         if self.fleet is not None and broker.cert_file is None:
             broker = replace(broker, cert_file=str(folder / TLS_CERTIFICATE_FILE), key_file=str(folder / TLS_KEY_FILE))
@@ -223,7 +223,7 @@ class DeviceConfig(Checked):
 
     @property
     def enrolment_address(self) -> BrokerAddress:
-        """Where a board of a fleet asks for its certificate. Raises `BadInput`."""
+        """The address at which a board of a fleet asks for its certificate. Raises `BadInput`."""
         if self.fleet is None:
             raise BadInput("a board without a section [fleet] has nobody to ask for a certificate")
         return BrokerAddress.parse(self.fleet.enrol_url, ca_file=self.broker.ca_file)
@@ -246,7 +246,7 @@ class DeviceConfig(Checked):
 
     @property
     def memory_mib(self) -> int:
-        """What training may use, MiB. Raises `BadInput` for a board that is not known."""
+        """Memory that training may use, MiB. Raises `BadInput` for a board that is not known."""
         if self.limits.memory_mib:
             return self.limits.memory_mib
         return int(USABLE_MEMORY * float(load_board(self.device.board).memory_mib))

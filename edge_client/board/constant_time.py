@@ -41,12 +41,12 @@ MOST_OF_DEADLINE = 0.5
 
 @dataclass
 class AnnouncedTraining:
-    """The time between the announced beginning and the announced end of a training.
+    """Wraps a training: announces its beginning and its end, and hides its duration if that is a secret.
 
     :param announce: publishes the device's status.
     :param sleep: sleeps for at most so many seconds; may raise `GivenUp`.
     :param clock: monotonic seconds.
-    :param is_quiet: whether a training runs that is no one's to time: what waits on the link is not looked at.
+    :param is_quiet: whether a training runs whose duration is hidden: nothing on the link is looked at.
     """
 
     link: Link
@@ -65,11 +65,11 @@ class AnnouncedTraining:
         :param nominal_s: the work that the task names (`nominal_seconds`); None where the duration is no secret.
         :param deadline: end of the round, which is `deadline_s` after it became known.
         """
-        began = self.clock()
         self.announce("training")
         if nominal_s is not None:
             self.is_quiet = True
             self.link.pause()
+        began = self.clock()
         try:
             try:
                 yield

@@ -49,7 +49,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 def data_words(section: DataSection) -> str | None:
-    """What a person should know before a task comes; None where there is nothing to say.
+    """Tells a person what is wrong with the configured data before a task comes; None if nothing is.
 
     A device starts all the same: a disk may come later, and a camera's first image.
     """
@@ -174,7 +174,7 @@ class LocalData:
 
 
 def reasons(skipped: Sequence[str]) -> str:
-    """Why samples were left out, the commonest reason first: `12: its folder is no class of this task, as new/1.jpg`.
+    """Tells why samples are left out, the commonest first: `12: its folder is no class of this task, as new/1.jpg`.
 
     :param skipped: `name: reason` of each, or a name alone.
     """
@@ -212,7 +212,7 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
 
 
 def load_csv(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
-    """A line a sample, see `hushfleet.data.csv_file`; parameters as `load_arrays`. Raises `BadInput`."""
+    """Reads a CSV file (`hushfleet.data.csv_file`); parameters as `load_arrays`. Raises `BadInput`."""
     outputs = () if model.targets.are_classes else model.class_names
     values, labels, _, names = read_csv(path, input_shape=model.image_shape, outputs=outputs, skipped=skipped)
     warn_of_row_numbers(values, str(path), names)
@@ -224,7 +224,7 @@ def load_csv(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) 
 def _usable(
     values: np.ndarray, labels: np.ndarray, model: ModelSpec, skipped: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Those samples that `as_values` and `as_targets` take; arrays that do not fit as a whole are left as they are."""
+    """Selects the samples that `as_values` and `as_targets` take; arrays that do not fit as a whole are left alone."""
     if not (values.ndim and labels.ndim and len(values) == len(labels)):
         return values, labels
     targets, numeric = model.targets, labels.dtype.kind in "iufb"
@@ -280,12 +280,12 @@ def _warn_of_another_unit(samples: Samples, path: Path) -> None:
 
 
 def inputs_of(samples: Samples, features: FeatureGraph | None, *, skipped: list[str] | None = None) -> LabelledSamples:
-    """What the network takes of these images: features of them, where the task has some; see `FeatureGraph.of`."""
+    """Makes the network's inputs from images: their features if the task has some; see `FeatureGraph.of`."""
     return samples if features is None else features.of(samples, skipped=skipped)
 
 
 def blank_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:
-    """Black images, or features of zero, with these labels."""
+    """Makes black images, or features of zero, with these labels."""
     if model.features is not None:
         blank = np.zeros((len(labels), model.features.count, 1, 1), np.float32)
         return FeatureSamples(blank, labels, model.targets, model.input_shape[0])

@@ -1,4 +1,4 @@
-"""What a board has made of its data, and what went wrong in training, for `hushfleet-edge status`.
+"""Notes for `hushfleet-edge status`: how a board uses its data, and what went wrong in training.
 
 It is told on the board alone: what a device sends must not follow from it.
 """
@@ -18,7 +18,7 @@ DATA, TRAINING = "data.json", "training.txt"
 
 @dataclass(frozen=True)
 class DataUse:
-    """What the task has made of the data when they were read last.
+    """How the task used the data when they were read last.
 
     :param used: samples that it trains with; `left_out`: those that do not fit it.
     :param why: why these were left out, or why the data could not be read at all; empty: all are used.
@@ -53,13 +53,13 @@ class Note:
 
 
 def notes_in(state_dir: Path | None) -> tuple[Note, Note]:
-    """Of the data, and of training; None: nothing is written."""
+    """The notes of the data and of training; with None nothing is written."""
     data, training = (Note(None if state_dir is None else state_dir / name) for name in (DATA, TRAINING))
     return data, training
 
 
 def read_data_use(state_dir: Path) -> DataUse | None:
-    """Of the client in this state directory; None before its first round."""
+    """Reads how the client in this state directory uses its data; None before its first round."""
     try:
         plain = json.loads((state_dir / DATA).read_text("utf-8"))
         return DataUse(**plain)
@@ -68,7 +68,7 @@ def read_data_use(state_dir: Path) -> DataUse | None:
 
 
 def read_training(state_dir: Path) -> str | None:
-    """What went wrong in the last training of the client in this state directory."""
+    """Reads what went wrong in the last training of the client in this state directory."""
     try:
         return (state_dir / TRAINING).read_text("utf-8")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A slower board than this machine, modelled by waiting: work and writes take the time they would take there.
+"""Models a slower board than this machine by waiting: work and writes take the time that they would take there.
 
 FOR SIMULATION ONLY. The results never change, only the moment when they are ready.
 """
@@ -53,7 +53,7 @@ class Pacer:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Work inside is none of the board's: a simulation tests a model."""
+        """Leaves out work inside that no board does: a simulation tests a model."""
         self.catch_up()
         try:
             yield
@@ -62,7 +62,7 @@ class Pacer:
 
     @contextmanager
     def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
-        """Inside, `check` runs at each `step` and `catch_up`, and while they wait; what it raises ends them."""
+        """Runs `check` inside at each `step` and `catch_up`, and while they wait; what it raises ends them."""
         before, self._check = self._check, check
         try:
             yield
@@ -82,7 +82,7 @@ class Pacer:
             self._wait_until(self._due())
 
     def wait(self, seconds: float) -> None:
-        """For what is slow on the board beside its work, in addition to what `slowdown` makes of the work."""
+        """Waits for what is slow on the board beside its work, in addition to the slowdown of the work."""
         began = self._wall()
         try:
             self._wait_until(began + seconds)

@@ -14,7 +14,7 @@ _KEPT_BYTES = 8 << 20  # free at the heap's end: less, and each step would pay f
 
 
 def return_freed_memory() -> None:
-    """Freed vectors go back to the system from now on; does nothing where the C library is another than glibc.
+    """Gives freed vectors back to the system from now on; does nothing if the C library is not glibc.
 
     After the first large array is freed, glibc's malloc takes all later ones from its heap, and what is free there
     stays with the process: 30 MiB of it after a round of the Fashion-MNIST network, on boards that have 512 MB.
@@ -28,7 +28,7 @@ def return_freed_memory() -> None:
 
 
 def return_small_blocks() -> None:
-    """What is free inside the heap goes back now, page by page; a millisecond, for after work that is done once.
+    """Gives free pages inside the heap back to the system now; takes a millisecond, after work that is done once.
 
     Loading a graph and making features leave megabytes that no later step asks for in such pieces.
     """
@@ -58,7 +58,7 @@ class Supervisor:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Supervisor:
-        """By NOTIFY_SOCKET and WATCHDOG_USEC, as systemd sets them; sent at a third of its time."""
+        """Reads NOTIFY_SOCKET and WATCHDOG_USEC as systemd sets them; WATCHDOG is sent at a third of its time."""
         usec = environment.get("WATCHDOG_USEC", "")
         return cls(environment.get("NOTIFY_SOCKET") or None, int(usec) / 3e6 if usec.isdecimal() else None)
 
@@ -69,7 +69,7 @@ class Supervisor:
         self._send(b"STOPPING=1")
 
     def alive(self) -> None:
-        """Cheap enough for every turn of the loop and every batch."""
+        """Sends WATCHDOG when it is due; cheap enough for every turn of the loop and every batch."""
         now = self._clock()
         if self._interval_s is not None and now - self._sent_at >= self._interval_s:
             self._sent_at = now

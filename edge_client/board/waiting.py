@@ -1,4 +1,4 @@
-"""What a running client waits for, and since when: for `hushfleet-edge status`, and for the log where it lasts.
+"""Notes what a running client waits for, and since when, for `hushfleet-edge status` and the log.
 
 A broker that does not know a board, and keeps its messages back, looks like one on which nobody has anything to say. So
 silence that lasts is told once, with what may be the cause.
@@ -38,7 +38,7 @@ class Waiting:
 
 
 def advice_on_silence(device: str, federation: str) -> dict[Kind, str]:
-    """What is logged where a wait lasts, by who is waited for."""
+    """The words that are logged if a wait lasts, by who is waited for."""
     kept = f"this broker keeps messages back: its access list knows this connection by another name than {device}"
     return {
         "aggregator": "connected, and nothing has come from an aggregator. Either none has been started in the "
@@ -64,7 +64,7 @@ class WaitingNote:
         self._warned: set[Kind] = set()
 
     def is_(self, kind: Kind, words: str) -> None:
-        """What is waited for now; cheap where it is the same as before."""
+        """Notes what is waited for now; cheap if it is the same as before."""
         if self._told == (kind, words):
             if kind not in self._warned and kind in self._advice and self._clock() - self._since >= SILENT_S:
                 self._warned.add(kind)
@@ -83,7 +83,7 @@ class WaitingNote:
 
 
 def read_waiting(state_dir: Path) -> Waiting | None:
-    """What the client in this state directory waits for, or waited for when it ended; None if that is not known."""
+    """Reads what the client in this state directory waits for, or waited for when it ended; None if not known."""
     try:
         plain = json.loads((state_dir / FILE_NAME).read_text("utf-8"))
         return Waiting(plain["kind"], str(plain["words"]), float(plain["since"]))

@@ -1,1 +1,1 @@
-"""What a device says to the aggregator, and what it accepts in answer."""
+"""Messages of a device to the aggregator, and the answers that it accepts."""

@@ -1,4 +1,4 @@
-"""Content-addressed blobs from the aggregator; the global model of a plan, which may come as differences; its roster.
+"""Fetches content-addressed blobs from the aggregator, a plan's global model (perhaps as differences) and its roster.
 
 A device subscribes to a blob's topic before it asks, so that chunks which another device asked for count too. One blob
 is fetched at a time, since memory is short.
@@ -47,20 +47,20 @@ class Fetch:
 
     @property
     def due_at(self) -> float:
-        """When to ask (again), on the monotonic clock."""
+        """The time of the next request, on the monotonic clock."""
         return self._backoff.due_at
 
     @property
     def hopeless(self) -> bool:
-        """It was asked for in vain as often as it may be."""
+        """Whether it was asked for in vain as often as it may be."""
         return self._most_asks is not None and self._asked >= self._most_asks
 
     def ask_at_once(self, now: float) -> None:
-        """The link or the aggregator came back."""
+        """Makes a request due: the link or the aggregator came back."""
         self._progress(now, wait=False)
 
     def want(self, now: float) -> Want:
-        """What to ask for now; the next time comes later and later while nothing arrives."""
+        """Asks for the missing chunks; the next time comes later and later while nothing arrives."""
         self._backoff.tried(now)
         self._asked += 1
         return Want(self.ref.digest, self.ref.size, self._assembler.missing())
@@ -117,7 +117,7 @@ class BlobSource:
         return data
 
     def want(self, now: float) -> Want | None:
-        """What is to be asked for now, if anything is due."""
+        """The request that is due now, or None."""
         fetch = self.fetch
         if fetch is None or now < fetch.due_at:
             return None
@@ -137,7 +137,7 @@ class BlobSource:
             self._store.put_blob(digest, blob)
 
     def drop(self) -> None:
-        """Ends the fetch: the blob is there, or is not needed any more."""
+        """Ends the fetch: the blob has come, or is not needed any more."""
         if self.fetch is not None:
             self._link.unsubscribe(self._topics.blob(self.fetch.ref.digest))
             self.fetch = None
@@ -223,7 +223,7 @@ class RosterSource:
         self._latest: tuple[BlobRef, Roster] | None = None
 
     def need(self, ref: BlobRef) -> Roster | None:
-        """None while it is being fetched.
+        """The roster; None while it is being fetched.
 
         Raises `Malformed`, `TooLarge`, `BadSignature`, `Replayed` for one that is not the newest, or `StoreError`.
         """
@@ -246,7 +246,7 @@ class RosterSource:
         return self._latest[1]
 
     def _pin(self, roster: Roster, operator: bytes) -> None:
-        """Raises `Replayed` and `StoreError`."""
+        """Keeps the roster's number as the newest. Raises `Replayed` and `StoreError`."""
         if roster.federation != self._federation:
             raise Replayed(
                 f"{roster.name} is of the federation {roster.federation!r}, and this device belongs to "

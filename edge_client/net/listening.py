@@ -1,4 +1,4 @@
-"""What a device hears of the broker: it subscribes, and again where something has not come that the broker keeps."""
+"""Subscribes a device to its topics, and again if something has not come that the broker keeps."""
 
 from __future__ import annotations
 

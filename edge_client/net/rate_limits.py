@@ -1,4 +1,4 @@
-"""How often a device asks again, announces itself again, and logs what it rejects."""
+"""Limits how often a device asks again, announces itself again, and logs what it rejects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class Backoff:
-    """When to ask again for what has not come: the wait doubles, and starts anew after any progress.
+    """The time of the next request for what has not come: the wait doubles, and starts anew after any progress.
 
     :param first_s: the first wait, seconds.
     :param longest_s: the longest wait.
@@ -30,22 +30,22 @@ class Backoff:
         self.reset(now)
 
     def reset(self, now: float, *, wait: bool = False) -> None:
-        """There was progress: due at once, or after the first wait."""
+        """Notes progress: it is due at once, or after the first wait."""
         self._wait_s = self._first_s
         self.due_at = now + self._first_s if wait else now
 
     def hasten(self, now: float) -> None:
-        """What hindered it may be over: due after the first wait at the latest."""
+        """Makes it due after the first wait at the latest: the hindrance may be over."""
         self.due_at = min(self.due_at, now + self._first_s)
 
     def tried(self, now: float) -> None:
-        """It was asked for at `now`."""
+        """Notes a request at `now`."""
         self.due_at = now + self._wait_s
         self._wait_s = min(2 * self._wait_s, self._longest_s)
 
 
 class EnrolmentRetry:
-    """What a device does that the aggregator does not accept: it logs the reason and announces itself again later.
+    """Retries enrolment when the aggregator does not accept the device: logs the reason and announces it again later.
 
     When the operator accepts the device, the aggregator reads the device's retained state by itself. So the retry is
     only for messages that were lost.
@@ -61,7 +61,7 @@ class EnrolmentRetry:
         self._waiting = False
 
     def refused(self, answer: NotEnrolled, now: float) -> None:
-        """The aggregator does not accept this device. The same reason is logged once."""
+        """Notes that the aggregator does not accept this device. The same reason is logged once."""
         if (answer.device, answer.public_key) != (self._device, self._public_key):
             return
         if answer.reason != self.reason:
@@ -79,7 +79,7 @@ class EnrolmentRetry:
 
 
 class RejectedMessages:
-    """Messages that were not accepted: counted, and logged at most once a minute.
+    """Counts messages that were not accepted, and logs them at most once a minute.
 
     Anyone who may write to a topic can send garbage as fast as the network allows, and a log on a memory card must not
     grow with it.
@@ -98,7 +98,7 @@ class RejectedMessages:
         return self.counts.total()
 
     def add(self, topic: str, error: WireError) -> None:
-        """One more message on `topic` that was ignored."""
+        """Counts one more ignored message on `topic`."""
         self.counts[type(error).__name__] += 1
         self._unreported += 1
         now = self._clock()

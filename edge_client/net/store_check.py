@@ -1,4 +1,4 @@
-"""Whether this store is the only one of its device, and the newest: a store cannot know that by itself.
+"""Checks that this store is the only one of its device, and the newest: a store cannot know that by itself.
 
 With an old copy that was put back, or a second client on a copy, an update would be noised twice: the two noises
 average out, and the ledger of the copy lacks what was spent since. The aggregator remembers what it has received, so
@@ -51,7 +51,7 @@ class StoreCheck:
 
     @property
     def due_at(self) -> float:
-        """When to ask (again), on the monotonic clock."""
+        """The time of the next question, on the monotonic clock."""
         return self._backoff.due_at if self._asking else float("inf")
 
     def ask_again(self, now: float, *, doubt: bool = False) -> None:
@@ -61,15 +61,15 @@ class StoreCheck:
         self._backoff.reset(now)
 
     def aggregator_is_back(self, now: float) -> None:
-        """A question without an answer is asked again at once."""
+        """Asks a question without an answer again at once."""
         self._backoff.reset(now)
 
     def round_begins(self, now: float) -> None:
-        """The aggregator may have come to know this device only now: a question that it left is asked soon."""
+        """Asks an unanswered question soon: the aggregator may know this device only now."""
         self._backoff.hasten(now)
 
     def question(self, now: float) -> Ask | None:
-        """What to ask now, if anything is due."""
+        """The question that is due now, or None."""
         if now < self.due_at:
             return None
         self._backoff.tried(now)
@@ -80,7 +80,7 @@ class StoreCheck:
             return None
 
     def may_train(self) -> bool:
-        """False until the answer has come. Raises `StoreError` where the disk is too full to ask."""
+        """Whether the answer has come. Raises `StoreError` where the disk is too full to ask."""
         self._count_session()
         return self.confirmed
 
@@ -109,7 +109,7 @@ class StoreCheck:
         return True
 
     def stop(self, finding: str) -> NoReturn:
-        """Stores why, and raises `CopiedStore`."""
+        """Stores the reason, and raises `CopiedStore`."""
         reason = f"{finding}. {_ADVICE}{self._store.way_on}"
         try:
             self._store.stop_for_good(reason)

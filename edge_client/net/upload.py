@@ -1,4 +1,4 @@
-"""Sending one stored update or member's answer: offer, chunks, and then whatever the aggregator still lacks.
+"""Sends one stored update or member's answer: offer, chunks, and then whatever the aggregator still lacks.
 
 The bytes come from the store and never change. Chunks go out one at a time between looks at the link, so
 that an answer (`Ack`, `Refused`) or a new round ends a long upload at once.
@@ -64,16 +64,16 @@ class Upload:
 
     @property
     def busy(self) -> bool:
-        """There is something to send at once."""
+        """Whether there is something to send at once."""
         return self.offer_due or bool(self._queue)
 
     @property
     def due_at(self) -> float:
-        """When to offer again if nothing is heard, on the monotonic clock."""
+        """The time of the next offer if nothing is heard, on the monotonic clock."""
         return self._backoff.due_at
 
     def offer_again(self) -> None:
-        """Offer only: the aggregator names what it lacks, so nothing is sent twice over a bad link."""
+        """Sends the offer alone: the aggregator names what it lacks, so nothing is sent twice over a bad link."""
         self._queue.clear()
         self.offer_due = True
 
@@ -82,7 +82,7 @@ class Upload:
         self._backoff.tried(now)
 
     def wait_longer(self, now: float) -> None:
-        """The aggregator cannot take it at present."""
+        """Waits longer: the aggregator cannot take it at present."""
         self._queue.clear()
         self._backoff.tried(now)
 

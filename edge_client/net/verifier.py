@@ -1,4 +1,4 @@
-"""Which aggregator a device listens to, and which of its messages are current.
+"""Decides which aggregator a device listens to, and which of its messages are current.
 
 The key comes from the configuration, or is the first one that the device meets; it is pinned in the store before
 anything that it signed is believed. The newest start (epoch) of that key is pinned too: a message that names an older
@@ -32,7 +32,7 @@ class MessageVerifier:
         self.epoch = self._pinned_epoch()
 
     def verify(self, payload: bytes) -> Message:
-        """The message, if the pinned aggregator signed it and it is not older than what came. Raises a `WireError`."""
+        """Decodes a message of the pinned aggregator that is not older than what came. Raises a `WireError`."""
         if self.key is None:
             raise BadSignature("the aggregator's key is not known yet")
         message = decode_message(payload, federation=self._federation, public_key=self.key)
@@ -48,7 +48,7 @@ class MessageVerifier:
         return message
 
     def verify_server_state(self, payload: bytes) -> ServerState:
-        """The aggregator's announcement; the first key is pinned. Raises a `WireError` or `StoreError`."""
+        """Decodes the aggregator's announcement; the first key is pinned. Raises a `WireError` or `StoreError`."""
         state = decode_message(payload, federation=self._federation)
         if not isinstance(state, ServerState):
             raise Malformed(f"a {type(state).__name__} came where the aggregator's state belongs")
@@ -66,7 +66,7 @@ class MessageVerifier:
         return state
 
     def note_progress(self, known: Known) -> None:
-        """The aggregator is at least as far as it says in an answer that was made for this process."""
+        """Notes that the aggregator is at least as far as its answer to this process says."""
         if self._newest is None or not _is_before(known, self._newest):
             self._newest = known
 
@@ -99,6 +99,6 @@ class MessageVerifier:
 
 
 def _is_before(one: RoundPlan | Known, other: RoundPlan | Known) -> bool:
-    """Whether `one` is of an earlier moment of the same run; of another run or task nothing is said."""
+    """Whether `one` is of an earlier moment of the same run; False for another run or task."""
     same_run = (one.epoch, one.task) == (other.epoch, other.task)
     return same_run and (one.round, _PHASES[one.phase]) < (other.round, _PHASES[other.phase])

@@ -20,7 +20,7 @@ from hushfleet.config.spec import PrivacySpec, TaskSpec
 from hushfleet.errors import BadInput
 from hushfleet.methods.method import Method, Published, TrainingConfig
 from hushfleet.methods.sums import check_sums
-from hushfleet.methods.task_method import TaskMethod, bound
+from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.model.params import ParamLayout
 from hushfleet.user_files import from_file, in_file
 
@@ -162,7 +162,7 @@ def make_method(
     parts = published.parts(settings, privacy, rounds)
     if privacy.secure is not None:
         check_sums(parts, privacy, settings)
-    return bound(parts, settings, privacy, layout, name=name)
+    return bind(parts, settings, privacy, layout, name=name)
 
 
 def method_of(spec: TaskSpec) -> TaskMethod:

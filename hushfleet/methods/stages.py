@@ -148,7 +148,7 @@ class Transform:
     adds_noise: ClassVar[bool] = False  # which no charge counts
 
     def raw(self, setting: RoundSetting) -> tuple[str, ...]:
-        """In words, what it tells of the device's data that no noise could cover."""
+        """Names what it tells of the device's data that no noise could cover."""
         return ()
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
@@ -362,7 +362,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Noise for the bounds of the clipping before it: layer by layer where layers were clipped one by one.
+    """Adds noise for the bounds of the clipping before it: layer by layer if layers were clipped one by one.
 
     :param scaled_to_clip_norm: as if C were the bound, however large the layers' bounds are together (DP-FedSim).
     :param beside: a report that has its part of the round's noise multiplier; the values have what is left.

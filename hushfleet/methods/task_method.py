@@ -217,7 +217,7 @@ class RecordMethod(TaskMethod):
         return adam_reach(self.config.learning_rate, self.privacy.batches)
 
 
-def bound(
+def bind(
     method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, *, name: str = "method"
 ) -> TaskMethod:
     """Binds a method to a task, by its unit of privacy."""

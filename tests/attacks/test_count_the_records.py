@@ -15,6 +15,8 @@ from hushfleet.edge_client.board.config import DataSection, DeviceConfig, FleetS
 from hushfleet.edge_client.board.constant_time import announced_at, nominal_seconds
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.fleet import health
+from hushfleet.edge_client.rounds import Stopped
+from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import BadInput, GraphRefused, StoreError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.model.objectives import Objective
@@ -280,6 +282,32 @@ def test_a_round_that_fails_on_a_full_disk_is_declined_at_the_end_of_the_slot(
     bench.server.open_round(2)
     bench.until(lambda: bench.entry_status(2) == "acked")
     assert bench.store.ledger.rounds_charged() == 1
+
+
+@pytest.mark.parametrize("in_training", [True, False])
+def test_a_stop_in_the_slot_does_not_tell_whether_training_had_ended(
+    make_bench: Make,  # noqa: F811
+    records: Package,
+    config: DeviceConfig,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    in_training: bool,
+) -> None:
+    bench = make_bench(records, replace(config, limits=replace(config.limits, constant_time=True)))
+    bench.until(lambda: bool(bench.server.births))
+    bench.server.open_round(1)
+    if in_training:
+        run = DeviceRound.run
+        monkeypatch.setattr(DeviceRound, "run", lambda *args, **more: (bench.agent.stop.set(), run(*args, **more))[1])
+    else:
+        bench.agent.stop.meanwhile = bench.agent.stop.set
+    with pytest.raises(Stopped):
+        bench.steps()
+    bench.agent.close()
+    bench.server.pump()
+    assert [birth.state for birth in bench.server.births][-3:] == ["training", "ready", "sleeping"]
+    assert bench.server.offers == bench.server.declines == []
+    assert bench.store.ledger.rounds_charged() == (0 if in_training else 1)
 
 
 def test_nothing_that_is_said_ends_the_slot(

@@ -22,7 +22,7 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.declines import Declined
 from hushfleet.edge_client.randomness import FieldRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.methods import method_of
 from hushfleet.methods.state import PublicState
 from hushfleet.model.params import ParamLayout
@@ -72,7 +72,7 @@ def run_round(store: DeviceStore, spec: TaskSpec, round: int) -> None:
     held = trainer.method.init_state().public if round == 1 else store.load_state(spec.task).public
     cohort = {"one": held.digest()}
     plan = RoundPlan(spec.task, round, spec.rounds, "open", bytes(32), 4 * LAYOUT.size, cohort, 1, 60.0)
-    trainer.run_round(plan, np.zeros(LAYOUT.size, np.float32))
+    DeviceRound(trainer, plan).run(np.zeros(LAYOUT.size, np.float32))
 
 
 def test_a_device_trains_for_no_second_package_of_a_task(store: DeviceStore) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hushfleet.config.spec import WireSpec
+from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import StoreError
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import PublicState
@@ -32,7 +33,7 @@ def test_what_signs_leave_out_is_sent_later(make_bench: Callable[..., Bench], pa
         counts = [int(shared[layer.start : layer.stop].sum()) for layer in trainer.spec.model.layout.layers]
         cohort = {DEVICE: bytes(16)}
         plan = RoundPlan(task, number, 5, "open", bytes(32), 4 * size, cohort, 1, 60.0)
-        entry = trainer.run_round(plan, package.initial)
+        entry = DeviceRound(trainer, plan).run(package.initial)
         values = decode_update(entry.data, public_key=store.identity.public_key, counts=counts).values
         noised[shared] += seen[-1].values[shared]
         sent[shared] += values

@@ -246,7 +246,7 @@ from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.agent import Agent
 from hushfleet.progress import counted
 
-Agent.run = lambda agent, stop: list(counted([1], "reading", total=1))
+Agent.run = lambda agent: list(counted([1], "reading", total=1))
 sys.exit(main(sys.argv[1:]))
 """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -386,6 +386,6 @@ def test_a_new_board_has_no_dot_in_its_id_and_an_old_one_keeps_it(
     device_toml.write_text(device_toml.read_text().replace(f'"{DEVICE}"', '"board.1"'))
     assert main([str(device_toml)]) == 2
     assert f"{device_toml}: device.id 'board.1' has a '.'" in capsys.readouterr().err
-    monkeypatch.setattr("hushfleet.edge_client.agent.Agent.run", lambda agent, stop: None)
+    monkeypatch.setattr("hushfleet.edge_client.agent.Agent.run", lambda agent: None)
     DeviceStore(device_toml.with_name("state") / "store.sqlite", device="board.1").close()
     assert main([str(device_toml)]) == 0

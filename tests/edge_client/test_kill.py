@@ -25,7 +25,7 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.randomness import FieldRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.methods import method_of
 from hushfleet.methods.state import PublicState
 from hushfleet.model.params import ParamLayout
@@ -47,7 +47,7 @@ NAMED = {
     "the charge is written": ("execute", ("Ledger.charge",)),
     "update and state are written": ("execute", ("DeviceStore.commit_round",)),
     "the round is committed": ("execute", ("DeviceStore._transaction",)),
-    "the round is done": (CALL, ("Trainer.commit",)),
+    "the round is done": (CALL, ("DeviceRound.commit",)),
 }
 
 LAYOUT = ParamLayout(("body.weight", "head.weight"), ((50, 40), (10, 50)))
@@ -120,7 +120,7 @@ def play(folder: Path) -> None:
         trainer = trainer_of(store, folder)
         for round in range(1, ROUNDS + 1):
             for _ in range(2):
-                entry = trainer.run_round(plan_of(round), np.zeros(LAYOUT.size, np.float32))
+                entry = DeviceRound(trainer, plan_of(round)).run(np.zeros(LAYOUT.size, np.float32))
                 charged = [each.payload_digest.hex() for each in store.ledger.entries() if each.round == round]
                 write(folder / "journal", {"sent": round, "digest": entry.digest.hex(), "charged": charged})
 
@@ -180,22 +180,22 @@ def test_killed_at_any_point_nothing_is_torn_and_nothing_is_noised_again(tmp_pat
 
 def noise_again(patch: pytest.MonkeyPatch) -> None:
     """A committed round is trained and noised again; its ledger entry is left as it is."""
-    run_round, outbox, charge = Trainer.run_round, DeviceStore.outbox, Ledger.charge
+    run, outbox, charge = DeviceRound.run, DeviceStore.outbox, Ledger.charge
     patch.setattr(DeviceStore, "outbox", lambda self, task, round: None)
 
     def charge_once(self: Ledger, charged: Any, **what: Any) -> None:
         if all(entry.round != what["round"] for entry in self.entries()):
             charge(self, charged, **what)
 
-    def forgetful(self: Trainer, plan: RoundPlan, params: np.ndarray, **more: Any) -> OutboxEntry:
-        self.store._connection.execute("DELETE FROM outbox WHERE round = ?", (plan.round,))
+    def forgetful(self: DeviceRound, params: np.ndarray, **more: Any) -> OutboxEntry:
+        self.store._connection.execute("DELETE FROM outbox WHERE round = ?", (self.plan.round,))
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(DeviceStore, "outbox", lambda self, task, round: None)
-            return run_round(self, plan, params, **more)
+            return run(self, params, **more)
 
     patch.setattr(DeviceStore, "outbox", outbox)
     patch.setattr(Ledger, "charge", charge_once)
-    patch.setattr(Trainer, "run_round", forgetful)
+    patch.setattr(DeviceRound, "run", forgetful)
 
 
 def no_charge(patch: pytest.MonkeyPatch) -> None:
@@ -204,18 +204,18 @@ def no_charge(patch: pytest.MonkeyPatch) -> None:
 
 def charge_afterwards(patch: pytest.MonkeyPatch) -> None:
     """The ledger is written after the update was published, in the next transaction."""
-    charge, run_round = Ledger.charge, Trainer.run_round
+    charge, plain = Ledger.charge, DeviceRound.run
     late: list[tuple[Ledger, Any, dict[str, Any]]] = []
     patch.setattr(Ledger, "charge", lambda self, charged, **what: late.append((self, charged, what)))
 
-    def run(self: Trainer, plan: RoundPlan, params: np.ndarray, **more: Any) -> OutboxEntry:
+    def run(self: DeviceRound, params: np.ndarray, **more: Any) -> OutboxEntry:
         while late:
             ledger, charged, what = late.pop()
             with self.store._transaction("charge"):
                 charge(ledger, charged, **what)
-        return run_round(self, plan, params, **more)
+        return plain(self, params, **more)
 
-    patch.setattr(Trainer, "run_round", run)
+    patch.setattr(DeviceRound, "run", run)
 
 
 def half_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_a_committed_round_is_returned_and_not_trained(tmp_path: Path, monkeypat
     with DeviceStore(tmp_path / "store.sqlite", device="one") as store:
         trainer = trainer_of(store, tmp_path)
         params = np.zeros(LAYOUT.size, np.float32)
-        first = trainer.run_round(plan_of(1), params)
+        first = DeviceRound(trainer, plan_of(1)).run(params)
         for part in ("gradient", "randomness"):
             monkeypatch.setattr(trainer, part, None)
-        assert trainer.run_round(plan_of(1), params) == first
+        assert DeviceRound(trainer, plan_of(1)).run(params) == first

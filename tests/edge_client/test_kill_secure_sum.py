@@ -21,7 +21,7 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.randomness import FieldRandomness
 from hushfleet.edge_client.storage.answers import AnswerEntry, Answers
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import method_of
 from hushfleet.model.params import ParamLayout
@@ -90,13 +90,13 @@ def play(folder: Path, included: bytes = EVERYBODY) -> None:
                 SPEC.task, number, ROUNDS, "open", bytes(32), 4 * LAYOUT.size, {}, 1, 60.0, secure=secure
             )  # fmt: skip
             for _ in range(2):
-                entry = trainer.run_round(plan, np.zeros(LAYOUT.size, np.float32), roster)
+                entry = DeviceRound(trainer, plan, roster).run(np.zeros(LAYOUT.size, np.float32))
                 charged = [each.payload_digest.hex() for each in store.ledger.entries() if each.round == number]
                 write(folder, {"update": number, "digest": entry.digest.hex(), "charged": charged})
             asks = replace(plan, phase="unmask", secure=replace(secure, included=included))
             for _ in range(2):
                 try:
-                    answer = trainer.answer(asks, roster)
+                    answer = DeviceRound(trainer, asks, roster).answer()
                 except PrivacyError:
                     continue
                 stored = store.answers.of(SPEC.task, number)
@@ -144,13 +144,13 @@ def forgets(patch: pytest.MonkeyPatch) -> None:
 
 def answers_any_set(patch: pytest.MonkeyPatch) -> None:
     """An answer that was stored is not looked at before another is made."""
-    answer = Trainer.answer
+    answer = DeviceRound.answer
 
-    def obliging(self: Trainer, plan: RoundPlan, roster: Roster) -> AnswerEntry | None:
-        self.store._connection.execute("DELETE FROM answers WHERE round = ?", (plan.round,))
-        return answer(self, plan, roster)
+    def obliging(self: DeviceRound) -> AnswerEntry | None:
+        self.store._connection.execute("DELETE FROM answers WHERE round = ?", (self.plan.round,))
+        return answer(self)
 
-    patch.setattr(Trainer, "answer", obliging)
+    patch.setattr(DeviceRound, "answer", obliging)
 
 
 @pytest.mark.parametrize("fault", [forgets, answers_any_set])

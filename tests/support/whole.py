@@ -22,7 +22,7 @@ from hushfleet.privacy.terms import Accounting
 from hushfleet.wire.format.chunks import parse_frame
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery, Link, Will
-from support.edge import write_samples
+from support.edge import Stop, write_samples
 
 Connect = Callable[[str, Will | None], Link]
 STEPS = 4000  # of which most do nothing, where a real broker takes its time
@@ -62,7 +62,8 @@ class Board:
         self.stopped: Exception | None = None
         self.store = DeviceStore(self.config.store_path, device=name, durable=False)
         client_id = f"{name}-{bench.federation}"
-        self.agent = Agent(self.config, lambda will: bench.connect(client_id, will), self.store, clock=bench.clock)
+        connect, clock = (lambda will: bench.connect(client_id, will)), bench.clock
+        self.agent = Agent(self.config, connect, self.store, clock=clock, stop=Stop(clock))
         self.agent.start()
 
     def entry_status(self, task: str, round: int) -> str | None:

@@ -30,7 +30,7 @@ from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import HushfleetError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import method_of
@@ -151,7 +151,7 @@ class _Trial:
             limits=LimitsSection.of_simulation(spec.privacy),
             method=self._method,
         )
-        entry, seconds = _measured(lambda: trainer.run_round(plan, params, self._roster))
+        entry, seconds = _measured(lambda: DeviceRound(trainer, plan, self._roster).run(params))
         verdict, accept_s = _measured(lambda: engine.accept("trial", entry.data))
         if not verdict.acknowledged:
             raise HushfleetError(f"the trial's update was refused ({verdict.code}): {verdict.reason}")

@@ -80,9 +80,8 @@ REFUSALS = (PrivacyError, Declined)
 
 def train(job: Job) -> Answer:
     """Trains and commits; a round that the device has committed before is answered as it was then."""
-    return _answer(
-        job, lambda trainer, run: trainer.run_round(job.plan, run.global_params(job.plan), run.roster(job.plan))
-    )
+    plan = job.plan
+    return _answer(job, lambda trainer, run: DeviceRound(trainer, plan, run.roster(plan)).run(run.global_params(plan)))
 
 
 def commit(done: TrainedJob) -> Answer:

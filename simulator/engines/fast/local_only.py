@@ -17,7 +17,7 @@ import numpy as np
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.methods.method import Method
 from hushfleet.methods.state import RoundTerms
-from hushfleet.methods.task_method import bound
+from hushfleet.methods.task_method import bind
 from hushfleet.model.evaluation import evaluate
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, Said, accuracies, best_way, said_alone
@@ -90,7 +90,7 @@ def _train_one(job: _Job) -> Alone:
     spec, layout = run.spec, run.spec.model.layout
     plain = replace(spec.privacy, unit="device", clip_norm=math.inf, noise_multiplier=0.0)
     # Adds nothing to the loss; a gradient that could distil has no teacher, and so gives the cross-entropy's.
-    alone = bound(Method(), run.method.config, plain, layout)
+    alone = bind(Method(), run.method.config, plain, layout)
     state, params = alone.init_state(), job.initial
     samples = LoadedSamples(run.train(job.device), run.gradient, run.inference)
     randomness, inputs = SeededRandomness(job.seed, job.index), Inputs(spec.model.dropout, spec.augment)

@@ -23,7 +23,7 @@ from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import TaskHandler
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.wire.link.connection import Timing
 from hushfleet.wire.link.interface import Will
@@ -97,7 +97,7 @@ def main() -> int:
     runtime.InferenceGraph = loaded_once(runtime.InferenceGraph)  # type: ignore[assignment,attr-defined]
     TaskHandler._load = in_turns(TaskHandler._load)  # type: ignore[method-assign]  # a graph of features is megabytes
     FeatureGraph.of = in_turns(FeatureGraph.of)  # type: ignore[method-assign]
-    Trainer.run_round = in_turns(Trainer.run_round)  # type: ignore[method-assign]
+    DeviceRound.run = in_turns(DeviceRound.run)  # type: ignore[method-assign]
     threading.stack_size(STACK_BYTES)
     sys.setswitchinterval(SWITCH_S)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -98,7 +98,7 @@ class _Game:
                     yield outside._replace(vector=outside.vector - self.nothing), False
 
     def _seen(self, trainer: Trainer, trained: Trained, round: int) -> Seen:
-        """What the server has of a round that it asked for twice."""
+        """The server's view of a round that it asked for twice."""
         plan = self.subject.plan(round)
         sent = [_ScriptedRound(trainer, plan, trained).run(self.subject.initial).data for _ in range(2)]
         seen = [self._decoded(trainer, data) for data in dict.fromkeys(sent)]
@@ -118,7 +118,7 @@ class _Game:
 
 
 def _round_of_a_member(subject: Subject, rng: np.random.Generator) -> RoundContext:
-    """Of a device that has taken part before: what is personal, and what steers its clip norms, has moved.
+    """The round of a device that has taken part before: its personal entries and clip norms have moved.
 
     It has no model of its own, so that its training begins with the global one: what is sent is then the update.
     """
@@ -146,8 +146,8 @@ class _ScriptedRound(DeviceRound):
         super().__init__(trainer, plan)
         self.ends_with = ends_with
 
-    def train(self, *_: Any, **__: Any) -> Trained:
-        _ = self.charge
+    def train(self, *arguments: Any, **more: Any) -> Trained:
+        _ = self.charge  # refuses the round
         return self.ends_with
 
 

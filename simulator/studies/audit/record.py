@@ -86,7 +86,7 @@ def play_one_run(
     rounds: int,
 ) -> OneRun:
     """One training of `rounds` rounds on `samples` and about half of `canaries`."""
-    mechanism = subject.method.record_mechanism(subject.terms)
+    mechanism = _mechanism(subject)
     rng = np.random.default_rng(subject.seed)
     included = rng.random(canaries) < 0.5
     directions, places = blocks = disjoint_blocks(subject.spec.model.layout, canaries, rng)
@@ -129,7 +129,7 @@ class _TwoWorlds:
         self.subject = subject
         layout = subject.spec.model.layout
         self._rng = np.random.default_rng(subject.seed)
-        self.mechanism = subject.method.record_mechanism(subject.terms)
+        self.mechanism = _mechanism(subject)
         self.canaries = max(1, min(_CANARIES_A_ROUND, layout.size // LEAST_WIDTH))
         self.directions, self.places = blocks = disjoint_blocks(layout, self.canaries, self._rng)
         self.rate = self.mechanism.sample_rate
@@ -174,7 +174,7 @@ class _TwoWorlds:
             yield trainer
 
     def seen(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
-        """What is seen of a round that the server asked for twice: all noised gradients, and the last update."""
+        """The adversary's view of a round that is asked for twice: all noised gradients, and the last update."""
         batches, moved = _NewcomersRound(trainer, self.subject.plan(round), keep=keep).watch(self.subject.initial, 2)
         return [np.array(batch, np.float64) for batch in batches], moved
 
@@ -197,6 +197,12 @@ class _WatchedMechanism(RecordMechanism):
         noised = super().noised_mean(clipped_sum, noise)
         self.seen[-1].append(self.keep(noised))
         return noised
+
+
+def _mechanism(subject: Subject) -> RecordMechanism:
+    mechanism = subject.method.record_mechanism(subject.terms)
+    assert mechanism is not None, "the game is for the unit `record`"
+    return mechanism
 
 
 class _WatchedRound(DeviceRound):

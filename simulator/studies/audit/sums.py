@@ -85,11 +85,11 @@ class _Game:
             trainer.make_secure_round = UnmaskedRound
             yield trainer
 
-    def _round(self, trainer: Trainer, plan: RoundPlan, *, inside: bool) -> _NewcomersRound:
+    def _round(self, trainer: Trainer, plan: RoundPlan, *, inside: bool) -> _SumRound:
         """A round of such a device. With the unit `device` training moves the canary, or nothing."""
         scripted = self.subject.spec.privacy.unit == "device"
         moves = (self.update * np.float32(inside), self.data) if scripted else None
-        return _NewcomersRound(trainer, plan, self.subject.roster, moves)
+        return _SumRound(trainer, plan, self.subject.roster, moves)
 
     def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[np.ndarray, bool]]:
         """Sums of both worlds in turn, each world in lives of its own; and whether the canary was in."""
@@ -125,7 +125,7 @@ class _Game:
         return total
 
 
-class _NewcomersRound(DeviceRound):
+class _SumRound(DeviceRound):
     """A round that a device begins as if it had never taken part, so that rounds are alike.
 
     :param moves: what training moves, if it is not run, and what a method may ask of the data.

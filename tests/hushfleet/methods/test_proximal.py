@@ -16,7 +16,7 @@ from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig
 from hushfleet.methods.personal import Head
 from hushfleet.methods.stages import Transform
 from hushfleet.methods.state import DeviceState
-from hushfleet.methods.task_method import TaskMethod, bound
+from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.local_round import Trained
@@ -107,7 +107,7 @@ def test_with_noise_on_records_the_shared_model_sees_nothing_of_an_own_one_that_
     spec = PrivacySpec("record", accounting="strict", clip_norm=10.0, noise_multiplier=1.0, delta=0.1, batches=2)
     layout = ParamLayout(("body.w", "head.w"), ((1,), (1,)))
     parts = Method(Head(), stages=(RemembersTrained(), *CLIP_AND_NOISE), own_training=Sgd())
-    method = bound(parts, TrainingConfig(**SETTINGS), spec, layout)
+    method = bind(parts, TrainingConfig(**SETTINGS), spec, layout)
 
     def together(params, x, y, dropout=(), out=None):
         out[:] = params.sum() - x.mean()

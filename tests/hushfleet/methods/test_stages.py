@@ -28,7 +28,7 @@ from hushfleet.methods.stages import (
     Transform,
 )
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
-from hushfleet.methods.task_method import TaskMethod, bound
+from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.model.params import ParamLayout
 from support.methods import Constant, context_of
 
@@ -63,7 +63,7 @@ def loud(context: Any, update: np.ndarray) -> list[float]:
 
 def method_of(stages: tuple[Any, ...], *, sigma: float = 1.5, accounting: str = "as-published") -> TaskMethod:
     privacy = PrivacySpec("device", accounting, clip_norm=0.7, noise_multiplier=sigma, delta=0.1)
-    return bound(Method(stages=stages), TrainingConfig(), privacy, LAYOUT)
+    return bind(Method(stages=stages), TrainingConfig(), privacy, LAYOUT)
 
 
 @dataclass
@@ -244,7 +244,7 @@ def test_a_report_of_another_length_is_refused() -> None:
 def test_with_the_unit_record_the_list_is_rewritten_once() -> None:
     privacy = PrivacySpec("record", "strict", 0.7, 1.5, 1e-5, sample_rate=0.1, batches=3)
     listed = Method(stages=(KeepLargest(0.5), ClipWhole(), Gaussian(max_preference=2.0, beside=BIT), BIT))
-    method = bound(listed, TrainingConfig(batch_size=1), privacy, LAYOUT)
+    method = bind(listed, TrainingConfig(batch_size=1), privacy, LAYOUT)
     assert method.parts.stages == (KeepLargest(0.5),)
     charge = method.charge(RoundTerms(preference=2.0))
     assert (charge.unit, charge.noise_multiplier, charge.steps, charge.raw) == ("record", 3.0, 3, ())
@@ -260,6 +260,6 @@ def test_with_the_unit_record_no_part_may_look_at_the_samples() -> None:
             return samples.squared_gradient(global_params) > 0
 
     privacy = PrivacySpec("record", "strict", 0.7, 1.5, 1e-5, sample_rate=0.1, batches=3)
-    method = bound(Method(Curious()), TrainingConfig(), privacy, LAYOUT)
+    method = bind(Method(Curious()), TrainingConfig(), privacy, LAYOUT)
     with pytest.raises(PrivacyError, match="outside of noised gradients"):
         context_of(method, samples=object())

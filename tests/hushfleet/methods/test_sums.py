@@ -17,7 +17,7 @@ from hushfleet.methods.personal import Head, Personal
 from hushfleet.methods.stages import ClipWhole, Gaussian, KeepLargest, Transform
 from hushfleet.methods.state import RoundContext, RoundTerms
 from hushfleet.methods.sums import check_sums
-from hushfleet.methods.task_method import bound
+from hushfleet.methods.task_method import bind
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 
@@ -77,7 +77,7 @@ def test_an_update_without_bound_or_noise_is_not_summed(stages: tuple[Any, ...])
 
 
 def test_a_round_costs_what_the_sum_has() -> None:
-    method = bound(Method(stages=CLIP_AND_NOISE), TrainingConfig(), PRIVACY, LAYOUT)
+    method = bind(Method(stages=CLIP_AND_NOISE), TrainingConfig(), PRIVACY, LAYOUT)
     for split in (1, 7, 1000):  # whatever a plan says
         charge = method.charge(RoundTerms(split))
         assert (charge.noise_multiplier, charge.noise_split, charge.mechanism) == (8.9, 80, "gaussian")
@@ -86,7 +86,7 @@ def test_a_round_costs_what_the_sum_has() -> None:
 
 
 def test_noise_is_left_to_the_ring() -> None:
-    method = bound(Method(stages=CLIP_AND_NOISE), TrainingConfig(), PRIVACY, LAYOUT)
+    method = bind(Method(stages=CLIP_AND_NOISE), TrainingConfig(), PRIVACY, LAYOUT)
     state, update = method.init_state(), np.arange(LAYOUT.size, dtype=np.float32)
     context = RoundContext(method.setting(RoundTerms()), state, np.zeros_like(update), np.zeros_like(update))
     release = method.release(context, update, SeededNoise(0, 0, 0))

@@ -19,7 +19,7 @@ from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.local import GradientRule, Sgd
 from hushfleet.methods.method import Method
 from hushfleet.methods.state import RoundTerms
-from hushfleet.methods.task_method import TaskMethod, bound
+from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.grid import add_on_grid
@@ -191,7 +191,7 @@ def test_more_gradients_than_are_charged_are_refused() -> None:
             return (*batch.mean(params), memory)
 
     usual = method_of()
-    greedy = bound(Method(training=Sgd(Greedy())), usual.config, usual.privacy, LAYOUT)
+    greedy = bind(Method(training=Sgd(Greedy())), usual.config, usual.privacy, LAYOUT)
     with pytest.raises(PrivacyError, match="2 gradients of a batch, charged are 1"):
         trained(greedy, samples(10))
 

@@ -14,7 +14,7 @@ from hushfleet.methods import make_method
 from hushfleet.methods.local import Penalty, Sgd
 from hushfleet.methods.method import Method
 from hushfleet.methods.state import PublicState
-from hushfleet.methods.task_method import TaskMethod, bound
+from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.model.params import ParamLayout
 from hushfleet.training.draws import Inputs, draw_dropout, samples_trained, shuffled_batches
 from support.methods import trained as run
@@ -125,7 +125,7 @@ def test_the_method_adds_its_own_part_to_every_gradient() -> None:
             gradient += 1
 
     parts = Method(training=Sgd(penalties=(Pulled(),)))
-    rule = bound(parts, method(local_epochs=2).config, PRIVACY, LAYOUT)
+    rule = bind(parts, method(local_epochs=2).config, PRIVACY, LAYOUT)
     # gradients 0 - 1 + 1 = 0, so it never moves
     assert run(rule, [0.0], Quadratic(), samples_of([255])).end.tolist() == [0.0]
     assert seen == [([0.0], [0.0])] * 2

@@ -17,7 +17,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.graphs.session import GradientGraph
@@ -216,7 +216,7 @@ def _updates(prepared: PreparedTask, folder: Path, *, rounds: int) -> list[bytes
         )
         for _ in range(rounds):
             plan = engine.open_round(["device-0"])
-            found.append(trainer.run_round(plan, engine.global_params).data)
+            found.append(DeviceRound(trainer, plan).run(engine.global_params).data)
             assert engine.accept("device-0", found[-1]).code == "accepted"
             engine.close()
     return found
