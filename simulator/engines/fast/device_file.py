@@ -71,7 +71,7 @@ class _Ledger(LedgerView):
 
 
 class DeviceFile:
-    """FOR SIMULATION ONLY: keeps what `DeviceStore` keeps for one task, in a file that each round writes anew.
+    """Keeps what `DeviceStore` keeps for one task, in a file that each round writes anew. FOR SIMULATION ONLY.
 
     :param identity: as for `DeviceStore`; None to read only.
     :param keeps_own: False for a device whose own model no round reads again: in a large fleet those would take most

@@ -222,7 +222,7 @@ class CohortTrainer:
         group: Sequence[_Ready],
         inputs: Inputs,
     ) -> list[Trained]:
-        """As `train_round`."""
+        """Does what `train_round` does."""
         if self.replayed is not None:
             self.replayed.begin()
         context = self._stacked([each.context for each in group])

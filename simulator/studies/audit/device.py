@@ -100,7 +100,7 @@ class _Game:
                     yield outside._replace(vector=outside.vector - self.nothing), False
 
     def _seen(self, trainer: Trainer, round: int) -> Seen:
-        """What the server has of a round that it asked for twice."""
+        """Gives what the server receives in a round that it asks for twice."""
         plan = self.subject.plan(round)
         sent = [trainer.run_round(plan, self.subject.initial).data for _ in range(2)]
         seen = [self._decoded(trainer, data) for data in dict.fromkeys(sent)]
@@ -120,7 +120,7 @@ class _Game:
 
 
 def _round_of_a_member(subject: Subject, rng: np.random.Generator) -> RoundContext:
-    """Of a device that has taken part before: what is personal, and what steers its clip norms, has moved.
+    """Gives the round of a device that has taken part before: its personal part and its clip norms have moved.
 
     It has no model of its own, so that its training begins with the global one: what is sent is then the update.
     """

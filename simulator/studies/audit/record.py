@@ -174,7 +174,7 @@ class _TwoWorlds:
             yield trainer
 
     def seen(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
-        """What is seen of a round that the server asked for twice: all noised gradients, and the last update."""
+        """Gives what is seen of a round that the server asked for twice: all noised gradients, and the last update."""
         batches, moved = _watched(trainer, [self.subject.plan(round)] * 2, self.subject.initial, keep=keep)
         return [np.array(batch, np.float64) for batch in batches], moved
 
@@ -210,7 +210,7 @@ class _WatchedMechanism(RecordMechanism):
 def _watched(
     trainer: Trainer, plans: Sequence[RoundPlan], start: np.ndarray, *, keep: Keep
 ) -> tuple[list[list[Any]], np.ndarray]:
-    """What rounds let an adversary see: of each batch its gradients, as `keep` has them, and the last update."""
+    """Collects what an adversary sees: the gradients of each batch, as `keep` has them, and the last update."""
     batches: list[list[Any]] = []
     moved: list[np.ndarray] = []
     own = trainer.method.record_mechanism
