@@ -21,7 +21,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo tools test test-fast test-board test-arm test-card coverage chaos fuzz lint format types links docs hashes clean
+.PHONY: help demo tools test test-fast test-board test-arm test-card coverage chaos fuzz lint format types imports links docs hashes dist clean
 
 help:
 	@echo "make demo    two fleets train over MQTT on this machine, with a report"
@@ -33,8 +33,9 @@ help:
 	@echo "make test-arm   a card's software on aarch64, emulated: enrols, trains, is updated, is locked out"
 	@echo "make test-card  a whole card, emulated: first start, rounds, and a power cut in the middle of an update"
 	@echo "make fuzz    a million inputs for the decoders, guided by coverage   (FUZZ='--targets message')"
-	@echo "make lint    check style and types (ruff, mypy);   make format  mend what ruff can mend"
+	@echo "make lint    check style, types and who imports whom (ruff, mypy, import-linter);   make format  mend what ruff can mend"
 	@echo "make docs    the documents and the API reference as a site, in site/"
+	@echo "make dist    the wheel, the source distribution and the version's part of the changelog, checked"
 	@echo "make clean   remove .venv and the caches"
 
 demo: $(STAMP)
@@ -75,7 +76,7 @@ fuzz: $(STAMP)
 	$(PIP) --no-build-isolation -e '.[fuzz]'
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
-lint: types
+lint: types imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
@@ -85,6 +86,10 @@ format: $(STAMP)
 
 types: links
 	$(BIN)/mypy
+
+# Who imports whom: the contracts of pyproject.toml. Python itself skips the links (setup.py), unless it forgets to.
+imports: links
+	cd build/links && $(abspath $(BIN))/python -c "import sys; sys.path_importer_cache.clear(); from importlinter import cli; cli.lint_imports_command()" --no-cache --no-logo ../../pyproject.toml
 
 # The folders beside hushfleet/ as the packages below it that they are once installed, for tools that read source text.
 # An installation makes them too (setup.py).
@@ -113,5 +118,15 @@ hashes: $(STAMP)
 	$(BIN)/uv pip compile --quiet --no-deps --universal --python-version 3.12 --generate-hashes --no-annotate \
 	    --custom-compile-command "make hashes" build/pins.txt --output-file constraints.txt
 
+# What a release publishes. Nothing is uploaded here.
+dist: $(STAMP)
+	rm -rf dist build/changes.md
+	$(PIP) build twine
+	$(BIN)/python -m build --no-isolation .
+	$(BIN)/python -m twine check --strict dist/*
+	version=$$($(BIN)/python -c 'import hushfleet; print(hushfleet.__version__)') && \
+	awk -v version="$$version" '/^## /{wanted = $$2 == version; next} wanted' CHANGELOG.md > build/changes.md
+	test -s build/changes.md
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov site build *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov site build dist *.egg-info

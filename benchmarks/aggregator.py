@@ -33,7 +33,8 @@ from benchmarks.device import write_images
 from benchmarks.processes import figures_of
 from benchmarks.updates import IDENTITY, train_update
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.ingest.decoding import Decoded, decode
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
+from hushfleet.aggregator.ingest.decoding import decode
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
@@ -102,9 +103,17 @@ def timed(take: Callable[[int], object]) -> Work:
     return work
 
 
-def decoder_of(updates: Updates) -> Callable[[int], Decoded]:
+def decoder_of(updates: Updates) -> Callable[[int], CheckedUpdate]:
     blobs = [updates.blob(index) for index in range(DISTINCT)]
-    return lambda index: decode(read_header(blobs[index]), blobs[index], counts=updates.counts)
+    shared = np.ones(sum(updates.counts), bool)
+
+    def decoded(index: int) -> CheckedUpdate:
+        update = CheckedUpdate(f"device-{index}", blobs[index], counts=tuple(updates.counts))
+        update.header, update.shared = read_header(update.data), shared
+        decode(update)
+        return update
+
+    return decoded
 
 
 def acceptance_of(updates: Updates, cohort: int, store: AggregatorStore) -> Work:
@@ -145,7 +154,7 @@ def measure_cell(work: str, model: str, codec: str, cohort: int, box_s: float) -
         elif work == "decode and add":
             decoded = decoder_of(updates)
             alone = timed(decoded)
-            whole = timed(lambda index: sums.add((one := decoded(index)).values, largest=one.largest))
+            whole = timed(lambda index: sums.add((one := decoded(index)).values, largest=max(one.peaks)))
 
             def run(first: int, count: int) -> float:
                 rates.append(count / alone(first, count))

@@ -95,7 +95,7 @@ def client(folder: Path, runtime: str) -> None:
     def read() -> Answer:
         """The device's images, as its network takes them."""
         marks = [clock()]
-        count = len(trainer.samples)
+        count = len(trainer.samples())
         marks.append(clock())
         return {**between(marks), "images": count}
 
@@ -104,7 +104,7 @@ def client(folder: Path, runtime: str) -> None:
         from hushfleet.model.own_head import own_head_of
 
         marks = [clock()]
-        own_head_of(initial, spec.model.layout, trainer.samples, spec.signal)
+        own_head_of(initial, spec.model.layout, trainer.samples(), spec.signal)
         marks.append(clock())
         return between(marks)
 

@@ -23,7 +23,7 @@ from benchmarks.frameworks.workload import ROUNDS, WORKLOADS, Workload
 from benchmarks.gpu_usage import GpuUsage, mean_or_none
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.trainer import SeededRandomness
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.methods import make_method
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient

@@ -40,7 +40,7 @@ from hushfleet.config.spec import WireSpec
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.models import get_model
-from hushfleet.wire.format import codec
+from hushfleet.wire.format import quantized
 from hushfleet.wire.format.update import decode_update
 
 NETWORKS = {
@@ -117,9 +117,9 @@ def bits_of(update: Update, step: float, wire: WireSpec) -> Figures:
     """The coded values alone, without header and signature, against their entropy."""
     header, sent = update.header_for(wire), np.empty_like(update.values)
     key = header.dither_key
-    coded = codec.encode_values(update.values, counts=update.counts, steps=header.steps, dither_key=key, sent=sent)
+    coded = quantized.encode_values(update.values, counts=update.counts, steps=header.steps, dither_key=key, sent=sent)
     scale = np.repeat(np.asarray(header.steps, np.float32), update.counts).astype(np.float64)
-    levels = np.rint(sent / scale + codec.dither(key, sent.size)).astype(np.int64)  # back from x' = (q - u) * step
+    levels = np.rint(sent / scale + quantized.dither(key, sent.size)).astype(np.int64)  # back from x' = (q - u) * step
     limit = entropy_bytes(levels, update.counts)
     per_value = 8 / update.values.size
     return {

@@ -176,8 +176,8 @@ def _run(options: argparse.Namespace) -> int:
     ) as store:
 
         def run_agent(duties: Sequence[Duty] = ()) -> None:
-            agent = Agent(config, partial(connect, store), store, supervisor=supervisor, pacer=pacer, duties=duties)
-            agent.run(stop)
+            how = {"stop": stop, "supervisor": supervisor, "pacer": pacer, "duties": duties}
+            Agent(config, partial(connect, store), store, **how).run()
 
         if config.fleet is None:
             run_agent()

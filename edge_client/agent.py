@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.constant_time import AnnouncedTraining
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import FILE_NAME, Kind, WaitingNote, advice_on_silence
@@ -35,7 +36,7 @@ from hushfleet.edge_client.rounds import RoundHandler, Stopped, Superseded, same
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
-from hushfleet.wire.format.fleet_messages import ErrorCode
+from hushfleet.wire.format.health import ErrorCode
 from hushfleet.wire.format.messages import (
     MAX_MESSAGE_BYTES,
     Birth,
@@ -64,6 +65,7 @@ class Agent:
     :param connect: makes the link, given the will that the broker must publish when the link dies.
     :param store: opened by the caller, who also closes it.
     :param clock: monotonic seconds.
+    :param stop: ends the work loop once it is set.
     :param supervisor: is told that the work loop lives (systemd's watchdog).
     :param pacer: makes the work as slow as a simulated board's.
     :param duties: what it does for its fleet besides.
@@ -76,6 +78,7 @@ class Agent:
         store: DeviceStore,
         *,
         clock: Callable[[], float] = time.monotonic,
+        stop: threading.Event | None = None,
         supervisor: Supervisor | None = None,
         pacer: Pacer | None = None,
         duties: Sequence[Duty] = (),
@@ -99,9 +102,8 @@ class Agent:
         self._ready_epoch: int | None = None  # of the last aggregator that was ready
         self._early: dict[str, bytes] = {}  # retained messages that came before the aggregator's key
         self._backlog: deque[LinkEvent] = deque()
-        self._stop = threading.Event()
+        self.stop = stop or threading.Event()
         self._up = False
-        self._is_mute = False  # between the announced beginning and end of a training whose length is a secret
         self._down_because = "no connection yet"
         self._status: DeviceStatus = "ready"
         self.health = None if config.fleet is None else BoardHealth(config, now=clock())
@@ -120,6 +122,7 @@ class Agent:
         topics = self.topics
         filters = (topics.down(self.device), topics.server, topics.task, topics.round)
         self._listening = Listening(self.link, [*filters, *(f for duty in duties for f in duty.filters)], now=clock())
+        self._training = AnnouncedTraining(self.link, self._announce, self._sleep, clock)
         self.blobs = BlobSource(store, self.link, self.topics, clock)
         self.tasks = TaskHandler(config, store, self.blobs, clock)
         self.rounds = RoundHandler(
@@ -128,8 +131,7 @@ class Agent:
             self.blobs,
             self.tasks,
             self.store_check,
-            announce=self._announce,
-            mute=self._mute,
+            training=self._training,
             between_batches=self._between_batches,
             clock=clock,
             pacer=self._pacer,
@@ -137,18 +139,17 @@ class Agent:
 
     # the loop
 
-    def run(self, stop: threading.Event | None = None) -> None:
-        """Until `stop` is set or, in a simulation, until the task has finished.
+    def run(self) -> None:
+        """Works until `stop` is set or, in a simulation, until the task has finished.
 
         Raises `CopiedStore` where the aggregator's answer shows that the store is not the only or newest one.
         """
-        self._stop = stop or self._stop
         self.start()
         try:
-            while not self._stop.is_set() and not (self.rounds.finished and self.config.simulation):
+            while not self.stop.is_set() and not (self.rounds.finished and self.config.simulation):
                 self.step(LONGEST_SLEEP_S)
         except Stopped:
-            _log.info("training was given up to stop; nothing was spent")
+            _log.info("stopped in a training; what is committed is sent after the next start")
         finally:
             self.close()
 
@@ -171,7 +172,7 @@ class Agent:
         if self.blobs.fetch is None:
             self.rounds.advance()
         self._pacer.catch_up()
-        if self._up and not self._is_mute:
+        if self._up:
             try:
                 self._send_due()
             except LinkLost as error:
@@ -186,23 +187,16 @@ class Agent:
         self.link.close()
 
     def _next_event(self, longest_s: float) -> LinkEvent | None:
-        if self._is_mute:  # an answer would tell that the training has ended
-            self._stop.wait(self._sleep_s(longest_s))
-            return None
         return self._backlog.popleft() if self._backlog else self.link.receive(self._sleep_s(longest_s))
 
     def _sleep_s(self, longest_s: float) -> float:
-        now, quiet_until = self._clock(), self.rounds.quiet_until
-        if quiet_until is not None:  # to the moment: steps of a second would follow the end of the training
-            return max(0.0, min(longest_s, quiet_until - now))
         if not self._up:
             return longest_s
-        upload = self._confirmed_upload
+        now, upload = self._clock(), self._confirmed_upload
         if upload is not None and upload.busy:
             return 0.0
         question = None if self._verifier.key is None else self.store_check
-        duties = () if self._status == "training" else self._duties
-        due = (each.due_at for each in (question, self.blobs.fetch, upload, *duties) if each is not None)
+        due = (each.due_at for each in (question, self.blobs.fetch, upload, *self._duties) if each is not None)
         return min([longest_s, *(max(0.0, at - now) for at in due)])
 
     # what comes in
@@ -299,14 +293,20 @@ class Agent:
         else:
             self.rounds.decline_round(decline_reason(error))
 
+    def _sleep(self, seconds: float) -> None:
+        """Sleeps for a while, `seconds` at most, in a training that is announced. Raises `Stopped`."""
+        self._supervisor.alive()
+        if self.stop.wait(min(seconds, LONGEST_SLEEP_S)):
+            raise Stopped
+
     def _between_batches(self, plan: RoundPlan) -> None:
         """Is training still useful? Raises `Stopped` or `Superseded`."""
         self._supervisor.alive()
-        if self._stop.is_set():
+        if self.stop.is_set():
             raise Stopped
         if self._clock() > self.rounds.deadline:
             raise Superseded("its deadline has passed")
-        if self._is_mute:
+        if self._training.is_quiet:
             return
         while len(self._backlog) < MAX_BACKLOG and (event := self.link.receive(0.0)) is not None:
             if isinstance(event, Delivery) and (
@@ -353,8 +353,7 @@ class Agent:
             self._publish(messages, ask)
         if (want := self.blobs.want(now)) is not None:
             self._publish(messages, want)
-        if self._status != "training":  # that its end is still a secret must not show in what else is sent
-            self._do_duties(now)
+        self._do_duties(now)
         upload = self._confirmed_upload
         if upload is None:
             return
@@ -378,8 +377,8 @@ class Agent:
         if self.health is not None and now >= self.health.due_at:
             task = self.tasks.runtime
             self.health.chosen = self.store.accelerator()
-            hushed = task is None or task.constant_time or bool(self.config.limits.constant_time)
-            health = self.health.message(now, session=self._session, hushed=hushed)
+            omit_work = task is None or task.constant_time or bool(self.config.limits.constant_time)
+            health = self.health.message(now, session=self._session, omit_work=omit_work)
             self.link.publish(self.topics.health(self.device), self._encoded(health), retain=True)
 
     def _publish(self, topic: str, message: Message) -> None:
@@ -387,16 +386,8 @@ class Agent:
         if self.health is not None and isinstance(message, Decline | Offer):
             self.health.last_decline = message.code if isinstance(message, Decline) else None
 
-    def _mute(self) -> None:
-        """From now on the broker hears nothing, and nothing of it is read, until another status is announced."""
-        self._is_mute = True
-        self.link.pause()
-
     def _announce(self, status: DeviceStatus) -> None:
         self._status = status
-        if self._is_mute:
-            self._is_mute = False
-            self.link.resume()
         if status == "training" and self.rounds.plan is not None:
             self._waiting.is_("nothing", f"round {self.rounds.plan.round}: training")
         if self._up:

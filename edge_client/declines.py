@@ -39,6 +39,10 @@ class Declined(Exception):
         self.reason = DeclineReason(code, reason)
 
 
+class GivenUp(Exception):
+    """Training is given up on purpose, whatever the data are; nothing was spent."""
+
+
 def decline_reason(error: Exception) -> DeclineReason:
     """The public form of an error; its own text goes to the local log, unexpected ones with a traceback."""
     if ran_out_of_memory(error):

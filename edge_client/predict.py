@@ -80,7 +80,7 @@ def predict(store: DeviceStore, image: Path) -> Prediction:
     model = spec.model
     logits_of, samples = own.answers(graph, inputs_of(_read(image, model), features))
     [predicted] = model.targets.predicted(logits_of(params, samples.x))
-    are_numbers = model.targets.loss == "squared"
+    are_numbers = model.targets.are_numbers
     order = range(len(predicted)) if are_numbers else np.argsort(-predicted, kind="stable")
     return Prediction(spec.task, kind, tuple((model.class_names[i], float(predicted[i])) for i in order), are_numbers)
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.constant_time import announced_at
+from hushfleet.edge_client.board.constant_time import AnnouncedTraining
 from hushfleet.edge_client.board.pacing import Pacer
-from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
+from hushfleet.edge_client.declines import Declined, DeclineReason, GivenUp, decline_reason
 from hushfleet.edge_client.net.download import BlobSource, GlobalModel, RosterSource
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
@@ -26,11 +27,10 @@ from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import MAX_ATTEMPTS, TaskHandler
-from hushfleet.edge_client.trainer import GivenUp
+from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import BadInput, CopiedStore, Malformed, StoreError, WireError
 from hushfleet.methods.state import PublicState
-from hushfleet.secure.roster import Roster
-from hushfleet.wire.format.messages import Ack, Decline, DeviceStatus, Message, Missing, Refused, RoundPlan
+from hushfleet.wire.format.messages import Ack, Decline, Message, Missing, Refused, RoundPlan
 
 MOST_RESENDS = 20
 """How many times over an update's chunks are sent again, in one process: enough for a link that loses 19 of 20."""
@@ -53,8 +53,7 @@ class RoundHandler:
     """The plan that the aggregator announced last, and what became of it here.
 
     :param store_check: whether the store is the newest one of its device.
-    :param announce: publishes the device's status, which ends what `mute` began.
-    :param mute: called where the end of the announced training is a secret: nothing is sent or read until its time.
+    :param training: announces each training's beginning and end.
     :param between_batches: called with the plan before each batch; may raise `Superseded` or `Stopped`.
     :param clock: monotonic seconds.
     :param pacer: makes training as slow as a simulated board's.
@@ -68,8 +67,7 @@ class RoundHandler:
         tasks: TaskHandler,
         store_check: StoreCheck,
         *,
-        announce: Callable[[DeviceStatus], None],
-        mute: Callable[[], None],
+        training: AnnouncedTraining,
         between_batches: Callable[[RoundPlan], None],
         clock: Callable[[], float],
         pacer: Pacer,
@@ -83,8 +81,7 @@ class RoundHandler:
         self._rosters = RosterSource(store, blobs, federation=config.device.federation, operator=config.roster_key)
         self._tasks = tasks
         self._store_check = store_check
-        self._announce = announce
-        self._mute = mute
+        self._training = training
         self._between_batches = between_batches
         self._clock = clock
         self._pacer = pacer
@@ -93,8 +90,7 @@ class RoundHandler:
         self.upload: Upload | None = None
         self.decline: Decline | None = None
         self.decline_due = False
-        self.quiet_until: float | None = None  # a round has ended here, and that is announced then
-        self._held: Exception | None = None  # why it has failed
+        self._round: DeviceRound | None = None  # of `plan`
         self._settled = True
         self._resent_chunks = 0  # in this round
 
@@ -114,7 +110,7 @@ class RoundHandler:
 
     def on_new_task(self) -> None:
         """Another task was announced: the plan may belong to it."""
-        self.upload = None
+        self.upload, self._round = None, None
         self._reconsider()
 
     def on_plan(self, plan: Message) -> None:
@@ -203,13 +199,6 @@ class RoundHandler:
     def advance(self) -> None:
         """Does what can be done now for the open round; training happens in here."""
         plan, tasks = self.plan, self._tasks
-        if self.quiet_until is not None:
-            if self._clock() < self.quiet_until:
-                return
-            failed, self._held, self.quiet_until = self._held, None, None
-            self._announce("ready")
-            if failed is not None:
-                self.decline_round(decline_reason(failed))
         if plan is None or plan.task != tasks.name:
             return  # without its task, a plan waits
         if self._settled:
@@ -232,12 +221,12 @@ class RoundHandler:
             self._tidy(plan, task)
 
     def decline_round(self, reason: DeclineReason) -> None:
-        """Declines the open round, unless it is settled already, or committed and about to be announced.
+        """Declines the open round, unless it is settled already.
 
         A member that cannot or will not answer stays silent: enough others do.
         """
         plan = self.plan
-        if plan is None or self._settled or self.quiet_until is not None:
+        if plan is None or self._settled:
             return
         _log.warning("round %d (%s) declined (%s): %s", plan.round, plan.phase, *reason)
         self._settled = True
@@ -247,73 +236,74 @@ class RoundHandler:
         self.decline_due = True
 
     def _take_part(self, plan: RoundPlan, task: TaskRuntime) -> None:
-        roster = None
-        if plan.secure is not None:
-            roster = self._roster(plan, task)
-            if roster is None:
-                return
-            if plan.phase == "unmask":
-                self._answer(plan, task, roster)
-                return
-        elif (held := plan.cohort[self._device]) != task.newcomer_digest and not self._store.has_been(plan.task, held):
-            if not self._store_check.may_train():  # it may be an earlier card's, until the aggregator knows this one
-                return
-            self._store_check.stop(
-                f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this device "
-                "that this store has never been in"
-            )
+        round = self._begun(plan, task)
+        if round is None:
+            return
+        if plan.secure is None:
+            held = plan.cohort[self._device]
+            if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
+                if not self._store_check.may_train():
+                    return  # it may be an earlier card's, until the aggregator knows this one
+                self._store_check.stop(
+                    f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this "
+                    "device that this store has never been in"
+                )
+        elif plan.phase == "unmask":
+            if self._store_check.may_train():
+                self._send(plan, task, round.answer())
+            return
         entry = self._store.outbox(plan.task, plan.round)
         if entry is None:
-            self._check(plan, task)
+            self._check(round, task)
             params = self._global_params(plan, task)
-            entry = None if params is None else self._train(plan, task, params, roster)
-        elif entry.context != (task.trainer.secure_round(plan, roster).context if plan.secure else None):
+            entry = None if params is None else self._train(round, task, params)
+            if entry is None:
+                return
+        elif entry.context != (round.secure.context if plan.secure else None):
             raise Declined("error", "this device has committed its update of the round for another sum")
         elif entry.pending and not entry.data:
             raise Declined("error", "this device has committed a round of another task since, and keeps one update")
-        if entry is not None and self.quiet_until is None:
-            self._send(plan, task, entry)
+        self._send(plan, task, entry)
 
-    def _roster(self, plan: RoundPlan, task: TaskRuntime) -> Roster | None:
-        """Who may be in the plan's secure sum; None while it is being fetched, or where this device is not in it.
+    def _begun(self, plan: RoundPlan, task: TaskRuntime) -> DeviceRound | None:
+        """The plan's round; None while its roster is being fetched, or where this device is not in its secure sum.
 
         Raises `Declined` for a cohort that this device must not be in.
         """
-        assert plan.secure is not None
+        if plan.secure is None:
+            if self._round is None or self._round.plan is not plan:
+                self._round = DeviceRound(task.trainer, plan)
+            return self._round
         try:
-            roster = self._rosters.need(plan.secure.roster)
-            if roster is None:
-                return None
-            secure_round = task.trainer.secure_round(plan, roster)
+            if self._round is None or self._round.plan is not plan:
+                roster = self._rosters.need(plan.secure.roster)
+                if roster is None:
+                    return None
+                self._round = DeviceRound(task.trainer, plan, roster)
+            key = self._round.secure.key_of(self._device)
         except (WireError, BadInput) as error:
             raise Declined("no-privacy", f"round {plan.round}: {error}") from error
-        key = secure_round.key_of(self._device)
         if key is None:
             self._settled = True
             return None
         if key != self._store.identity.public_key:
             raise Declined("no-privacy", f"the roster of round {plan.round} names another key for this device")
-        return roster
+        return self._round
 
-    def _answer(self, plan: RoundPlan, task: TaskRuntime, roster: Roster) -> None:
-        """As a member of the committee, once it is known that this store is the newest one."""
-        if self._store_check.may_train():
-            entry = task.trainer.answer(plan, roster)
-            self._settled = True
-            if entry is not None:
-                self._send(plan, task, entry)
-
-    def _send(self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry) -> None:
+    def _send(self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry | None) -> None:
         self._settled = True
+        if entry is None:
+            return
         if entry.pending:
             self.upload = self._make_upload(plan, task, entry, push=True)
         elif entry.status == "acked" and entry.data:
             # The plan came again. An aggregator that has the bytes says so in one small message.
             self.upload = self._make_upload(plan, task, entry, push=False)
 
-    def _check(self, plan: RoundPlan, task: TaskRuntime) -> None:
+    def _check(self, round: DeviceRound, task: TaskRuntime) -> None:
         """Raises, with a reason to decline, where this device cannot or must not take part."""
-        spec, last = task.spec, self._store.last_round(plan.task)
+        plan, spec = round.plan, task.spec
+        last = self._store.last_round(plan.task)
         if last is not None and plan.round < last:
             raise Declined("error", f"this device has already committed round {last} of the task")
         if self._store.is_charged(plan.task, plan.round):
@@ -322,7 +312,7 @@ class RoundHandler:
             raise Declined("memory", f"the task needs {spec.memory_mib} MiB, this device gives {self._memory_mib} MiB")
         if plan.rounds != spec.rounds or plan.global_bytes != 4 * task.trainer.method.published_size:
             raise Declined("error", "the plan does not fit the task: its rounds or its model's size differ")
-        task.trainer.check_round(plan)
+        _ = round.charge  # raises where the owner does not allow it
         if not task.constant_time:  # reading the data takes as long as there are records
             self._read(plan, task)
 
@@ -354,58 +344,29 @@ class RoundHandler:
             raise Declined("no-privacy", "the round's model has values that are not finite")
         return params
 
-    def _train(
-        self, plan: RoundPlan, task: TaskRuntime, params: np.ndarray, roster: Roster | None
-    ) -> OutboxEntry | None:
+    def _train(self, round: DeviceRound, task: TaskRuntime, params: np.ndarray) -> OutboxEntry | None:
         """The committed update; None if a newer plan came meanwhile."""
+        plan = round.plan
         attempts = self._store.count_attempt("round", f"{plan.task}/{plan.round}")
         if attempts > MAX_ATTEMPTS:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
         if attempts > 1:
             task.use_processor("training ended the client abruptly")  # a power cut, or a fault of the GPU's driver
-        nominal_s = task.nominal_seconds(params) if task.constant_time else None
-        self._announce("training")
-        if nominal_s is not None:
-            self._mute()
-        began = self._clock()
+        nominal_s = None if (seconds := task.nominal_seconds(params)) is None else seconds * self._pacer.slowdown
+        announced = self._training(nominal_s=nominal_s, deadline=self.deadline, deadline_s=plan.deadline_s)
         try:
-            with self._pacer.checked_by(lambda: self._between_batches(plan)):
-                pacer = self._pacer
-                entry = task.run_round(
-                    plan, params, roster, on_batch=lambda done, total: pacer.step(), apart=pacer.apart
-                )
-            self._keep_quiet(plan, began, nominal_s)
-        except Stopped:
-            raise
+            with announced, ExitStack() as at_the_end:
+                at_the_end.callback(self._tidy, plan, task)
+                with self._pacer.checked_by(lambda: self._between_batches(plan)):
+                    entry = task.run_round(round, params, self._pacer)
         except Superseded as reason:
             _log.info("training for round %d was given up: %s", plan.round, reason)
             if self._clock() > self.deadline:
                 raise Declined("busy", "the round's deadline passed before training had ended") from reason
             self._settled = True  # the newer plan is among the events that wait
             return None
-        except Exception as error:
-            if nominal_s is None:
-                raise
-            self._held = error
-            self._keep_quiet(plan, began, nominal_s)
-            return None
-        finally:
-            self._tidy(plan, task)
-            if self.quiet_until is None:
-                self._announce("ready")
         _log.info("round %d: trained and committed, %d bytes to send", plan.round, len(entry.data))
         return entry
-
-    def _keep_quiet(self, plan: RoundPlan, began: float, nominal_s: float | None) -> None:
-        """:param nominal_s: None where it is no secret how long the training that has ended now took."""
-        if nominal_s is not None:
-            self.quiet_until = announced_at(
-                began=began,
-                ended=self._clock(),
-                nominal_s=nominal_s * self._pacer.slowdown,
-                deadline=self.deadline,
-                deadline_s=plan.deadline_s,
-            )
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
         """Must not spoil a round that is committed: a full disk shows up at the next one."""

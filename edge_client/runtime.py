@@ -1,4 +1,4 @@
-"""A task ready to run on this device: its package checked, its graphs checked and loaded, its data at hand.
+"""A task that is ready to run on this device: package and graphs are checked and loaded, the data are at hand.
 
 Graphs are programs from the network. Size and SHA-256 were checked while fetching; the operators, and what the
 largest batch needs in memory and work, are checked here, before ONNX Runtime sees a byte.
@@ -22,20 +22,21 @@ from hushfleet.edge_client.board.constant_time import nominal_seconds
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.board.notes import notes_in
+from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import return_small_blocks
+from hushfleet.edge_client.randomness import FieldRandomness, SeededRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import FieldRandomness, SeededRandomness, TrainedRound, Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import GraphRefused, Malformed
 from hushfleet.graphs.features import FeatureGraph, check_features, features_folder
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods import method_of
+from hushfleet.methods.stages import Release
 from hushfleet.model.evaluation import EVALUATION_BATCH
-from hushfleet.secure.roster import Roster
-from hushfleet.training.local_round import OnBatch
-from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.training.local_round import Trained
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -122,6 +123,7 @@ class TaskRuntime:
             device=config.device.id,
             store=store,
             spec=spec,
+            method=method,
             gradient=self.gradient,
             logits_of=self.inference,
             samples=self.data.samples,
@@ -144,44 +146,30 @@ class TaskRuntime:
             raise GraphRefused("the graph of the task's features is not in the store any more; restart the client")
         return graph
 
-    def nominal_seconds(self, params: np.ndarray) -> float:
-        """What a round's training takes on this board by the task alone; measured once."""
-        if self._nominal_s is None:
+    def nominal_seconds(self, params: np.ndarray) -> float | None:
+        """What a round's training takes on this board by the task alone, measured once; None where it is no secret."""
+        if self.constant_time and self._nominal_s is None:
             self._nominal_s = nominal_seconds(self.spec, params, self.gradient, self.inference, clock=self._clock)
         return self._nominal_s
 
     def use_processor(self, reason: str) -> None:
-        """From now on, if it was not so already."""
+        """Computes gradients on the processor from now on."""
         if isinstance(self.gradient, AcceleratedGradient):
             self.gradient.give_up(reason)
 
-    def run_round(
-        self,
-        plan: RoundPlan,
-        params: np.ndarray,
-        roster: Roster | None,
-        *,
-        on_batch: OnBatch,
-        apart: Callable[[], AbstractContextManager[None]],
-    ) -> OutboxEntry:
-        """Trains and commits, as `Trainer.run_round` does.
-
-        :param apart: inside of it a simulated device is measured, which is no work of a board.
-        """
-        self._began_training, self._apart = self._clock(), apart
-        entry = self.trainer.run_round(plan, params, roster, on_batch=on_batch)
-        self._note.keep(self.trainer.failed)
+    def run_round(self, round: DeviceRound, params: np.ndarray, pacer: Pacer) -> OutboxEntry:
+        """Runs the round, and notes on the board what went wrong with the data."""
+        self._began_training, self._apart = self._clock(), pacer.apart
+        entry = round.run(params, on_batch=lambda done, total: pacer.step())
+        self._note.keep(round.failed)
         return entry
 
-    def _write_metrics(self, trained: TrainedRound) -> None:
+    def _write_metrics(self, round: DeviceRound, trained: Trained, release: Release) -> None:
         if self._metrics is None:
             return
-        privacy, train_s = self.spec.privacy, self._clock() - self._began_training
-        spent = self._store.ledger.epsilon_server(
-            delta=privacy.delta, task=self.spec.task, extra=trained.release.charge, accountant=privacy.accountant
-        )
+        train_s = self._clock() - self._began_training
         try:
             with self._apart():
-                self._metrics.write(trained, self.spec, self.inference, epsilon_server=spent, train_s=train_s)
+                self._metrics.write(round, trained, release, train_s=train_s)
         except OSError as error:  # the round goes on without
-            _log.error("no metrics are kept of round %d: %s", trained.round, error)
+            _log.error("no metrics are kept of round %d: %s", round.plan.round, error)

@@ -12,7 +12,6 @@ from hushfleet.errors import BadInput
 from hushfleet.user_files import in_file
 
 if TYPE_CHECKING:
-    from hushfleet.model.targets import Loss
     from hushfleet.models.model import Model
 
 __all__ = ["OFFERED", "get_model", "is_offered", "is_own", "model_names"]
@@ -51,7 +50,7 @@ def get_model(
     *,
     classes: int | None = None,
     input_shape: tuple[int, int, int] | None = None,
-    loss: Loss | None = None,
+    loss: str | None = None,
     by_record: bool = False,
 ) -> Model:
     """The network called `name`, with the outputs of its own data set, or `classes` outputs. Raises `BadInput`.

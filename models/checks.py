@@ -15,7 +15,6 @@ from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.model.evaluation import EVALUATION_BATCH
 from hushfleet.model.objectives import CROSS_ENTROPY, Objective
-from hushfleet.model.targets import random_targets
 from hushfleet.models.model import Model
 from hushfleet.models.torch_gradient import TorchGradient
 
@@ -73,7 +72,7 @@ def random_batch(
 ) -> tuple[np.ndarray, np.ndarray, Masks]:
     """Images `[B, C, H, W]`, targets `[B]` or `[B, classes]`, and dropout masks `[B, *shape]` of random content."""
     x = rng.standard_normal((size, *model.input_shape), np.float32)
-    y = random_targets(objective, size, model.classes, rng)
+    y = objective.loss.random(size, model.classes, rng)
     masks = tuple(
         ((rng.random((size, *drop.shape)) >= drop.rate) / (1 - drop.rate)).astype(np.float32) for drop in model.dropout
     )

@@ -12,7 +12,7 @@ EXCLUDED = -1e30  # a logit whose probability is exactly 0, and which makes no N
 
 
 def mean_loss(objective: Objective, logits: Tensor, y: Tensor) -> Tensor:
-    """Of a batch, without a teacher: logits `[B, C]`, labels int64 `[B]` or targets float32 `[B, C]`."""
+    """The mean loss of a batch without a teacher: logits `[B, C]`, labels int64 `[B]` or targets float32 `[B, C]`."""
     return F.cross_entropy(logits, y) if objective.of_classes else losses_of(objective, logits, y).mean()
 
 
@@ -20,11 +20,8 @@ def losses_of(objective: Objective, logits: Tensor, y: Tensor) -> Tensor:
     """Each sample's loss `[B]`, without a teacher."""
     if objective.of_classes:
         return F.cross_entropy(logits, y, reduction="none")
-    if objective.kind == "squared":
-        return (logits - y).square().mean(1)
-    # As two classes, since that has a right slope at 0 too, where a linear model begins, and exports.
-    no, yes = F.log_softmax(torch.stack([torch.zeros_like(logits), logits], 2), 2).unbind(2)
-    return -(y * yes + (1 - y) * no).mean(1)
+    losses: Tensor = objective.loss.each(logits, y)[0].mean(1)
+    return losses
 
 
 def distilled_losses(objective: Objective, logits: Tensor, y: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:

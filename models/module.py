@@ -25,7 +25,6 @@ from torch.func import functional_call
 from hushfleet.config.spec import DropoutSpec
 from hushfleet.errors import BadInput
 from hushfleet.model.params import ParamLayout
-from hushfleet.model.targets import Loss
 from hushfleet.models import OFFERED, is_offered
 from hushfleet.models.model import Model
 from hushfleet.models.module_checks import check_ending, check_gradients, check_outputs, check_parts, told
@@ -81,7 +80,7 @@ def model_of(
     name: str,
     classes: int,
     input_shape: Shape,
-    loss: Loss | None = None,
+    loss: str | None = None,
     by_record: bool = False,
 ) -> Model:
     """The network as a `Model`.
@@ -222,7 +221,7 @@ def _made(make: Any, name: str, given: dict[str, Any], seed: int) -> nn.Module:
 
 
 def _network(
-    module: nn.Module, name: str, classes: int, input_shape: Shape, *, loss: Loss | None, by_record: bool
+    module: nn.Module, name: str, classes: int, input_shape: Shape, *, loss: str | None, by_record: bool
 ) -> _Network:
     """Checked by running it on random samples."""
     shape = own_shape(input_shape)

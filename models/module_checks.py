@@ -15,7 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from hushfleet.errors import BadInput
-from hushfleet.model.targets import Loss
+from hushfleet.model.losses import LOSSES
 
 _PROBED = 3  # samples
 _TOLERANCE = 1e-4
@@ -177,7 +177,7 @@ def check_gradients(module: nn.Module, name: str, shape: tuple[int, ...]) -> Non
             raise BadInput(f"model.name = {name!r}: the gradient of {where} is NaN or infinite for random samples")
 
 
-def check_ending(graph: torch.fx.Graph, module: nn.Module, name: str, loss: Loss) -> None:
+def check_ending(graph: torch.fx.Graph, module: nn.Module, name: str, loss: str) -> None:
     """What the network ends in must leave logits as they are, since the loss takes their softmax or sigmoid itself.
 
     Raises `BadInput`.
@@ -189,8 +189,8 @@ def check_ending(graph: torch.fx.Graph, module: nn.Module, name: str, loss: Loss
         node = node.args[0]
     operator = _operator(node)
     # The softmax of a log-softmax is that softmax again, so cross-entropy takes it.
-    ends = "LogSoftmax" if operator == "_log_softmax" and loss == "binary" else _SQUASHED.get(operator)
-    if loss == "squared" or ends is None:
+    ends = "LogSoftmax" if operator == "_log_softmax" and not LOSSES[loss].of_classes else _SQUASHED.get(operator)
+    if LOSSES[loss].of_numbers or ends is None:
         return
     kind = ends.split()[-1].lower()
     layers = [where for where, part in module.named_modules() if where and kind in type(part).__name__.lower()]

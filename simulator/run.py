@@ -17,7 +17,6 @@ from hushfleet.aggregator.observe.progress import shown
 from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
-from hushfleet.model.objectives import CROSS_ENTROPY
 from hushfleet.privacy.terms import AS_PUBLISHED
 from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.boards import read_boards
@@ -95,7 +94,7 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> R
             with shown(console):
                 runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
             spec = simulation.prepared.spec.model
-            if reason := unavailable(runtime, spec.name, spec.targets.objective(CROSS_ENTROPY)):
+            if reason := unavailable(runtime, spec.name):
                 raise BadInput(f"--runtime {runtime} does not go with this task: {reason}")
             console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
             _run_fast(simulation, workers, options, runtime, console)

@@ -27,8 +27,7 @@ PACKS_BOARDS = ("aggregator/commands/", "aggregator/fleet/")
 """What of the aggregator may also import `firmware_profiles` and its cards."""
 EXTRA = {
     "edge_client/cli.py": {"typer"},  # `hushfleet client`, on a machine with the server's packages
-    "hushfleet/data/download.py": {"torch"},
-    "hushfleet/data/sets.py": {"scipy"},
+    "hushfleet/data/torchvision_sets.py": {"torch"},
     "hushfleet/methods/clip_agent.py": {"torch"},
     "hushfleet/torch_threads.py": {"torch"},
 }

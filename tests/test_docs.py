@@ -23,10 +23,12 @@ from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.config.spec import BlobRef
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import BrokerSection, DataSection, DeviceSection, LimitsSection, load_config
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import SeededRandomness, Trainer
+from hushfleet.edge_client.trainer import Trainer
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.methods.state import PublicState, RoundTerms
+from hushfleet.training.local_round import LocalRound
 from hushfleet.training.own_samples import HiddenSamples
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
 from support.documents import BLOCKS, DOCUMENTS, EXAMPLES, ROOT, Block
@@ -211,6 +213,7 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
             device="one",
             store=store,
             spec=spec,
+            method=prepared.method,
             gradient=GradientGraph(prepared.blobs[spec.model.gradient.digest], layout),
             logits_of=prepared.inference,
             samples=lambda: samples,
@@ -237,7 +240,7 @@ def test_the_example_method_trains_all_but_its_last_layer(prepared: PreparedTask
     assert after.own is not None
     np.testing.assert_array_equal(after.public.mask, state.public.mask)
     assert after.public.participations == 2
-    started_again = prepared.method.begin(after, params, RoundTerms(), HiddenSamples()).start
+    started_again = LocalRound(prepared.method, after, params, RoundTerms(), HiddenSamples()).context.start
     np.testing.assert_array_equal(started_again[last.start :], params[last.start :])
     assert (after.own[: last.start] != params[: last.start]).any()
     np.testing.assert_array_equal(started_again[: last.start], params[: last.start])

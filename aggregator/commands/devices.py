@@ -39,7 +39,6 @@ def register(app: typer.Typer) -> None:
     devices.command("forget")(_forget)
     devices.command("block")(_block)
     devices.command("roster")(_roster)
-    devices.command("roster-key")(_roster_key)
     app.add_typer(devices, name="devices")
 
 
@@ -52,18 +51,26 @@ def _list(run: _Run) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hushfleet.aggregator.fleet.words import ago
+    from hushfleet.aggregator.fleet.descriptions import ago
+    from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
+    from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
+    from hushfleet.aggregator.observe.events import iterate_events
 
     now = time.time()
     with _opened(run) as register:
         known, refused = register.devices(), register.refused_births()
+    activity: dict[str, DeviceActivity] = {}
+    add_activity(
+        activity, iterate_events((FleetFolder(run).run if (run / FILE_NAME).exists() else run) / "events.jsonl")
+    )
     console = Console(markup=False)  # a board's kind is its own word
     console.width = max(console.width, WIDTH)
     table = Table("device", "state", "board", "rounds", "last seen", "key", box=None, header_style="bold")
     for row in known:
         key = "" if row.public_key is None else row.public_key.hex()
         state = row.state if row.blocked is None else f"blocked: {row.blocked}"
-        table.add_row(row.device, state, row.board, str(row.rounds), ago(row.last_seen, now), key)
+        active = activity.get(row.device, DeviceActivity())
+        table.add_row(row.device, state, active.board, str(active.rounds), ago(active.last_seen, now), key)
     console.print(table if known else "no device is known")
     if refused:
         console.print("\nnot accepted; a key to add should be compared with what `status` prints on the board:")
@@ -134,7 +141,7 @@ def _roster(
 ) -> None:  # fmt: skip
     """Write the list of devices for secure sums, to be signed: all that are accepted by a key that is known.
 
-    Signed by a key that the aggregator does not have, it is what boards can check (`device.roster_key` in DEVICE.toml):
+    Signed by a key that the aggregator does not have (`hushfleet fleet key`), it is what boards can check (`device.roster_key` in DEVICE.toml):
     nobody who runs the aggregator, or makes certificates, can then fill a sum with devices of their own, or count on
     more honest ones than the operator does. Sign it where that key is, and give the result to the aggregator:
 
@@ -163,13 +170,6 @@ def _roster(
     print(
         f"{len(keys)} devices are in {out}; next: hushfleet fleet roster sign {out} --key operator.key --out roster.signed"
     )
-
-
-def _roster_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the key is kept.")]) -> None:
-    """Make the operator's key that signs lists of devices, or show the one in FILE. Keep it off the aggregator."""
-    from hushfleet.aggregator.storage.identity_file import load_or_create
-
-    print(f'roster_key = "{load_or_create(file).public_key.hex()}"')
 
 
 def _opened(run: Path, *, may_create: bool = False) -> DeviceRegister:

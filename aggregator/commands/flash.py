@@ -75,7 +75,7 @@ def _flash(
         release_for,
         require_python,
     )
-    from hushfleet.aggregator.fleet.commands.desk import opened
+    from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.observe.progress import shown
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
     from hushfleet.firmware_profiles.cards.customised import original

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hushfleet.aggregator.fleet.commands import bundle, desk, doors, release_keys, roster, run, status, updates
+from hushfleet.aggregator.fleet.commands import bundle, membership, release_keys, roster, run, setup, status, updates
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +23,6 @@ def register(app: typer.Typer) -> None:
         `hushfleet fleet up greenhouse`
         """,
     )
-    for part in (bundle, desk, doors, release_keys, roster, run, status, updates):
-        part.register(fleet)
+    for part in (setup, membership, roster, run, status, bundle, updates, release_keys):
+        fleet.add_typer(part.app)
     app.add_typer(fleet, name="fleet")

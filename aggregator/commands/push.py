@@ -38,7 +38,7 @@ def _push(
     from rich.console import Console
 
     from hushfleet.aggregator.fleet.cards import Target, build_known_release, card_of, choose_boards, release_for
-    from hushfleet.aggregator.fleet.commands.desk import opened
+    from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.fleet.push import look_at, push
     from hushfleet.aggregator.observe.progress import shown
     from hushfleet.firmware_profiles import load_board

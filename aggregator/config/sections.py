@@ -25,10 +25,12 @@ from hushfleet.data.labels import one_form
 from hushfleet.errors import HushfleetError, Malformed
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method, TrainingConfig, check_range
-from hushfleet.model.targets import Loss, Tolerance
+from hushfleet.model.losses import find_loss
+from hushfleet.model.targets import Tolerance
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.secure.committee import committee_rule
 from hushfleet.user_files import expanded, in_file
+from hushfleet.wire.format.forms import codec_of
 
 OwnData = Literal["folder", "arrays", "csv"]
 DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
@@ -60,9 +62,9 @@ class ModelSection(Checked):
     task's seed draws them or as the safetensors file `weights` has them (a run keeps its global model as one), and
     come with the task as features do.
 
-    `loss` says what the network learns (`hushfleet.model.targets`): `cross-entropy`, one class of several; `binary`,
-    yes or no to each output (multi-label); or `squared`, numbers (regression), which needs `tolerance`: an answer is
-    right within so much of its target, in the target's unit, in every output.
+    `loss` says what the network learns (`hushfleet.model.losses`): `cross-entropy`, one class of several; `binary`,
+    yes or no to each output (multi-label); or `squared` or `huber`, numbers (regression), which need `tolerance`: an
+    answer is right within so much of its target, in the target's unit, in every output.
     """
 
     name: str
@@ -70,7 +72,7 @@ class ModelSection(Checked):
     directions: _AtLeast1 | None = None
     share: Literal["all", "head"] = "all"
     weights: str | None = None
-    loss: Loss = "cross-entropy"
+    loss: str = "cross-entropy"
     tolerance: Tolerance | None = None
 
     def __post_init__(self) -> None:
@@ -83,10 +85,10 @@ class ModelSection(Checked):
             raise ValueError("share = 'head' belongs to a network of several layers; 'linear' is one")
         if self.weights is not None and self.share != "head":
             raise ValueError("weights are those of the fixed layers, and belong to share = 'head'")
-        if (self.tolerance is not None) != (self.loss == "squared"):
+        if (self.tolerance is not None) != find_loss(self.loss).of_numbers:
             raise ValueError(
-                "tolerance belongs to loss = 'squared', which needs it: how far a prediction may be from its target "
-                "and still count as right, for example 0.5"
+                "tolerance belongs to a loss of numbers ('squared', 'huber'), which needs it: how far a "
+                "prediction may be from its target and still count as right, for example 0.5"
             )
         for key, path in (("features", self.features), ("weights", self.weights), ("name", self.name)):
             if path is not None and is_path(key, path):  # absolute, as DataSection.path
@@ -392,7 +394,7 @@ class WireSection(WireSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.downlink is None:
-            floats = self.codec in ("float32", "float16")
+            floats = codec_of(self.codec).float_error is not None
             object.__setattr__(self, "downlink", "full" if floats else "difference")
 
     def spec(self) -> WireSpec:

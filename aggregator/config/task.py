@@ -31,12 +31,14 @@ from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
 from hushfleet.methods.server import Mean
 from hushfleet.methods.sums import check_sums
+from hushfleet.model.losses import find_loss
 from hushfleet.model.targets import Targets
 from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
 from hushfleet.privacy.ring import least_bits
 from hushfleet.secure.committee import least_honest
 from hushfleet.secure.field import PRIMES
+from hushfleet.wire.format.forms import codec_of
 from hushfleet.wire.format.topics import Name
 
 RECORD_DELTA = 1e-5
@@ -66,7 +68,7 @@ class Task(Checked):
         self._check_loss()
         self._check_augment()
         self._check_preferences()
-        self._check_signs()
+        self._check_codec()
         self._check_aggregation()
         self._check_patience()
         self._check_delta()
@@ -164,9 +166,11 @@ class Task(Checked):
     def _check_loss(self) -> None:
         """What is defined for classes alone is refused with another loss."""
         loss, section = self.model.loss, self.data
-        if section.target_mean and loss != "squared":
-            raise ValueError("data.target_mean and data.target_std belong to model.loss = 'squared'")
-        if loss == "cross-entropy":
+        if section.target_mean and not find_loss(loss).of_numbers:
+            raise ValueError(
+                "data.target_mean and data.target_std belong to a model.loss of numbers ('squared', 'huber')"
+            )
+        if find_loss(loss).of_classes:
             return
         if section.name not in ("arrays", "csv"):
             raise ValueError(
@@ -203,10 +207,11 @@ class Task(Checked):
                 "all devices add the same noise"
             )
 
-    def _check_signs(self) -> None:
-        if self.wire.codec == "one-bit" and not self.noises_updates:
+    def _check_codec(self) -> None:
+        needs_noise = codec_of(self.wire.codec).needs_noise
+        if needs_noise and not self.noises_updates:
             raise ValueError(
-                'wire.codec = "one-bit" sends signs of noised values, and here no noise is added to the update; use '
+                f'wire.codec = "{self.wire.codec}" {needs_noise}, and here no noise is added to the update; use '
                 '"quantized", or privacy.unit = "device" with noise'
             )
 

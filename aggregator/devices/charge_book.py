@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.rounds.engine import RoundEngine, terms_of
+from hushfleet.aggregator.ingest.checks import terms_of
+from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import ChargeRow
 from hushfleet.config.schema import pack
 from hushfleet.privacy.mechanism import Charge

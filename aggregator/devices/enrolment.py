@@ -126,8 +126,7 @@ class Enrolment:
         self._taken_at = 0.0
         self._bucket = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())
         self._refused = {(birth.device, birth.public_key): birth for birth in reversed(register.refused_births())}
-        self._seen: dict[str, tuple[str, float]] = {}
-        self._count_rounds = self._has_news = self._is_stale = False
+        self._has_news = self._is_stale = False
         self._refreshed_at = self._noted_at = clock()
 
     # who is who
@@ -274,9 +273,6 @@ class Enrolment:
             self._load()
             raise
         self._settled_anew |= replaced
-        for birth in births:
-            self._seen[birth.device] = birth.board, self._wall()
-        self._has_news |= bool(births)
         return [birth for birth in births if self.key(birth.device) == birth.public_key]
 
     def _enrolled_since(self, device: str) -> KnownDevice | None:
@@ -336,30 +332,22 @@ class Enrolment:
 
     # what the operator sees
 
-    def saw(self, device: str) -> None:
-        """A message that this accepted device signed has come."""
-        self._seen[device] = self._seen.get(device, ("",))[0], self._wall()
-        self._has_news = True
-
     def round_closed(self) -> None:
-        self._count_rounds = self._has_news = True
         self._unheard |= self._after_round
         self._after_round = set()
 
     def note(self, *, force: bool = False) -> None:
-        """Writes for `hushfleet devices list` who was seen and who was refused, every few seconds at most."""
+        """Writes the refused births for `hushfleet devices list`, every few seconds at most."""
         now = self._clock()
         if not self._has_news or (now - self._noted_at < NOTE_S and not force):
             return
         self._noted_at = now
         try:
-            rounds = self._store.accepted_rounds() if self._count_rounds else {}
-            self.register.note(seen=self._seen, rounds=rounds, refused=self._refused.values())
+            self.register.put_refused_births(self._refused.values())
         except StoreError as error:
             log.warning("%s", error)
             return
-        self._seen = {}
-        self._count_rounds = self._has_news = False
+        self._has_news = False
 
     def _note_refused(self, birth: Birth) -> None:
         name = birth.device, birth.public_key

@@ -1,7 +1,10 @@
 """The devices that an aggregator accepts, in one small SQLite file in the run's folder.
 
-A file of its own: the operator changes it while the aggregator runs (`hushfleet devices`), and the run's store is
-locked by its one opener. A device is in it because the operator added it, or because enrolment is open and it came.
+It is a file of its own because the operator changes it while the aggregator runs (`hushfleet devices`), and the run's
+store is locked by its one opener. Without a fleet the register is the truth about membership: the operator adds
+devices, or they come while enrolment is open. In a fleet it is derived from the fleet's registry by one function
+(`aggregator.fleet.access.derive_register`): the aggregator may neither read nor write the registry, since whoever can
+write it can admit boards. The run's store has no membership, only the session and the public state of each device.
 """
 
 from __future__ import annotations
@@ -13,29 +16,36 @@ from pathlib import Path
 from hushfleet.errors import BadInput
 from hushfleet.sqlite_file import Row, SqliteFile
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FILE_NAME = "devices.sqlite"
 FILES = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
 """With those that SQLite has beside it."""
 
 _SCHEMA = """
 CREATE TABLE devices (
-    id TEXT PRIMARY KEY, public_key BLOB UNIQUE, pinned INTEGER NOT NULL, blocked TEXT,
-    board TEXT NOT NULL DEFAULT '', rounds INTEGER NOT NULL DEFAULT 0, last_seen REAL
+    id TEXT PRIMARY KEY, public_key BLOB UNIQUE, pinned INTEGER NOT NULL, blocked TEXT
 ) WITHOUT ROWID;
-CREATE TABLE knocks (
+CREATE TABLE refused_births (
     id TEXT NOT NULL, public_key BLOB NOT NULL, count INTEGER NOT NULL, last_seen REAL NOT NULL,
     PRIMARY KEY (id, public_key)
 ) WITHOUT ROWID;
 """
-# of a fleet: what each id has spent, as far as can be told, in all runs and with all its cards
+# In a fleet: what each id has spent in all runs and with all its cards, as far as the aggregator knows.
 _CHARGES = """
 CREATE TABLE charges (
     id TEXT NOT NULL, task TEXT NOT NULL, round INTEGER NOT NULL, charge BLOB NOT NULL, PRIMARY KEY (id, task, round)
 ) WITHOUT ROWID
 """
 
-_SELECT = "SELECT id, public_key, pinned, blocked, board, rounds, last_seen FROM devices"
+_UPGRADES = {
+    1: (_CHARGES,),
+    2: (  # the run's event log has these
+        *(f"ALTER TABLE devices DROP COLUMN {name}" for name in ("board", "rounds", "last_seen")),
+        "ALTER TABLE knocks RENAME TO refused_births",
+    ),
+}
+
+_SELECT = "SELECT id, public_key, pinned, blocked FROM devices"
 
 
 @dataclass(frozen=True)
@@ -45,16 +55,12 @@ class KnownDevice:
     :param public_key: None: the broker's access list binds the id to a certificate, and no key was seen yet.
     :param pinned: the key was taken at first sight, not given by the operator.
     :param blocked: why it is blocked; None for a device that may take part.
-    :param board, rounds, last_seen: what the aggregator noted; unix seconds.
     """
 
     device: str
     public_key: bytes | None = None
     pinned: bool = False
     blocked: str | None = None
-    board: str = ""
-    rounds: int = 0
-    last_seen: float | None = None
 
     @property
     def state(self) -> str:
@@ -93,7 +99,7 @@ class DeviceRegister(SqliteFile):
             self.file_of(folder),
             schema=_SCHEMA + _CHARGES,
             version=SCHEMA_VERSION,
-            upgrades={1: (_CHARGES,)},
+            upgrades=_UPGRADES,
             durable=durable,
         )
         self._seen_version = self._data_version()
@@ -107,7 +113,7 @@ class DeviceRegister(SqliteFile):
         return cls.file_of(folder).exists()
 
     def _data_version(self) -> Row | None:
-        """Another one after each change by another opener, and after no change of our own."""
+        """Changes after each change by another opener, and after no change of our own."""
         return self.row("PRAGMA data_version")
 
     def was_changed(self) -> bool:
@@ -118,7 +124,7 @@ class DeviceRegister(SqliteFile):
     # devices
 
     def devices(self) -> list[KnownDevice]:
-        """By id."""
+        """Gives all, by id."""
         return [_known(row) for row in self.rows(f"{_SELECT} ORDER BY id")]
 
     def device(self, device: str) -> KnownDevice | None:
@@ -126,7 +132,7 @@ class DeviceRegister(SqliteFile):
         return None if row is None else _known(row)
 
     def add(self, devices: Iterable[KnownDevice]) -> None:
-        """Devices that the operator accepts, or has blocked.
+        """Adds devices that the operator accepts, or has blocked.
 
         One that is known already stays as it is, so that a list may be given again at each start; a key is added
         where none was known. Raises `BadInput`, and adds none of them, where two devices would have one key, or a
@@ -150,7 +156,7 @@ class DeviceRegister(SqliteFile):
                     "DO UPDATE SET public_key = ifnull(?2, public_key), pinned = (?3 AND pinned)",
                     (device, key, new.pinned, new.blocked),
                 )
-                self.write("DELETE FROM knocks WHERE id = ?", (device,))
+                self.write("DELETE FROM refused_births WHERE id = ?", (device,))
 
     def take_over(self, devices: Iterable[KnownDevice]) -> None:
         """Puts whole rows, as they are; those of devices that are known already stay."""
@@ -161,7 +167,7 @@ class DeviceRegister(SqliteFile):
             )
 
     def pin(self, keys: Mapping[str, bytes], *, may_add: bool) -> None:
-        """Keys that were seen for the first time, in one transaction.
+        """Notes keys that were seen for the first time, in one transaction.
 
         :param may_add: also of devices that are not in the register.
         """
@@ -177,20 +183,20 @@ class DeviceRegister(SqliteFile):
         return self.write("DELETE FROM devices WHERE id = ?", (device,)) > 0
 
     def block(self, device: str, reason: str) -> None:
-        """Also a device that was never seen."""
+        """Blocks a device, also one that was never seen."""
         self.write(
             "INSERT INTO devices (id, pinned, blocked) VALUES (?1, 0, ?2) ON CONFLICT (id) DO UPDATE SET blocked = ?2",
             (device, reason),
         )
 
     def unblock(self, device: str) -> bool:
-        """False if it was not blocked."""
+        """Lifts a block; False if there was none."""
         return self.write("UPDATE devices SET blocked = NULL WHERE id = ? AND blocked IS NOT NULL", (device,)) > 0
 
     # what was spent
 
     def note_charges(self, task: str, round: int, charges: Mapping[str, bytes], *, certain: bool) -> None:
-        """Of each device, its packed `Charge`.
+        """Notes the packed `Charge` of each device.
 
         :param certain: what it has spent indeed; else what it may have spent, which never replaces what is there.
         """
@@ -202,7 +208,7 @@ class DeviceRegister(SqliteFile):
             )
 
     def drop_charges(self, task: str, round: int, devices: Iterable[str]) -> None:
-        """Of devices that have said, before they trained, that they would not."""
+        """Drops the charges of devices that have declined before they trained."""
         with self.transaction():
             self.write_all(
                 "DELETE FROM charges WHERE id = ? AND task = ? AND round = ?",
@@ -221,11 +227,11 @@ class DeviceRegister(SqliteFile):
         return [(task, round, charge) for task, round, charge in rows]
 
     def charged_devices(self) -> list[str]:
-        """The ids of which `charges` has some."""
+        """Gives the ids that have charges."""
         return [device for (device,) in self.rows("SELECT DISTINCT id FROM charges")]
 
     def charge_counts(self, device: str) -> list[tuple[bytes, int]]:
-        """Each packed `Charge` that `charges` has of the device, and how often."""
+        """Gives each different packed `Charge` of the device, and how often it was charged."""
         return [
             (packed, rounds)
             for packed, rounds in self.rows(
@@ -233,30 +239,23 @@ class DeviceRegister(SqliteFile):
             )
         ]
 
-    # what the aggregator notes for the operator
+    # who was refused
 
-    def note(
-        self, *, seen: Mapping[str, tuple[str, float]], rounds: Mapping[str, int], refused: Iterable[RefusedBirth]
-    ) -> None:
-        """In one transaction: who was seen (board or "", and unix seconds), accepted rounds, all refused births."""
+    def put_refused_births(self, refused: Iterable[RefusedBirth]) -> None:
+        """Replaces all of them; those of devices that are accepted by now are left out."""
         with self.transaction():
+            self.write("DELETE FROM refused_births")
             self.write_all(
-                "UPDATE devices SET board = CASE ?2 WHEN '' THEN board ELSE ?2 END, last_seen = ?3 WHERE id = ?1",
-                [(device, *fields) for device, fields in seen.items()],
-            )
-            self.write_all("UPDATE devices SET rounds = ?2 WHERE id = ?1", rounds.items())
-            self.write("DELETE FROM knocks")
-            self.write_all(
-                "INSERT INTO knocks SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS "
+                "INSERT INTO refused_births SELECT ?1, ?2, ?3, ?4 WHERE NOT EXISTS "
                 "(SELECT 1 FROM devices WHERE id = ?1 AND public_key = ?2 AND blocked IS NULL)",
                 [astuple(birth) for birth in refused],
             )
 
     def refused_births(self) -> list[RefusedBirth]:
-        """The latest first."""
-        return [RefusedBirth(*row) for row in self.rows("SELECT * FROM knocks ORDER BY last_seen DESC, id")]
+        """Gives all, the latest first."""
+        return [RefusedBirth(*row) for row in self.rows("SELECT * FROM refused_births ORDER BY last_seen DESC, id")]
 
 
 def _known(row: Row) -> KnownDevice:
-    device, key, pinned, *rest = row
-    return KnownDevice(device, key, bool(pinned), *rest)
+    device, key, pinned, blocked = row
+    return KnownDevice(device, key, bool(pinned), blocked)

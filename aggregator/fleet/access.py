@@ -45,7 +45,7 @@ def apply(folder: FleetFolder, registry: FleetRegistry) -> RosterChanges:
     Raises `StoreError`, and, when all but the roster is written, `BadInput` where the fleet's keys do not fit.
     """
     with locked(folder), DeviceRegister(folder.aggregator) as register:
-        _apply_devices(registry, register)
+        derive_register(registry, register)
         if folder.config.home_assistant.enabled:
             write_home_assistant(folder)
         if _write_broker_files(folder, registry):
@@ -111,7 +111,7 @@ def lists_written(folder: FleetFolder) -> list[int]:
 def reload_brokers(folder: FleetFolder) -> int:
     """Asks those that run here to read access lists, certificates and revoked ones again; how many these are.
 
-    Mosquitto forgets a signal that comes while it reads, so the fleet service asks a second time (`ReadAgain`).
+    Mosquitto forgets a signal that comes while it reads, so the fleet service asks a second time (`ReloadLists`).
     """
     asked = 0
     for file in (PID_FILE, ENROLMENT_PID_FILE):
@@ -124,8 +124,8 @@ def reload_brokers(folder: FleetFolder) -> int:
     return asked
 
 
-def _apply_devices(registry: FleetRegistry, register: DeviceRegister) -> None:
-    """What the aggregator itself has blocked or noted stays."""
+def derive_register(registry: FleetRegistry, register: DeviceRegister) -> None:
+    """Makes the aggregator's register follow the registry. Devices that the aggregator itself has blocked stay so."""
     boards = {board.device: board for board in registry.boards()}
     known = {row.device: row for row in register.devices()}
     for device in known.keys() - boards.keys():

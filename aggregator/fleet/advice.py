@@ -1,12 +1,13 @@
-"""What to do about what boards and aggregator say: the codes of docs/field.md in short."""
+"""Advice on the problems of boards and aggregator: the codes of docs/field.md in short."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hushfleet.aggregator.fleet.view import BoardView, Problem
+from hushfleet.aggregator.fleet.view import BoardView
 from hushfleet.aggregator.results.report.words import number
+from hushfleet.wire.format.health import Problem, alarms
 
 DECLINES = {
     "budget": "Nothing: the board's privacy budget is spent. More noise in the task, or its owner raises the limit.",
@@ -35,25 +36,6 @@ REFUSALS = {
     "store-full": "Free space beside the aggregator.",
 }
 """What to do about a refusal's code."""
-ERRORS = {
-    "disk": "Free space on the board's card, or change the card.",
-    "other": "The board's log has the cause: journalctl -u hushfleet-client.",
-}
-"""What to do about a board's last error, by the codes that boards say."""
-FREEZES = {
-    "unheard": (
-        "has not been told the newest release for a week",
-        "Is its broker the fleet's? Look at the board's log.",
-    ),
-    "older": (
-        "has run an older release than the newest for a week",
-        "hushfleet fleet rollout DIR says why; if it was offered, somebody holds the offer back.",
-    ),
-}
-"""What a board says of the newest release (`Health.freeze`), in words, and what to do about it."""
-
-FULL_PERCENT = 90
-HOT_C = 80
 DAY_S = 86400.0
 CERTIFICATE_DAYS = 14
 OWN_CERTIFICATE_DAYS = 30
@@ -63,7 +45,7 @@ _HARMLESS = {"not-in-cohort", "state-unknown", "unknown-device", "late"}
 
 
 def with_problems(board: BoardView, *, now: float, newest_round: int, service_runs: bool) -> BoardView:
-    """The board with all that a person may have to see to.
+    """Adds the board's problems.
 
     :param newest_round: of the run; an older decline is history.
     :param service_runs: whether somebody has listened to the boards' health.
@@ -72,9 +54,10 @@ def with_problems(board: BoardView, *, now: float, newest_round: int, service_ru
 
 
 def certificate_problems(own: Mapping[str, float], authority: float | None, *, now: float) -> list[Problem]:
-    """Of the fleet's own processes.
+    """Finds certificates of the fleet's own processes that end soon.
 
-    :param own: when each certificate ends, unix seconds; :param authority: when all end, whatever they say.
+    :param own: end of each certificate, unix seconds.
+    :param authority: end of the authority, with which all of them end.
     """
     found = []
     for stem, end in own.items():
@@ -103,7 +86,7 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
         found.append(Problem("was cut off", "Power or network of the board.", urgent=now - board.seen > SILENT_S))
     told = board.health_at
     if board.is_there and service_runs and told is not None and now - told > SILENT_S and board.state != "training":
-        found.append(Problem("is connected, but says nothing of itself", ERRORS["other"]))
+        found.append(Problem("is connected, but says nothing of itself", DECLINES["error"]))
     end = board.certificate_end
     if end is not None and end - now < CERTIFICATE_DAYS * DAY_S:
         advice = "It renews by itself while the fleet service runs; is its clock right?"
@@ -114,23 +97,12 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
             "Its owner has raised limits.epsilon_server, or fleet.toml was changed since: status on the board says it."
         )
         found.append(Problem(what, advice))
-    if board.slot == "returned":
-        found.append(Problem("has gone back to its former release", "Its log says why the new one failed", urgent=True))
-    if board.freeze in FREEZES:
-        found.append(Problem(*FREEZES[board.freeze], urgent=True))
-    if (board.disk_percent or 0) >= FULL_PERCENT:
-        found.append(Problem(f"its disk is {board.disk_percent} % full", DECLINES["disk"], urgent=True))
-    if board.throttled:
-        found.append(Problem("is slowed down, for heat or weak power", "A better power supply, or cooling."))
-    elif (board.temperature_c or 0) >= HOT_C:
-        found.append(Problem(f"is at {board.temperature_c} °C", "Cooling."))
-    if board.last_error is not None:
-        advice = ERRORS.get(board.last_error, ERRORS["other"])
-        found.append(Problem(f"had an error since its client started: {board.last_error}", advice))
+    if board.health is not None:
+        found += alarms(board.health)
     if board.decline is not None and board.decline.round >= newest_round:
         code = board.decline.code
         found.append(Problem(f"declined: {code}", DECLINES.get(code, DECLINES["error"]), urgent=code != "budget"))
     refusal = board.refusal
     if refusal is not None and refusal.round >= newest_round and refusal.code not in _HARMLESS:
-        found.append(Problem(f"refused: {refusal.code}", REFUSALS.get(refusal.code, ERRORS["other"]), urgent=True))
+        found.append(Problem(f"refused: {refusal.code}", REFUSALS.get(refusal.code, DECLINES["error"]), urgent=True))
     return found

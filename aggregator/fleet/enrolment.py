@@ -23,7 +23,7 @@ from hushfleet.aggregator.devices.enrolment import TokenBucket
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.authority import Authority, is_fresh, key_digest, read_request
 from hushfleet.aggregator.fleet.folder import FleetConfig
-from hushfleet.aggregator.fleet.registry import FleetRegistry, Grant, Knock, RegisteredBoard
+from hushfleet.aggregator.fleet.registry import FleetRegistry, Grant, RefusedRequest, RegisteredBoard
 from hushfleet.config.schema import unpack
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.mechanism import Charge
@@ -41,8 +41,8 @@ from hushfleet.wire.format.identity import verify
 
 PENDING_RETRY_S = 30
 REFUSED_RETRY_S = 600
-KNOCKS_A_SECOND = 1.0  # of those without a token; each is a synced write
-MAX_KNOCKS_BURST = 50
+REFUSED_A_SECOND = 1.0  # of those without a token; each is a synced write
+MAX_REFUSED_BURST = 50
 MAX_TLS_KEYS = 8  # of one board, with certificates that hold
 CHARGES_AT_ONCE = 4096  # what a request costs is bounded, whatever a board has spent
 _RANGE_BYTES, _CARRIED_BYTES = 11, 40  # at most, as msgpack: a range; `CarriedRounds` beside its task and charge
@@ -69,7 +69,7 @@ class Enroller:
     ) -> None:
         self._config, self._registry, self._register, self._authority = config, registry, register, authority
         self._on_granted, self._clock = on_granted, clock
-        self._strangers = TokenBucket(KNOCKS_A_SECOND, MAX_KNOCKS_BURST, now=clock())
+        self._strangers = TokenBucket(REFUSED_A_SECOND, MAX_REFUSED_BURST, now=clock())
         self._warned = set[str]()
 
     def answer(self, request: EnrolRequest) -> EnrolAnswer:
@@ -169,7 +169,9 @@ class Enroller:
 
     def _kept_out(self, request: EnrolRequest, verdict: Verdict, reason: str, *, has_token: bool) -> EnrolAnswer:
         if has_token or self._strangers.take(self._clock()):
-            self._registry.knock(Knock(request.device, request.public_key, has_token, reason, self._clock()))
+            self._registry.add_refused_request(
+                RefusedRequest(request.device, request.public_key, has_token, reason, self._clock())
+            )
         retry_s = PENDING_RETRY_S if verdict == "pending" else REFUSED_RETRY_S
         return EnrolAnswer(request.device, request.nonce, verdict, b"", reason, retry_s)
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import hushfleet
-from hushfleet.aggregator.fleet.page.metrics import METRICS, samples
+from hushfleet.aggregator.fleet.page.metrics import METRICS
 from hushfleet.aggregator.fleet.service import Part, Service
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.errors import LinkLost
@@ -27,15 +27,6 @@ STATES = "hushfleet-home"
 ONLINE, OFFLINE = b"online", b"offline"
 EVERY_S = 10.0
 AGAIN_S = 60.0
-YES_OR_NO = {
-    "hushfleet_aggregator_up": "running",
-    "hushfleet_service_up": "running",
-    "hushfleet_board_up": "connectivity",
-    "hushfleet_board_urgent": "problem",
-    "hushfleet_board_throttled": "problem",
-    "hushfleet_board_frozen": "problem",
-}
-"""Metrics that are binary sensors, with Home Assistant's class of each."""
 UNITS: dict[str, dict[str, str]] = {
     "_timestamp_seconds": {"device_class": "timestamp"},
     "_bytes_total": {"device_class": "data_size", "unit_of_measurement": "B", "state_class": "total_increasing"},
@@ -44,7 +35,7 @@ UNITS: dict[str, dict[str, str]] = {
     "_celsius": {"device_class": "temperature", "unit_of_measurement": "°C", "state_class": "measurement"},
     "_ratio": {"unit_of_measurement": "%", "state_class": "measurement"},
 }
-"""What Home Assistant is told of a sensor, by the end of its metric's name; of two that fit the first."""
+"""Properties of a sensor for Home Assistant, by the end of its metric's name; the first that fits counts."""
 
 
 def availability(federation: str) -> str:
@@ -84,11 +75,11 @@ class HomeAssistant(Part):
 
 
 def messages_of(view: FleetView) -> dict[str, bytes]:
-    """All retained messages, by topic."""
+    """Gives all retained messages, by topic."""
     of_fleet, of_boards = list[_Figure](), {board.device: list[_Figure]() for board in view.boards}
-    for metric, found in samples(view).items():
-        for labels, value in found:
-            if METRICS[metric].labels[:1] == ("board",):
+    for metric, described in METRICS.items():
+        for labels, value in described.samples(view):
+            if described.labels[:1] == ("board",):
                 of_boards[labels[0]].append(_Figure(metric, labels[1:], value))
             else:
                 of_fleet.append(_Figure(metric, labels, value))
@@ -150,14 +141,13 @@ def _component(figure: _Figure, unique: str) -> dict[str, str]:
         "value_template": f"{{{{ value_json.{figure.key} }}}}",
         **UNITS.get(end, {}),
     }
-    if metric in YES_OR_NO:
-        of_two = {"device_class": YES_OR_NO[metric], "payload_on": "1", "payload_off": "0"}
-        told |= {"platform": "binary_sensor", **of_two}
+    if kind := METRICS[metric].binary:
+        told |= {"platform": "binary_sensor", "device_class": kind, "payload_on": "1", "payload_off": "0"}
     return told
 
 
 def _shown(figure: _Figure) -> Any:
-    """As Home Assistant takes it; None is unknown to it, too."""
+    """Gives the value as Home Assistant takes it; None is unknown to it, too."""
     metric, value = figure.metric, figure.value
     if metric.endswith("_info"):
         return ", ".join(filter(None, figure.labels))
@@ -167,7 +157,7 @@ def _shown(figure: _Figure) -> Any:
         return "infinite"
     if metric.endswith("_timestamp_seconds"):
         return datetime.fromtimestamp(value, UTC).isoformat(timespec="seconds")
-    if metric in YES_OR_NO:
+    if METRICS[metric].binary:
         return int(value)
     return round(100 * value, 1) if metric.endswith("_ratio") else value
 

@@ -35,7 +35,7 @@ def operator_public(folder: FleetFolder) -> bytes:
     if key is None:
         raise BadInput(
             f"there is no {folder.operator_public}: write the operator's public key into it, 64 hex digits (`hushfleet "
-            "devices roster-key FILE` shows it where the private key is)"
+            "fleet key FILE` shows it where the private key is)"
         )
     return key.public_key
 
@@ -69,7 +69,7 @@ def read_public(text: str, option: str) -> bytes:
     if not file.is_file():
         raise BadInput(
             f"{option} {text!r} is no file, and not 64 hex digits; make a key where it is to stay: hushfleet fleet "
-            "release-key new FILE"
+            "key FILE"
         )
     return load(file).public_key
 

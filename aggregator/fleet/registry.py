@@ -1,5 +1,6 @@
-"""Which boards a fleet has, in one SQLite file: tokens, certificates, what each has spent before, what it said last.
+"""The registry of a fleet in one SQLite file: boards, tokens, certificates, releases, roll-outs, health heard last.
 
+It is the truth about who belongs to the fleet. The aggregator's register is derived from it (`access.derive_register`).
 Commands and the fleet service have it open at the same time; each change is one transaction.
 """
 
@@ -10,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from hushfleet.aggregator.fleet.authority import tls_key_of
 from hushfleet.errors import BadInput, StoreError
@@ -17,11 +19,12 @@ from hushfleet.sqlite_file import Row, SqliteFile
 from hushfleet.wire.format.fleet_messages import token_seed
 from hushfleet.wire.format.identity import Identity
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FILE_NAME = "fleet.sqlite"
-MAX_KNOCKS = 8
+MAX_REFUSED_REQUESTS = 8
 LISTED_AFTER_END_S = 86400.0
 KEPT_AFTER_END_S = 366 * 86400.0  # a clock that is ahead for less than that, and then set, harms nothing
+BoardState = Literal["new", "pending", "enrolled", "blocked"]
 _WHILE_BLOCKED, _FOR_GOOD = 1, 2  # how a certificate is revoked
 
 _SCHEMA = """
@@ -43,7 +46,7 @@ CREATE TABLE certificates (
     serial TEXT PRIMARY KEY, id TEXT NOT NULL, public_key BLOB NOT NULL, tls_key BLOB NOT NULL, pem BLOB NOT NULL,
     not_after REAL NOT NULL, revoked INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
-CREATE TABLE knocks (
+CREATE TABLE refused_requests (
     id TEXT NOT NULL, public_key BLOB NOT NULL, has_token INTEGER NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL,
     PRIMARY KEY (id, public_key)
 ) WITHOUT ROWID;
@@ -68,7 +71,8 @@ _UPGRADES = {
         "UPDATE tokens SET public_key = key_of_token_digest(public_key)",
         "ALTER TABLE certificates RENAME COLUMN request TO tls_key",
         "UPDATE certificates SET tls_key = tls_key_of(pem)",
-    )
+    ),
+    2: ("ALTER TABLE knocks RENAME TO refused_requests",),
 }
 
 _COLUMNS = "id, board, place, wifi, labels, public_key, state, reason, certificate_end, enrolled"
@@ -92,7 +96,7 @@ class RegisteredBoard:
     wifi: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     public_key: bytes | None = None
-    state: str = "new"
+    state: BoardState = "new"
     reason: str | None = None
     certificate_end: float | None = None
     enrolled: float | None = None
@@ -113,10 +117,10 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class Knock:
-    """A board of the fleet asked for a certificate and got none.
+class RefusedRequest:
+    """A request for a certificate that was not granted.
 
-    :param has_token: whether it has shown a valid token.
+    :param has_token: whether the board has shown a valid token.
     :param at: unix seconds.
     """
 
@@ -143,7 +147,7 @@ class FleetRegistry(SqliteFile):
         return before != self._seen_version
 
     def boards(self) -> list[RegisteredBoard]:
-        """By id."""
+        """Gives all, by id."""
         return [_board(row) for row in self.rows(f"SELECT {_COLUMNS} FROM boards ORDER BY id")]
 
     def board(self, device: str) -> RegisteredBoard | None:
@@ -160,7 +164,7 @@ class FleetRegistry(SqliteFile):
         return board
 
     def add(self, boards: Iterable[RegisteredBoard], *, along: Callable[[], None] | None = None) -> None:
-        """All of them or none. Raises `BadInput` where one is there already, or its key is.
+        """Adds all of them or none. Raises `BadInput` where one is there already, or its key is.
 
         :param along: called when nothing is in their way any more; what it raises keeps them out.
         """
@@ -179,7 +183,7 @@ class FleetRegistry(SqliteFile):
                 along()
 
     def add_token(self, device: str, token: bytes, *, expires: float) -> None:
-        """Keeps what a new token for `device` is checked by and cannot be made of; earlier ones hold no longer.
+        """Keeps the public key of a new token for `device`; its earlier tokens become invalid.
 
         :param expires: unix seconds.
         """
@@ -189,14 +193,14 @@ class FleetRegistry(SqliteFile):
             self.write("INSERT INTO tokens VALUES (?, ?, ?, 1)", (key, device, expires))
 
     def tokens(self, device: str, *, now: float) -> list[bytes]:
-        """Public keys of those that hold: a proof of one is a signature by it."""
+        """Gives the public keys of valid tokens: a proof of a token is a signature by its key."""
         query = "SELECT public_key FROM tokens WHERE id = ? AND expires > ? AND uses_left > 0"
         return [key for (key,) in self.rows(query, (device, now))]
 
     # certificates
 
     def certificates(self, device: str, public_key: bytes, tls_key: bytes, *, now: float) -> list[bytes]:
-        """Those for a TLS key of the board that hold, PEM.
+        """Gives the valid certificates for a TLS key of the board, PEM.
 
         :param tls_key: SHA-256 of it.
         """
@@ -207,7 +211,7 @@ class FleetRegistry(SqliteFile):
         return [pem for (pem,) in self.rows(query, (device, public_key, tls_key, now))]
 
     def tls_keys(self, device: str, public_key: bytes, *, now: float) -> set[bytes]:
-        """SHA-256 of those TLS keys for which the board has certificates that hold."""
+        """Gives SHA-256 of the TLS keys for which the board has valid certificates."""
         query = (
             "SELECT DISTINCT tls_key FROM certificates WHERE id = ? AND public_key = ? AND not_after > ? "
             "AND revoked = 0"
@@ -217,7 +221,7 @@ class FleetRegistry(SqliteFile):
     def grant(
         self, board: RegisteredBoard, public_key: bytes, issued: Grant, *, token: bytes | None, now: float
     ) -> None:
-        """The board is in the fleet with this key and certificate; one use of the token is gone.
+        """Enrols the board with this key and certificate; one use of the token is gone.
 
         :param board: as it was when that was decided. Raises `StoreError` where its operator has changed it since.
         :param token: its public key; None where none was needed.
@@ -239,54 +243,55 @@ class FleetRegistry(SqliteFile):
                 self.write("UPDATE tokens SET uses_left = uses_left - 1 WHERE public_key = ?", (token,))
             self.write("DELETE FROM certificates WHERE not_after <= ?", (now - KEPT_AFTER_END_S,))
             self.write("DELETE FROM tokens WHERE uses_left < 1 OR expires <= ?", (now,))
-            self.write("DELETE FROM knocks WHERE id = ?", (device,))
+            self.write("DELETE FROM refused_requests WHERE id = ?", (device,))
 
     def revoked_serials(self, *, now: float) -> set[int]:
-        """Serials for the list of revoked certificates. One that ended a day ago is left out: its date refuses it."""
+        """Gives the serials for the revocation list. One that ended a day ago is left out: its date refuses it."""
         query = "SELECT serial FROM certificates WHERE revoked AND not_after > ?"
         return {int(serial, 16) for (serial,) in self.rows(query, (now - LISTED_AFTER_END_S,))}
 
     def locked_out(self) -> list[str]:
-        """Ids that must not be connected: blocked, forgotten, or of a card that the next one has not replaced yet."""
+        """Gives ids that must not be connected: blocked, forgotten, or of a card that no new one has replaced yet."""
         query = (
             "SELECT id FROM boards WHERE state = 'blocked' UNION "
             "SELECT id FROM certificates WHERE revoked AND id NOT IN (SELECT id FROM boards WHERE state = 'enrolled')"
         )
         return sorted(device for (device,) in self.rows(query))
 
-    # who came and was not let in
+    # requests that were not granted
 
-    def knock(self, knock: Knock) -> None:
-        """A board of the fleet whose request was not granted; of each the latest `MAX_KNOCKS` keys are kept."""
+    def add_refused_request(self, refused: RefusedRequest) -> None:
+        """Notes a request of a board of the fleet; of each board the latest `MAX_REFUSED_REQUESTS` keys are kept."""
         with self.transaction():
-            self.write("INSERT OR REPLACE INTO knocks VALUES (?, ?, ?, ?, ?)", astuple(knock))
+            self.write("INSERT OR REPLACE INTO refused_requests VALUES (?, ?, ?, ?, ?)", astuple(refused))
             self.write(
-                "DELETE FROM knocks WHERE id = ?1 AND public_key NOT IN (SELECT public_key FROM knocks WHERE id = ?1 "
-                "ORDER BY has_token DESC, at DESC LIMIT ?2)",
-                (knock.device, MAX_KNOCKS),
+                "DELETE FROM refused_requests WHERE id = ?1 AND public_key NOT IN "
+                "(SELECT public_key FROM refused_requests WHERE id = ?1 ORDER BY has_token DESC, at DESC LIMIT ?2)",
+                (refused.device, MAX_REFUSED_REQUESTS),
             )
             self.write(
                 "UPDATE boards SET state = 'pending', reason = ?2 WHERE id = ?1 AND state IN ('new', 'pending')",
-                (knock.device, knock.reason),
+                (refused.device, refused.reason),
             )
 
-    def knocks(self, device: str | None = None) -> list[Knock]:
-        """With a token first, the latest first; of one board or of all."""
-        query = "SELECT * FROM knocks WHERE ?1 IS NULL OR id = ?1 ORDER BY id, has_token DESC, at DESC"
+    def refused_requests(self, device: str | None = None) -> list[RefusedRequest]:
+        """Gives those of one board or of all: with a token first, the latest first."""
+        query = "SELECT * FROM refused_requests WHERE ?1 IS NULL OR id = ?1 ORDER BY id, has_token DESC, at DESC"
         return [
-            Knock(name, key, bool(token), reason, at) for name, key, token, reason, at in self.rows(query, (device,))
+            RefusedRequest(name, key, bool(token), reason, at)
+            for name, key, token, reason, at in self.rows(query, (device,))
         ]
 
-    # the operator's word
+    # decisions of the operator
 
     def approve(self, device: str, public_key: bytes) -> None:
-        """The board with this key gets a certificate when it asks again."""
+        """Accepts the board's key, so that it gets a certificate when it asks again."""
         with self.transaction():
             self.write("UPDATE boards SET public_key = ?2, reason = NULL WHERE id = ?1", (device, public_key))
-            self.write("DELETE FROM knocks WHERE id = ?", (device,))
+            self.write("DELETE FROM refused_requests WHERE id = ?", (device,))
 
     def expect_new_card(self, device: str) -> None:
-        """The former key and its certificates hold no longer; the next card of the board is let in."""
+        """Revokes the former key and its certificates, and accepts the board's next card."""
         with self.transaction():
             self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
             self.write(
@@ -310,10 +315,10 @@ class FleetRegistry(SqliteFile):
             )
 
     def forget(self, device: str) -> None:
-        """The board is not in the fleet any more. What it has spent stays with the aggregator's register."""
+        """Removes the board from the fleet. Its charges stay in the aggregator's register."""
         with self.transaction():
             self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
-            for table in ("tokens", "knocks", "boards"):
+            for table in ("tokens", "refused_requests", "boards"):
                 self.write(f"DELETE FROM {table} WHERE id = ?", (device,))
 
 

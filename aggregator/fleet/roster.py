@@ -98,5 +98,21 @@ def take(folder: FleetFolder, register: DeviceRegister, data: bytes) -> Roster:
     return signed
 
 
+def describe_waiting(changes: RosterChanges) -> str:
+    """Describes what waits: `12 boards wait for a signed roster, and 1 is to leave it`."""
+    joining, leaving = len(changes.added) + len(changes.changed), len(changes.removed)
+    if joining:
+        told = f"{joining} board{'s wait' if joining > 1 else ' waits'} for a signed roster"
+        return told + f", and {leaving} {'are' if leaving > 1 else 'is'} to leave it" * bool(leaving)
+    if leaving:
+        return f"{leaving} board{'s are' if leaving > 1 else ' is'} to leave the roster, which waits to be signed"
+    return "the limits of the roster have changed, which waits to be signed"
+
+
+def export_command(folder: str = "DIR") -> str:
+    """Gives the command that writes the list to be signed."""
+    return f"hushfleet fleet roster export {folder} --out FILE"
+
+
 def _write(folder: FleetFolder, signed: Roster) -> None:
     atomic_file.write_whole(folder.roster, signed.to_bytes(), durable=True)

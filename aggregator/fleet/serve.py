@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet import keys, words
+from hushfleet.aggregator.fleet import keys, roster
 from hushfleet.aggregator.fleet.access import apply
 from hushfleet.aggregator.fleet.authority import Authority
 from hushfleet.aggregator.fleet.enrolment import Enroller
@@ -17,8 +17,8 @@ from hushfleet.aggregator.fleet.folder import SERVICE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.home_assistant import HomeAssistant, will
 from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.page.server import PageServer
-from hushfleet.aggregator.fleet.read_again import ReadAgain
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.reload_lists import ReloadLists
 from hushfleet.aggregator.fleet.retained import ClearRetained
 from hushfleet.aggregator.fleet.service import FleetService, Part
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
@@ -43,7 +43,7 @@ class _Applied:
         """Raises `StoreError`."""
         try:
             changes = apply(self._folder, self._registry)
-            told = f"{words.roster_waits(changes)}: {words.roster_export()}" if changes else ""
+            told = f"{roster.describe_waiting(changes)}: {roster.export_command()}" if changes else ""
         except BadInput as error:  # boards must come in all the same
             told = f"the roster of secure sums stays as it is: {error}"
         if told and told != self._said:
@@ -69,7 +69,7 @@ def serve(path: Path, stop: threading.Event) -> None:
             Listener(registry, known),
             TellingNewest(folder, registry),
             Updating(folder, registry, known),
-            ReadAgain(folder),
+            ReloadLists(folder),
             LockOut(folder, registry),
             ClearRetained(registry),
         ]

@@ -16,7 +16,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import Part, Service
 from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadSignature, Malformed
-from hushfleet.wire.format.fleet_messages import Health
+from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.messages import Birth, ServerState, decode_message
 from hushfleet.wire.format.topics import ParsedTopic, Topics
 from hushfleet.wire.link.interface import Delivery

@@ -5,13 +5,14 @@ from __future__ import annotations
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.devices.roster_signing import RosterChanges
-from hushfleet.aggregator.fleet import keys, roster, words
+from hushfleet.aggregator.fleet import keys, roster
 from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.view import Problem, SumsView
+from hushfleet.aggregator.fleet.view import SumsView
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.config.schema import read_file
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.roster import Roster
+from hushfleet.wire.format.health import Problem
 
 
 def sum_facts(folder: FleetFolder) -> SumFacts:
@@ -50,8 +51,8 @@ def _problems(holds: Roster | None, changes: RosterChanges) -> list[Problem]:
     """A roster that waits, and what it costs until it is signed."""
     if not changes:
         return []
-    advice = f"{words.roster_export()}, and have it signed where the operator's key is."
-    found = [Problem(words.roster_waits(changes), advice, urgent=True)]
+    advice = f"{roster.export_command()}, and have it signed where the operator's key is."
+    found = [Problem(roster.describe_waiting(changes), advice, urgent=True)]
     if holds is not None and _opens_none(holds, missing=len(changes.removed) + len(changes.changed)):
         what = "so many boards of the roster are locked out or have new keys that no sum opens until one is signed"
         advice = "Stop the aggregator meanwhile: boards are charged for what they send in vain."

@@ -1,4 +1,4 @@
-"""What is known of a fleet at one moment: the value that terminal, page and metrics are made of.
+"""The state of a fleet at one moment. Terminal, page and metrics are made of this value.
 
 Times are unix seconds. None means not known; nothing that was not measured is shown as zero.
 """
@@ -9,9 +9,11 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.plain_json import to_json
+from hushfleet.wire.format.health import Health, Problem
 
 Standing = Literal["new", "pending", "enrolled", "blocked", "unlisted"]
 """A board in the registry; `unlisted`: the aggregator knows it, the fleet does not."""
@@ -22,28 +24,15 @@ THERE: frozenset[Activity] = frozenset(
 
 
 @dataclass(frozen=True)
-class Said:
-    """The newest no: a board's decline, or the aggregator's refusal of its update.
+class Rejection:
+    """A board's newest decline, or the aggregator's newest refusal of its update.
 
-    :param reason: the sender's own words, from outside: never markup.
+    :param reason: the sender's own text, which is never markup.
     """
 
     round: int
     code: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that a person may have to see to.
-
-    :param what: what is the matter; `advice`: what to do about it.
-    :param urgent: nothing gets better without somebody.
-    """
-
-    what: str
-    advice: str
-    urgent: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,17 +42,14 @@ class BoardView:
     :param board: its profile.
     :param reason: why it waits or is locked out.
     :param state: its part in the run, or how it was seen last.
-    :param seen: when something came from it last.
-    :param accelerator: what trains, where the board has more than its processor.
-    :param last_error: code of what failed last since its client started.
-    :param freeze: what it says of the newest release for a week; see `Health`.
-    :param health_at: when the ten fields before it were told.
-    :param rounds: in which its update was accepted, in this run.
-    :param epsilon: epsilon_server of this task, as the board said with its latest update.
+    :param seen: when its last message came.
+    :param health: its newest message about itself, and `health_at` when that came; None: nothing was heard.
+    :param rounds: how many of its updates were accepted in this run.
+    :param epsilon: epsilon_server of this task, as the board's latest update says.
     :param spent: epsilon_server over all tasks and cards of this id, as the aggregator has noted it (`Spending`);
-        `limit`: what its card allows. Both at the card's delta.
-    :param undecided: whether `spent` counts the open round, of which the board has not said yet what became.
-    :param sent_bytes: of its accepted updates.
+        `limit`: the limit on its card. Both at the card's delta.
+    :param undecided: whether `spent` counts the open round, whose outcome the board has not reported yet.
+    :param sent_bytes: size of its accepted updates.
     """
 
     device: str
@@ -74,15 +60,7 @@ class BoardView:
     state: Activity = "absent"
     seen: float | None = None
     version: str = ""
-    slot: str = "none"
-    uptime_s: int | None = None
-    disk_percent: int | None = None
-    memory_percent: int | None = None
-    temperature_c: int | None = None
-    throttled: bool | None = None
-    accelerator: str = ""
-    last_error: str | None = None
-    freeze: str = ""
+    health: Health | None = None
     health_at: float | None = None
     certificate_end: float | None = None
     rounds: int = 0
@@ -91,8 +69,8 @@ class BoardView:
     limit: float | None = None
     undecided: bool = False
     sent_bytes: int = 0
-    decline: Said | None = None
-    refusal: Said | None = None
+    decline: Rejection | None = None
+    refusal: Rejection | None = None
     problems: tuple[Problem, ...] = ()
 
     @property
@@ -121,15 +99,15 @@ class RoundPoint:
 
 @dataclass(frozen=True)
 class RunView:
-    """The run that goes on, or the last one.
+    """The present run, or the last one.
 
     :param open_round: None between two rounds.
-    :param asked: devices of the open round; 0 where it is not known. `answered`: of these; `accepted`: of these.
-    :param accuracy: of the global model on a public test set; None where the task names none.
-    :param epsilon: the largest epsilon_server that a board was charged for in this task; `epsilon_release`: of who sees
-        the models alone.
-    :param raw_values: what leaves boards without noise, in words.
-    :param declines, refusals: how often, by code.
+    :param asked: number of devices in the open round, 0 where that is not known; `answered` and `accepted` count them.
+    :param accuracy: accuracy of the global model on a public test set; None where the task names none.
+    :param epsilon: the largest epsilon_server that a board was charged for in this task; `epsilon_release`: against
+        readers of the models alone.
+    :param raw_values: names of the values that leave boards without noise.
+    :param declines, refusals: counts by code.
     """
 
     task: str
@@ -153,16 +131,6 @@ class RunView:
     declines: tuple[tuple[str, int], ...] = ()
     refusals: tuple[tuple[str, int], ...] = ()
     course: tuple[RoundPoint, ...] = ()
-
-
-@dataclass(frozen=True)
-class Stranger:
-    """Who announced itself with a key that the aggregator does not accept."""
-
-    device: str
-    public_key: str
-    count: int
-    seen: float
 
 
 @dataclass(frozen=True)
@@ -204,7 +172,7 @@ class SumsView:
 
 @dataclass(frozen=True)
 class PrivacyLeft:
-    """Of the board that has spent most.
+    """The privacy budget that is left to the board that has spent most.
 
     :param spent: epsilon_server over all tasks and cards of its id; `limit`: what its card allows, None: not known.
     :param rounds: how many more rounds of the run's task fit into that, `MOST_ROUNDS` at most; None: not known.
@@ -236,7 +204,7 @@ class FleetView:
     privacy_left: PrivacyLeft | None = None
     aggregator: Process = "unknown"
     service: Process = "unknown"
-    strangers: tuple[Stranger, ...] = ()
+    refused_devices: tuple[RefusedBirth, ...] = ()
     rollout: RolloutView | None = None
     sums: SumsView | None = None
     certificates_end: float | None = None
@@ -257,8 +225,9 @@ class FleetView:
         return dict(Counter(board.version for board in self.boards if board.version).most_common())
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`: standard JSON, as in docs/watching.md."""
+        """Gives standard JSON for `--json` (docs/watching.md)."""
         counted = {"present": self.present, "pending": len(self.pending), "versions": self.versions}
         lifetime = {"lifetime": self.lifetime and self.lifetime.model_dump()}
-        plain: dict[str, Any] = to_json({**asdict(self), **lifetime, **counted})
+        refused = [{**asdict(each), "public_key": each.public_key.hex()} for each in self.refused_devices]
+        plain: dict[str, Any] = to_json({**asdict(self), **lifetime, "refused_devices": refused, **counted})
         return plain

@@ -1,6 +1,6 @@
-"""Where a fleet stands, read from its folder: the registry, the aggregator's register and the log of its run.
+"""Reads the state of a fleet from its folder: the registry, the aggregator's register and the log of its run.
 
-Nothing is written, and nobody is asked: any process that may read the folder sees the same.
+It writes nothing and asks nobody, so any process that may read the folder sees the same.
 """
 
 from __future__ import annotations
@@ -32,33 +32,29 @@ from hushfleet.aggregator.fleet.task_check import waits
 from hushfleet.aggregator.fleet.view import (
     BoardView,
     FleetView,
-    Problem,
     Process,
+    Rejection,
     RoundPoint,
     RunView,
-    Said,
     Standing,
-    Stranger,
     SumsView,
 )
+from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.fleet_state import Event, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.errors import BadInput
+from hushfleet.wire.format.health import Problem
 
 LOST_HEARTBEATS = 3
 KEPT_ROUNDS = 500
 LOG_PIECE_BYTES = 1 << 18
 EVENTS = "events.jsonl"
-_OF_HEALTH = (
-    "slot", "uptime_s", "disk_percent", "memory_percent", "temperature_c", "throttled", "accelerator", "last_error",
-    "freeze",
-)  # fmt: skip
 _START = "Start it: hushfleet fleet up DIR, or systemctl start hushfleet-{}."
 
 
 class Course(RunState):
-    """A run, event by event, with what a fleet's owner asks of each board."""
+    """The state of a run after each event, with figures of each board."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,14 +62,14 @@ class Course(RunState):
         self.opened: float | None = None
         self.asked = 0
         self.epsilons: dict[str, float] = {}
-        self.accepted: Counter[str] = Counter()
+        self.activity: dict[str, DeviceActivity] = {}
         self.sent_bytes: Counter[str] = Counter()
-        self.declined: dict[str, Said] = {}
-        self.refused: dict[str, Said] = {}
+        self.declined: dict[str, Rejection] = {}
+        self.refused: dict[str, Rejection] = {}
         self.codes: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def view(self) -> RunView | None:
-        """None before a run has begun."""
+        """Gives the run; None before it has begun."""
         if not self.task:
             return None
         parts = Counter(device.part for device in self.devices.values())
@@ -111,7 +107,6 @@ class Course(RunState):
         super()._on_update(event)
         device, code, epsilon = str(event.get("device")), event.get("code"), event.get("epsilon_server")
         if code == "accepted":
-            self.accepted[device] += 1
             self.sent_bytes[device] += event.get("bytes") or 0
             self.refused.pop(device, None)
             self.declined.pop(device, None)
@@ -119,12 +114,12 @@ class Course(RunState):
                 self.epsilons[device] = max(self.epsilons.get(device, 0.0), float(epsilon))
         elif code != "duplicate":
             self.codes["refusal"][str(code)] += 1
-            self.refused[device] = _said(event)
+            self.refused[device] = _rejection(event)
 
     def _on_decline(self, event: Event) -> None:
         super()._on_decline(event)
         self.codes["decline"][str(event.get("code"))] += 1
-        self.declined[str(event.get("device"))] = _said(event)
+        self.declined[str(event.get("device"))] = _rejection(event)
 
     def _on_refused(self, event: Event) -> None:
         super()._on_refused(event)
@@ -194,11 +189,7 @@ class FleetWatch:
             privacy_left=None if self._register is None else self._spending.left(self._course.task, self._register),
             aggregator=aggregator,
             service=service,
-            strangers=tuple(
-                Stranger(row.device, row.public_key.hex(), row.count, row.last_seen)
-                for row in refused
-                if row.device not in rows
-            ),
+            refused_devices=tuple(row for row in refused if row.device not in rows),
             rollout=rollout_view(self._registry, now=now),
             sums=sums,
             certificates_end=min(own.values(), default=None),
@@ -226,7 +217,7 @@ class FleetWatch:
             return None, []
 
     def _certificates(self) -> tuple[dict[str, float], float | None]:
-        """When those of the fleet itself end, and when its authority; nothing where they cannot be read."""
+        """Gives when the fleet's own certificates end, and its authority; nothing where they cannot be read."""
         try:
             found = ends(self._folder)
         except BadInput:  # whoever uses them says so
@@ -248,9 +239,10 @@ class FleetWatch:
                 self._course = Course()
             for event in events:
                 self._course.apply(event)
+            add_activity(self._course.activity, events)
 
     def _processes(self, now: float) -> tuple[Process, Process]:
-        """Of the aggregator nothing is known while nobody listens."""
+        """Gives the states of fleet service and aggregator; the latter is unknown while nobody listens."""
         known = processes(self._registry)
         state, at = known.get(SERVICE, ("unknown", 0.0))
         service: Process = "running" if state == "running" and now - at < LOST_HEARTBEATS * HEARTBEAT_S else "stopped"
@@ -269,24 +261,25 @@ class FleetWatch:
         parts: Mapping[str, Activity],
     ) -> BoardView:
         course, health = self._course, None if seen is None else seen.health
-        standing: Standing = "unlisted" if registered is None else _standing(registered)
+        active = course.activity.get(device, DeviceActivity())
+        standing: Standing = "unlisted" if registered is None else registered.state
         if known is not None and known.blocked is not None:
             standing = "blocked"
-        heard = [at for at in (seen and seen.seen, known and known.last_seen) if at]
+        heard = [at for at in (seen and seen.seen, active.last_seen) if at]
         told_end = None if health is None or not health.certificate_end else float(health.certificate_end)
         return BoardView(
             device=device,
-            board=registered.board if registered else known.board if known else "",
+            board=registered.board if registered else active.board,
             place=registered.place if registered else "",
             standing=standing,
             reason=(known and known.blocked) or (registered and registered.reason) or None,
             state=_state(parts.get(device, "absent"), seen),
             seen=max(heard, default=None),
             version=seen.version if seen else "",
-            **({} if health is None else {name: getattr(health, name) for name in _OF_HEALTH}),
+            health=health,
             health_at=seen.health_at if seen else None,
             certificate_end=(registered.certificate_end if registered else None) or told_end,
-            rounds=course.accepted[device],
+            rounds=active.rounds,
             epsilon=course.epsilons.get(device),
             sent_bytes=course.sent_bytes[device],
             decline=course.declined.get(device),
@@ -294,13 +287,8 @@ class FleetWatch:
         )
 
 
-def _standing(board: RegisteredBoard) -> Standing:
-    found: dict[str, Standing] = {"new": "new", "pending": "pending", "enrolled": "enrolled", "blocked": "blocked"}
-    return found.get(board.state, "new")
-
-
 def _state(part: Activity, seen: Sighting | None) -> Activity:
-    """What the broker says of its presence, and of a board that is there its part in the run."""
+    """Combines its presence at the broker with its part in the run."""
     if seen is None or seen.state == "absent":
         return part
     if seen.state in ("lost", "sleeping"):
@@ -324,5 +312,5 @@ def _problems(service: Process, aggregator: Process, run: RunView | None) -> lis
     return found
 
 
-def _said(event: Event) -> Said:
-    return Said(int(event.get("round") or 0), str(event.get("code")), str(event.get("reason") or ""))
+def _rejection(event: Event) -> Rejection:
+    return Rejection(int(event.get("round") or 0), str(event.get("code")), str(event.get("reason") or ""))

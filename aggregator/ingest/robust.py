@@ -11,56 +11,41 @@ then. What is computed depends on these bytes alone, so a restarted aggregator h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
 from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
 
 BLOCK_BYTES = 1 << 29
-"""Of the updates' values that are held at once; for more the updates are decoded several times, each for a part."""
+"""Bytes of values that are held at once; for more, the updates are decoded several times, each time for a part."""
 _SORTED_BYTES = 1 << 20
 
 
-class Sent(NamedTuple):
-    """One accepted update: `values` float32 `[d]`, zero where `shared`, bool `[d]`, is False."""
-
-    values: np.ndarray
-    shared: np.ndarray
-
-    @classmethod
-    def spread(cls, values: np.ndarray, shared: np.ndarray) -> Sent:
-        """:param values: float32 `[k]`, the entries where `shared` is True, in their order."""
-        if values.size == shared.size:
-            return cls(values, shared)
-        whole = np.zeros(shared.size, np.float32)
-        whole[shared] = values
-        return cls(whole, shared)
-
-
 def left_out(rules: RoundSection, senders: np.ndarray) -> np.ndarray:
-    """How many values are left out at either end, for numbers of senders `[d]`."""
+    """Returns how many values are left out at either end, for numbers of senders `[d]`."""
     if rules.aggregation == "median":
         return np.asarray(np.maximum(senders - 1, 0) // 2)
     return np.asarray(np.floor(senders * rules.trim + 1e-9), np.int64)
 
 
 def robust_sums(
-    rules: RoundSection, updates: Callable[[], Iterator[Sent]], *, devices: int, size: int
+    rules: RoundSection, updates: Callable[[], Iterator[CheckedUpdate]], *, devices: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of the values that are not left out, correctly rounded, and how many these are; both float64 `[d]`.
+    """Returns the sums of the values that are not left out, correctly rounded, and their number; both float64 `[d]`.
 
-    :param updates: gives the round's updates, anew each time.
-    :param devices: how many there are.
+    :param updates: gives the round's updates, from the start each time.
+    :param devices: number of updates.
+    :param size: d, the number of parameters.
     """
     sums, counts = np.zeros((2, size))
     width = _block_entries(devices)
     for start in range(0, size, width):
         stop = min(start + width, size)
         block = np.full((devices, stop - start), np.inf, np.float32)  # inf: not sent, and sorted to the end
-        for row, sent in enumerate(updates()):
-            np.copyto(block[row], sent.values[start:stop], where=sent.shared[start:stop])
+        for row, update in enumerate(updates()):
+            np.copyto(block[row], update.values[start:stop], where=update.shared[start:stop])
         narrow = max(1, _SORTED_BYTES // (4 * devices))
         for first in range(0, stop - start, narrow):
             part = slice(start + first, min(start + first + narrow, stop))
@@ -73,7 +58,7 @@ def _block_entries(devices: int) -> int:
 
 
 def _sums(rules: RoundSection, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """:param values: float32 `[devices, entries]`, inf where nothing was sent."""
+    """Returns sums and weights float64 `[entries]` of values float32 `[devices, entries]`, inf where none was sent."""
     ordered = np.sort(np.ascontiguousarray(values.T), axis=1).T
     senders = np.count_nonzero(ordered != np.inf, axis=0)
     first = left_out(rules, senders)

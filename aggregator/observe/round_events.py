@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hushfleet.aggregator.ingest.checks import Verdict
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
+from hushfleet.aggregator.observe.metrics import snr_db
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.config.spec import TaskSpec
 from hushfleet.methods import method_of, title_of
@@ -56,27 +57,17 @@ def finished_fields(engine: RoundEngine) -> dict[str, Any]:
     return {"reason": f"for {patience} rounds the accuracy on the common test set was not above its best (patience)"}
 
 
-_OF_ANSWERS = ("round", "device", "bytes", "code", "reason")
-
-
-def fields_of(verdict: Verdict, *, device: str, round: int, payload_bytes: int) -> dict[str, Any]:
-    """Of `update` or `answer`: what became of one."""
-    fields = update_fields(verdict, device=device, round=round, payload_bytes=payload_bytes)
-    return fields if verdict.of == "update" else {name: fields[name] for name in _OF_ANSWERS}
-
-
-def update_fields(verdict: Verdict, *, device: str, round: int, payload_bytes: int) -> dict[str, Any]:
-    """Of `update`: what became of one."""
-    header = verdict.header
-    return {
-        "round": round,
-        "device": device,
-        "bytes": payload_bytes,
-        "code": verdict.code,
-        "reason": verdict.reason,
-        "snr_db": verdict.snr_db,
+def update_fields(update: CheckedUpdate, *, round: int, payload_bytes: int) -> dict[str, Any]:
+    """Returns the fields of `update` or `answer`: what became of one."""
+    fields = {"round": round, "device": update.device, "bytes": payload_bytes, "code": update.code}
+    fields["reason"] = update.reason
+    if update.kind == "answer":
+        return fields
+    header, is_new = update.header if update.acknowledged else None, update.code == "accepted"
+    return fields | {
+        "snr_db": snr_db([update.row]) if is_new and update.row is not None else None,
         "clip_norms": None if header is None else list(header.clip_norms),
-        "shared": list(verdict.counts),
+        "shared": list(update.counts) if is_new else [],
         "epsilon_server": None if header is None else header.epsilon_server,
         "multiplier_server": None if header is None else header.multiplier_server,
     }

@@ -40,6 +40,7 @@ from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.terms import TRUST
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import assumption
+from hushfleet.wire.format.forms import codec_of
 
 EVENTS_NAME = "events.jsonl"
 
@@ -162,7 +163,7 @@ def _sums_info(spec: SecureSpec | None, facts: SumFacts | None) -> SumsInfo | No
 def _wire_info(wire: WireSpec, *, noised: bool) -> WireInfo:
     """:param noised: whether updates carry noise of their own, which the step then follows."""
     step = wire.step if noised else wire.relative_step
-    quantized = step if wire.codec == "quantized" else None
+    quantized = step if codec_of(wire.codec).uses_wire_step else None
     return WireInfo(codec=wire.codec, step=quantized, step_unit="noise" if noised else "rms")
 
 

@@ -1,61 +1,55 @@
-"""Whether what a device offers may be taken at present: one set of rules for offers and for what came."""
+"""The rules by which an update may be taken at present: the same for an offer and for the update that came."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Literal, NamedTuple
 
-from hushfleet.aggregator.ingest.checks import Verdict
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.wire.format.messages import Phase
-
-Sort = Literal["update", "answer", "any"]
+from hushfleet.wire.format.messages import RoundPlan
 
 
-class Opened(NamedTuple):
-    """The open round.
+def is_new(
+    update: CheckedUpdate,
+    store: AggregatorStore,
+    plan: RoundPlan | None,
+    *,
+    cohort: Collection[str],
+    expects: Callable[[str], bool],
+) -> bool:
+    """Whether the update may be taken; False where it is in the store already, and is acknowledged again.
 
+    :param update: with its round, its digest (of all bytes, or of header and values alone) and its kind.
+    :param plan: the open round; None where there is none.
     :param expects: whether a device of the cohort, or a member of the committee, has not answered yet.
+
+    Raises `Refusal`, and notes in `update.held` what the store has instead.
     """
-
-    round: int
-    phase: Phase
-    cohort: Collection[str]
-    expects: Callable[[str], bool]
-
-
-def admission(
-    store: AggregatorStore, opened: Opened | None, device: str, *, round: int, digest: bytes, of: Sort
-) -> Verdict | None:
-    """None, or what to answer instead.
-
-    :param digest: SHA-256 of the bytes, or of an update's header and values alone.
-    :param of: what they are; `any` where it is not known yet.
-    """
+    device, round, digest = update.device, update.round, update.digest
     answered = store.answer_digest(round, device)
-    if answered == digest:
-        return Verdict("duplicate", acknowledged=True, of="answer")
     known = store.update(round, device)
+    if answered == digest:
+        update.kind = "answer"
+        update.acknowledge("duplicate")
+        return False
     if known is not None and digest in (known.digest, known.payload_digest):
-        return Verdict("duplicate", acknowledged=True, held=known.digest)
-    if opened is not None and (opened.round, opened.phase) == (round, "unmask") and of != "update":
-        return _of_answer(opened, device, has_answered=answered is not None)
+        update.held = known.digest
+        update.acknowledge("duplicate")
+        return False
+    if plan is not None and (plan.round, plan.phase) == (round, "unmask") and update.kind != "update":
+        if answered is not None:
+            raise Refusal("duplicate", f"another answer of {device} was accepted", final=False)
+        if not expects(device):
+            raise Refusal("late", "the devices of the sum are settled, and no answer is expected", final=False)
+        return True
     if known is not None:
-        reason = f"another update of {device} was accepted in round {round}"
-        return Verdict("duplicate", reason, held=known.digest)
-    if opened is None or round != opened.round:
-        at = "no round is open" if opened is None else f"round {opened.round} is open"
-        return Verdict("late", f"the update is of round {round}, and {at}")
-    if opened.phase != "open":
-        return Verdict("late", f"the devices of the sum of round {round} are settled")
-    if device not in opened.cohort:
-        return Verdict("not-in-cohort", f"{device} does not take part in round {round}")
-    return None
-
-
-def _of_answer(opened: Opened, device: str, *, has_answered: bool) -> Verdict | None:
-    if has_answered:
-        return Verdict("duplicate", f"another answer of {device} was accepted", of="answer")
-    if not opened.expects(device):
-        return Verdict("late", "the devices of the sum are settled, and no answer is expected", of="answer")
-    return None
+        update.held = known.digest
+        raise Refusal("duplicate", f"another update of {device} was accepted in round {round}", final=False)
+    if plan is None or round != plan.round:
+        at = "no round is open" if plan is None else f"round {plan.round} is open"
+        raise Refusal("late", f"the update is of round {round}, and {at}", final=False)
+    if plan.phase != "open":
+        raise Refusal("late", f"the devices of the sum of round {round} are settled", final=False)
+    if device not in cohort:
+        raise Refusal("not-in-cohort", f"{device} does not take part in round {round}", final=False)
+    return True

@@ -22,11 +22,11 @@ from hushfleet.aggregator.devices.enrolment import (
     TokenBucket,
 )
 from hushfleet.aggregator.devices.roster_file import RosterFile
-from hushfleet.aggregator.ingest.checks import Verdict
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
-from hushfleet.aggregator.ingest.uploads import Answer, Uploads
+from hushfleet.aggregator.ingest.uploads import Uploads
 from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.observe.round_events import fields_of
+from hushfleet.aggregator.observe.round_events import update_fields
 from hushfleet.aggregator.observe.run_log import RunLog
 from hushfleet.aggregator.publish.blobs import ChunkServer
 from hushfleet.aggregator.rounds.cycle import RoundCycle
@@ -49,7 +49,6 @@ from hushfleet.wire.format.messages import (
     Message,
     NotEnrolled,
     Offer,
-    Refused,
     Want,
     decode_message,
     peek_kind,
@@ -104,7 +103,7 @@ class Coordinator:
         self._calls = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())  # to devices without a key
         self._refusals = RefusalCounter(self.store, now=clock())
         self._blobs = ChunkServer(engine.find_blob, chunk_bytes=engine.spec.wire.chunk_bytes)
-        self._uploads = Uploads(engine, clock=clock)
+        self._uploads = Uploads(engine, self._refusals, clock=clock)
         self._up = False
         self._wanted_at = clock()  # a device wanted a blob
         self._outbox = Outbox(connect, identity=identity, epoch=epoch, federation=federation)
@@ -237,9 +236,7 @@ class Coordinator:
         return self._calls.take(self._clock())
 
     def _verified(self, device: str, payload: bytes) -> Message:
-        message = decode_message(payload, federation=self.topics.federation, public_key=self._key(device))
-        self.enrolment.saw(device)
-        return message
+        return decode_message(payload, federation=self.topics.federation, public_key=self._key(device))
 
     def _key(self, device: str) -> bytes:
         key = self.enrolment.key(device)
@@ -311,31 +308,24 @@ class Coordinator:
             self._rounds.declined(device, message.code)
             self._log.note("decline", round=message.round, device=device, code=message.code, reason=message.reason)
 
-    def _answer(self, answer: Answer | None) -> None:
-        """Logs an update, tells its device, and blocks the device where its updates are refused round after round."""
-        if answer is None:
-            return
-        device, offer, message, verdict = answer.device, answer.offer, answer.message, answer.verdict
-        if verdict is not None:
-            self._log.note(verdict.of, **fields_of(verdict, device=device, round=offer.round, payload_bytes=offer.size))
-        if answer.counts and isinstance(message, Refused):
-            self._refusals.add(device, message.code, message.reason)
-        if verdict is not None:
-            self._judge(device, verdict)
-        self._outbox.say(device, message)
+    def _answer(self, update: CheckedUpdate | None) -> None:
+        """Logs an update that came, tells its device, and blocks a device after some faults.
 
-    def _judge(self, device: str, verdict: Verdict) -> None:
-        """Blocks a device for the rest of the run after some faults. `hushfleet devices add` lifts it; after as many
-        faults more it is blocked again."""
-        if not verdict.faults or verdict.faults % BLOCK_AFTER_FAULTS:
+        `hushfleet devices add` lifts the block; after as many faults more the device is blocked again.
+        """
+        if update is None or update.offer is None or update.reply is None:
             return
-        reason = f"its updates were refused in {verdict.faults} rounds, the last as {verdict.code}: {verdict.reason}"
-        try:
-            self.enrolment.block(device, reason)
-        except StoreError as error:
-            log.warning("%s could not be blocked: %s", device, error)
-            return
-        self._log.note("quarantine", device=device, reason=reason)
+        device, offer, faults = update.device, update.offer, update.faults
+        if update.data:
+            self._log.note(update.kind, **update_fields(update, round=offer.round, payload_bytes=offer.size))
+        if faults and faults % BLOCK_AFTER_FAULTS == 0:
+            reason = f"its updates were refused in {faults} rounds, the last as {update.code}: {update.reason}"
+            try:
+                self.enrolment.block(device, reason)
+                self._log.note("quarantine", device=device, reason=reason)
+            except StoreError as error:
+                log.warning("%s could not be blocked: %s", device, error)
+        self._outbox.say(device, update.reply)
 
     def _on_ask(self, device: str, ask: Ask) -> None:
         """Of two processes with one key, the one of the later session goes on, or else the one that asked first."""

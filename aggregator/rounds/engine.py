@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.aggregator.ingest.checks import UpdateChecks, Verdict
-from hushfleet.aggregator.ingest.decoding import Refusal
-from hushfleet.aggregator.observe.metrics import RoundSummary, snr_db
-from hushfleet.aggregator.publish.model_step import worth_offering
-from hushfleet.aggregator.rounds.admission import Opened, Sort, admission
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
+from hushfleet.aggregator.ingest.checks import UpdateChecks, terms_of
+from hushfleet.aggregator.observe.metrics import RoundSummary
+from hushfleet.aggregator.rounds.admission import is_new
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
 from hushfleet.aggregator.rounds.progress import Progress
@@ -34,7 +33,6 @@ from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.config.schema import pack, unpack
 from hushfleet.config.spec import BlobRef
 from hushfleet.errors import BadInput, StoreError, StoreFull, WireError
-from hushfleet.methods.state import RoundTerms
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import check_signed_limits
@@ -74,7 +72,7 @@ class RoundEngine:
         self.spec = prepared.spec
         self.method = prepared.method
         self.layout = prepared.spec.model.layout
-        self.checks = UpdateChecks(prepared.spec, prepared.method, update_format)
+        self.checks = UpdateChecks(prepared.spec, prepared.method, store, update_format)
         self._rules = prepared.task.round
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
         self._unmasking = Unmasking(store, self.responses, monotonic=monotonic)
@@ -86,7 +84,7 @@ class RoundEngine:
         self._sum: PlainSum | SecureSum | None = None
         self.roster: bytes | None = store.get("roster")
         self._excluded: set[str] = set()
-        store.belong_to(self.spec.task, prepared.spec_ref.digest)
+        store.check_same_task(self.spec.task, prepared.spec_ref.digest)
         self._progress = Progress(store, prepared)
         self.model = self._progress.model
         last = store.last_round()
@@ -112,17 +110,7 @@ class RoundEngine:
     @property
     def announcement(self) -> RoundPlan:
         """What devices should know at present: the open round, or that none is open, or that all are done."""
-        return self._plan or RoundPlan(
-            task=self.spec.task,
-            round=self.closed_rounds,
-            rounds=self.spec.rounds,
-            phase="finished" if self.finished else "closed",
-            global_digest=self.global_digest,
-            global_bytes=self.model.published.nbytes,
-            cohort={},
-            noise_split=1,
-            deadline_s=0.0,
-        )
+        return self._plan or self._progress.no_round
 
     @property
     def collects_updates(self) -> bool:
@@ -189,7 +177,7 @@ class RoundEngine:
             raise BadInput(f"round {number} cannot be opened: no device is present")
         cohort = {device: self._held(device) for device in chosen}
         self.store.open_round(number, cohort=cohort, global_digest=self.global_digest, at=self._clock())
-        self._plan = self._plan_of(number, cohort)
+        self._plan = self._progress.plan(number, cohort)
         self._begin(self._plan)
 
     def _held(self, device: str) -> bytes:
@@ -225,7 +213,7 @@ class RoundEngine:
         data, wanted = roster.to_bytes(), self._rules.cohort_size
         secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
         self.roster = data
-        plan = self._plan_of(number, {}, secure)
+        plan = self._progress.plan(number, {}, secure)
         self._begin(plan)
         with self.store.transaction():
             if data != self.store.get("roster"):
@@ -235,56 +223,63 @@ class RoundEngine:
             )
         self._plan = plan
 
-    def accept(self, device: str, data: bytes) -> Verdict:
-        """Takes an update, or a member's answer, that came from `device`; whatever the bytes are, the answer is a
-        verdict."""
-        known = self.store.device(device)
+    def accept(self, device: str, data: bytes) -> CheckedUpdate:
+        """Takes an update, or a member's answer, that came from `device`. Whatever the bytes are, its `code` says what
+        became of it."""
+        update = CheckedUpdate(device, data)
         try:
             if is_answer(data):
-                return self._accept_answer(device, data)
-            header, payload = self.checks.authenticate(device, data, public_key=known.public_key if known else None)
-            verdict = self.admission(device, task=header.task, round=header.round, digest=payload, of="update")
-            if verdict is not None:
-                return replace(verdict, header=header) if verdict.acknowledged else verdict
-            sound = self._open_sum.read(header, data, payload=payload)
-            commit(self.store, sound, self.method.charge(terms_of(self._open_plan)))
-            sound.add()
-            self.responses.accept(device)
+                self._take_answer(update)
+            else:
+                self._take(update)
         except Refusal as refusal:
-            return self._refused(device, refusal)
+            self._refuse(update, refusal)
         except StoreFull as error:
-            return Verdict("store-full", str(error))
-        return Verdict("accepted", "", True, header, sound.counts, snr_db([sound.row]))
+            update.refuse("store-full", str(error))
+        return update
 
-    def _accept_answer(self, device: str, data: bytes) -> Verdict:
+    def _take(self, update: CheckedUpdate) -> None:
+        known = self.store.device(update.device)
+        self.checks.authenticate(update, public_key=known.public_key if known else None)
+        if not self._is_new(update):
+            return
+        collected = self._open_sum
+        collected.read(update)
+        commit(self.store, update, self.method.charge(terms_of(self._open_plan)))
+        collected.add(update)
+        self.responses.accept(update.device)
+        update.acknowledge("accepted")
+
+    def _take_answer(self, update: CheckedUpdate) -> None:
+        update.kind = "answer"
         try:
-            header, digest = read_answer_header(data), hashlib.sha256(data).digest()
+            header = read_answer_header(update.data)
         except WireError as error:
-            return Verdict("malformed", str(error), of="answer")
-        verdict = self.admission(device, task=header.task, round=header.round, digest=digest, of="answer")
-        if verdict is not None:
-            return verdict
+            raise Refusal("malformed", str(error), final=False) from error
+        update.task, update.round, update.digest = header.task, header.round, hashlib.sha256(update.data).digest()
+        if not self._is_new(update):
+            return
         if not isinstance(self._sum, SecureSum):
-            return Verdict("malformed", "this task has no secure sums", of="answer")
-        self._unmasking.take(self._sum, device, data, digest=digest)
-        return Verdict("accepted", "", True, of="answer")
+            raise Refusal("malformed", "this task has no secure sums", final=False)
+        self._unmasking.take(self._sum, update.device, update.data, digest=update.digest)
+        update.acknowledge("accepted")
 
-    def admission(self, device: str, *, task: str, round: int, digest: bytes, of: Sort = "any") -> Verdict | None:
-        """Whether an update, or a member's answer, may be taken at present: None, or what to answer instead.
+    def admit(self, update: CheckedUpdate) -> bool:
+        """Whether an offered update, or answer, may be sent at present; else its `code` says why not."""
+        try:
+            return self._is_new(update)
+        except Refusal as refusal:
+            update.refuse(refusal.code, refusal.reason)
+            return False
 
-        The one place of these rules: an offer, of which nobody knows what it is, is held to them, and then what came.
-
-        :param digest: SHA-256 of its bytes, or of an update's header and values alone.
-        """
-        if self._sum is None or self._plan is None:
-            opened = None
-        else:
-            opened = Opened(self._plan.round, self._plan.phase, self._sum.cohort, self.responses.expects)
-        if task != self.spec.task:
-            return Verdict("late", f"the update is of {task}; this is {self.spec.task}")
-        if device in self._excluded:
-            return Verdict("unknown-device", f"{device} is no accepted device any more")
-        return admission(self.store, opened, device, round=round, digest=digest, of=of)
+    def _is_new(self, update: CheckedUpdate) -> bool:
+        """Applies the rules of `admission`. Raises `Refusal`."""
+        if update.task != self.spec.task:
+            raise Refusal("late", f"the update is of {update.task}; this is {self.spec.task}", final=False)
+        if update.device in self._excluded:
+            raise Refusal("unknown-device", f"{update.device} is no accepted device any more", final=False)
+        plan = None if self._sum is None else self._plan
+        return is_new(update, self.store, plan, cohort=self.cohort, expects=self.responses.expects)
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
         """A cohort member says that it will not send an update. False if it is of no consequence."""
@@ -392,7 +387,7 @@ class RoundEngine:
 
     def _resume(self, row: StoredRound) -> None:
         secure = None if row.secure is None else unpack(SecurePlan, row.secure, what="the stored plan")
-        plan = self._plan_of(row.round, row.cohort, secure)
+        plan = self._progress.plan(row.round, row.cohort, secure)
         self._begin(plan)
         self._plan, collected = plan, self._sum
         if collected is None:
@@ -406,25 +401,6 @@ class RoundEngine:
         for device in added:
             self.responses.accept(device)
         self.responses.decline(*(device for _, device, _, _ in self.store.declines(row.round)))
-
-    def _plan_of(self, number: int, cohort: dict[str, bytes], secure: SecurePlan | None = None) -> RoundPlan:
-        """:param cohort: of a plain sum; a secure one's plan names nobody."""
-        spec = self.spec.privacy.secure
-        held = [digest for device, digest in self._progress.trained_on.items() if spec is not None or device in cohort]
-        return RoundPlan(
-            task=self.spec.task,
-            round=number,
-            rounds=self.spec.rounds,
-            phase="unmask" if secure is not None and secure.included else "open",
-            global_digest=self.global_digest,
-            global_bytes=self.model.published.nbytes,
-            cohort=cohort,
-            noise_split=spec.honest_devices if spec else min(self.spec.privacy.noise_split, len(cohort)),
-            deadline_s=self._rules.deadline_s,
-            controls=self._progress.server_half.controls(number),
-            differences=worth_offering(self.model.differences.refs, held),
-            secure=secure,
-        )
 
     def _sum_of(self, plan: RoundPlan) -> PlainSum | SecureSum:
         spec, half = self.spec.privacy.secure, self._progress.server_half
@@ -447,18 +423,13 @@ class RoundEngine:
         self.responses.begin(self.cohort, now=self._monotonic())
         self.responses.answer(*self._excluded)
 
-    def _refused(self, device: str, refusal: Refusal) -> Verdict:
+    def _refuse(self, update: CheckedUpdate, refusal: Refusal) -> None:
+        """Writes a refusal into the update; where the device itself is to blame, notes the fault."""
+        update.refuse(refusal.code, refusal.reason)
         if refusal.final:
-            self.responses.answer(device)
-        faults = 0
+            self.responses.answer(update.device)
         if refusal.is_fault and self._plan is not None:
             try:
-                faults = self.store.put_fault(self._plan.round, device, code=refusal.code)
+                update.faults = self.store.put_fault(self._plan.round, update.device, code=refusal.code)
             except StoreFull as error:
-                log.warning("a fault of %s could not be noted: %s", device, error)
-        return Verdict(refusal.code, refusal.reason, faults=faults)
-
-
-def terms_of(plan: RoundPlan) -> RoundTerms:
-    """What the round asks of every device; a device's own preference is known to itself only."""
-    return RoundTerms(plan.noise_split, plan.controls)
+                log.warning("a fault of %s could not be noted: %s", update.device, error)

@@ -6,11 +6,12 @@ A closing round leaves all of it in one transaction, so a new process finds what
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hushfleet.aggregator.observe.metrics import RoundSummary
+from hushfleet.aggregator.publish.model_step import worth_offering
 from hushfleet.aggregator.publish.published_model import NextModel, PublishedModel
 from hushfleet.aggregator.rounds.policy import rises_no_more
 from hushfleet.aggregator.rounds.round_sum import RoundSum
@@ -19,6 +20,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.methods.server import ClosedRound, ServerArrays
 from hushfleet.wire.format.difference import params_digest
+from hushfleet.wire.format.messages import Phase, RoundPlan, SecurePlan
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.publish.prepare import PreparedTask
@@ -50,6 +52,35 @@ class Progress:
         """Whether all rounds are closed, or the global model has not become better for long enough."""
         rules = self._prepared.task.round
         return self.closed_rounds >= self._prepared.spec.rounds or rises_no_more(self._accuracies, rules.patience)
+
+    @property
+    def no_round(self) -> RoundPlan:
+        """What devices are told while no round is open."""
+        phase: Phase = "finished" if self.finished else "closed"
+        return self._announced(self.closed_rounds, phase, cohort={}, noise_split=1, deadline_s=0.0)
+
+    def plan(self, number: int, cohort: dict[str, bytes], secure: SecurePlan | None = None) -> RoundPlan:
+        """Makes the plan of a round.
+
+        :param cohort: device -> digest of its public state; empty for a secure sum, whose plan names nobody.
+        """
+        spec = self._prepared.spec.privacy.secure
+        held = [digest for device, digest in self.trained_on.items() if spec is not None or device in cohort]
+        return self._announced(
+            number,
+            "unmask" if secure is not None and secure.included else "open",
+            cohort=cohort,
+            noise_split=spec.honest_devices if spec else min(self._prepared.spec.privacy.noise_split, len(cohort)),
+            deadline_s=self._prepared.task.round.deadline_s,
+            controls=self.server_half.controls(number),
+            differences=worth_offering(self.model.differences.refs, held),
+            secure=secure,
+        )
+
+    def _announced(self, number: int, phase: Phase, **fields: Any) -> RoundPlan:
+        spec, model = self._prepared.spec, self.model
+        size = model.published.nbytes
+        return RoundPlan(spec.task, number, spec.rounds, phase, model.digest, size, **fields)
 
     @property
     def server_half(self) -> ServerHalf:

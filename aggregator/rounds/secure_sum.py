@@ -14,14 +14,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from hushfleet.aggregator.ingest.checks import UpdateChecks
-from hushfleet.aggregator.ingest.decoding import Refusal
-from hushfleet.aggregator.rounds.round_sum import Answers, Sound
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
+from hushfleet.aggregator.ingest.checks import UpdateChecks, terms_of
+from hushfleet.aggregator.rounds.round_sum import Answers, RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerHalf
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, BadSignature, OtherVersion, StoreError, WireError
-from hushfleet.methods.state import RoundTerms
 from hushfleet.secure.field import add_into, from_bytes
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.member_answer import AnswerHeader, MemberAnswer, decode_answer, encode_answer
@@ -37,7 +36,7 @@ _ABSURD = 4.0  # times the most that honest updates and their noise come to
 log = logging.getLogger("hushfleet.aggregator")
 
 
-class SecureSum:
+class SecureSum(RoundSum):
     """The sums of one round, and the committee's answers.
 
     :param plan: of the phase `open`, or of `unmask` with the set of devices.
@@ -64,13 +63,12 @@ class SecureSum:
         self.masked = masked
         self.cohort: Collection[str] = frozenset(self.round.devices)
         self._keys = {roster.devices[index]: roster.key(index) for index in self.round.cohort}
-        self._cost = server.method.cost(RoundTerms(plan.noise_split, plan.controls))
+        self._cost = server.method.cost(terms_of(plan))
         corrections = (self.round.rule.may_miss, self.round.width)
         self._sums = Masked(np.zeros(self.round.size, np.uint32), np.zeros(corrections, np.uint32))
         self._included: set[str] = set()
         self._answers: dict[str, np.ndarray] = {}
         self._total: np.ndarray | None = None
-        self.suspected_wraps = 0
 
     # updates
 
@@ -78,14 +76,17 @@ class SecureSum:
     def count(self) -> int:
         return len(self._included)
 
-    def read(self, header: UpdateHeader, data: bytes, *, payload: bytes) -> Sound:
-        device = header.device
-        self._checks.check_terms(header, self._plan)
-        values = self._values(header, data)
-        held = self._checks.held(self._store, device)
-        after = self._server.method.advance_public(held, np.zeros(self._checks.layout.size, np.float32))
-        row = UpdateRow(device, hashlib.sha256(data).digest(), payload, len(data), self.round.size, 0.0, 0.0, 0.0)
-        return Sound(header, data, row, self._counts, held, after, lambda: self._add(device, values))
+    def read(self, update: CheckedUpdate) -> None:
+        device, data = update.device, update.data
+        self._checks.check_terms(update.header, self._plan)
+        update.values = self._values(update.header, data)
+        update.before, update.counts = self._checks.held(device), self._counts
+        update.after = self._server.method.advance_public(update.before, np.zeros(self._checks.layout.size, np.float32))
+        digest, size = hashlib.sha256(data).digest(), self.round.size
+        update.row = UpdateRow(device, digest, update.digest, len(data), size, 0.0, 0.0, 0.0)
+
+    def add(self, update: CheckedUpdate) -> None:
+        self._add(update.device, update.values)
 
     def resume(self) -> list[str]:
         for update in self._store.updates(self._plan.round):
@@ -98,10 +99,6 @@ class SecureSum:
             self._answers[member] = self.read_answer(member, data).values
         return sorted(self._included)
 
-    @property
-    def reports(self) -> list[tuple[float, ...]]:
-        return []
-
     # the committee
 
     @property
@@ -110,8 +107,8 @@ class SecureSum:
         return self.masked and self._plan.phase == "open"
 
     @property
-    def answers(self) -> Answers:
-        """Without masks as if all members had answered."""
+    def answers(self) -> Answers:  # type: ignore[override]  # counted anew, since answers come one by one
+        """The committee's answers; without masks, as if all members had answered."""
         members = self.round.members
         if self.masked:
             sizes = self._store.answer_sizes(self._plan.round)
@@ -124,17 +121,18 @@ class SecureSum:
 
     @property
     def answered(self) -> Collection[str]:
+        """The members that have answered."""
         return self._answers.keys()
 
     def fixed(self) -> RoundPlan:
-        """The plan that asks the committee for what was added so far."""
+        """Returns the plan that asks the committee for what was added so far."""
         included = self.round.pack_included(self._included)
         if self._plan.secure is None:
             raise BadInput(f"the plan of round {self._plan.round} has no secure sum")
         return replace(self._plan, phase="unmask", secure=replace(self._plan.secure, included=included))
 
     def ask(self, plan: RoundPlan) -> None:
-        """The set of devices is stored."""
+        """Takes the plan with the set of devices, once it is stored."""
         self._plan = plan
 
     def read_answer(self, member: str, data: bytes) -> MemberAnswer:
@@ -159,6 +157,7 @@ class SecureSum:
         return answer
 
     def add_answer(self, member: str, answer: MemberAnswer) -> None:
+        """Keeps an answer that `read_answer` has checked and the store has."""
         self._answers[member] = answer.values
 
     # the sum
@@ -192,12 +191,12 @@ class SecureSum:
 
     @property
     def _noise_std(self) -> float:
-        """Of a value of the sum."""
+        """Standard deviation of the noise of a value of the sum."""
         parts = self.count / self.round.spec.honest_devices
         return self._cost.bound * self._cost.noise_multiplier * math.sqrt(parts)
 
     def _unmasked(self) -> np.ndarray:
-        """Raises `BadInput`."""
+        """Returns the sum modulo the prime, uint32 `[k]`. Raises `BadInput` where too few answers fit."""
         summed, wrong = self.round.opened(self._sums, self._answers)
         if wrong:  # or a device that has masked by another key than it shares with this member: no proof against either
             log.warning(
@@ -234,7 +233,7 @@ class SecureSum:
         self._included.add(device)
 
     def _decoded(self, device: str, data: bytes) -> tuple[UpdateHeader, memoryview]:
-        """Raises `Refusal` for an update that the key of the roster did not sign: its masks are made of that key."""
+        """Reads an update. Raises `Refusal` unless the roster's key signed it, since its masks are made of that key."""
         try:
             return decode_masked(data, public_key=self._keys[device])
         except BadSignature as error:
@@ -257,7 +256,7 @@ class SecureSum:
 
 
 def roster_of(store: AggregatorStore, *, excluded: Collection[str] = ()) -> Roster:
-    """All devices that the store knows. Raises `BadInput` where there are none."""
+    """Returns a roster of all devices that the store knows. Raises `BadInput` where there are none."""
     keys = {row.device: row.public_key for row in store.devices() if row.device not in excluded}
     if not keys:
         raise BadInput("no device is known, so a secure sum has no roster")
@@ -265,7 +264,7 @@ def roster_of(store: AggregatorStore, *, excluded: Collection[str] = ()) -> Rost
 
 
 def stored_roster(data: bytes) -> Roster:
-    """Of the open round. Raises `StoreError` for one that an earlier version has stored."""
+    """Reads the roster of the open round. Raises `StoreError` for one that an earlier version has stored."""
     try:
         return Roster.from_bytes(data)
     except OtherVersion as error:

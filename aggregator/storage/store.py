@@ -194,8 +194,11 @@ class AggregatorStore(SqliteFile):
     def put(self, key: str, value: bytes) -> None:
         self.write("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
-    def belong_to(self, task: str, spec_digest: bytes) -> None:
-        """To one task package: mixing two would spend privacy on a model that is neither. Raises `BadInput`."""
+    def check_same_task(self, task: str, spec_digest: bytes) -> None:
+        """Ties the store to one task package: mixing two would spend privacy on a model that is neither.
+
+        Raises `BadInput` for another package.
+        """
         known = self.get("spec_digest")
         if known is None:
             with self.transaction():
@@ -331,10 +334,6 @@ class AggregatorStore(SqliteFile):
         """Whether an update of the device was accepted in the open round."""
         query = "SELECT 1 FROM updates JOIN rounds USING (round) WHERE phase != 'closed' AND device = ?"
         return self.row(query, (device,)) is not None
-
-    def accepted_rounds(self) -> dict[str, int]:
-        """Device -> in how many rounds it was accepted."""
-        return dict(self.rows("SELECT device, COUNT(*) FROM updates GROUP BY device"))
 
     def held_models(self, *, until: int) -> dict[str, bytes]:
         """Device -> SHA-256 of the global model of the last round, up to `until`, in which it was accepted."""

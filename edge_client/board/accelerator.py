@@ -27,7 +27,6 @@ from hushfleet.errors import GraphRefused, StoreError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph, Provider
 from hushfleet.graphs.shapes import GraphCost
 from hushfleet.model.objectives import CROSS_ENTROPY
-from hushfleet.model.targets import random_targets
 from hushfleet.training.draws import draw_dropout
 
 PROVIDER = "CUDAExecutionProvider"
@@ -163,7 +162,7 @@ class AcceleratorTrial:
         for count in (1, 2, 8, 8):
             params = self._params(rng)
             x = rng.standard_normal((count, *model.input_shape), np.float32)
-            labels = random_targets(objective, count, len(model.class_names), rng)
+            labels = objective.loss.random(count, len(model.class_names), rng)
             masks = draw_dropout(model.dropout, count, rng)
             taught: dict[str, Any] = {}
             if self._cpu.distills:

@@ -1,4 +1,4 @@
-"""Whether the owner of a board allows a round: its plan against the task package, and both against `[limits]`.
+"""Checks that the owner of a board allows a round: its plan against the task package, and both against `[limits]`.
 
 All of it is known before any training. The reasons speak of the task and of the limits alone, so they may be told.
 """
@@ -11,13 +11,14 @@ from hushfleet.edge_client.declines import Declined
 from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.ledger import LedgerView
+from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.messages import RoundPlan
 
 
-def check_allowed(
+def allowed_charge(
     plan: RoundPlan, spec: TaskSpec, method: TaskMethod, terms: RoundTerms, *, limits: LimitsSection, ledger: LedgerView
-) -> None:
-    """Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
+) -> Charge:
+    """What the round costs the device. Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
     charge = method.charge(terms)
     if spec.privacy.secure is not None:
         check_trust(spec.privacy.secure, limits)
@@ -34,6 +35,7 @@ def check_allowed(
             f"limits.min_noise_multiplier is {limits.min_noise_multiplier:g}"
         )
     ledger.check_budget(charge, delta=limits.delta, epsilon_limit=limits.epsilon_server)
+    return charge
 
 
 def _check_split(plan: RoundPlan, spec: TaskSpec, split: int, limits: LimitsSection) -> None:
@@ -55,9 +57,9 @@ def _check_split(plan: RoundPlan, spec: TaskSpec, split: int, limits: LimitsSect
 
 
 def check_trust(secure: SecureSpec, limits: LimitsSection) -> None:
-    """Whether a task counts on no more than the owner trusts in. Raises `Declined`.
+    """Checks that a task counts on no more than the owner trusts in. Raises `Declined`.
 
-    Members of a committee are held to it, too, and not only those who train.
+    Members of a committee are checked, too, and not only those who train.
     """
     if limits.accounting == "strict":
         raise _no_privacy(

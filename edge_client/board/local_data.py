@@ -228,11 +228,8 @@ def _usable(
         rows = labels.reshape(len(labels), -1)
         with np.errstate(over="ignore"):
             found = rows.astype(np.float32)
-        if targets.loss == "binary":
-            fits &= ((found == 0) | (found == 1)).all(1)
-        elif rows.shape[1] == len(model.class_names):
-            with np.errstate(over="ignore"):
-                fits &= np.isfinite(targets.learned(found)).all(1)
+        if rows.shape[1] == len(model.class_names):
+            fits &= ~targets.misfits(found)
     if fits.all():
         return values, labels
     (places,) = np.nonzero(~fits)

@@ -1,4 +1,4 @@
-"""What a simulated device measures about itself, as JSON lines in a local file; never on the wire.
+"""Writes what a simulated device measures about itself, as JSON lines in a local file; never on the wire.
 
 In the field there is no such file: losses and accuracies are functions of private data.
 """
@@ -13,24 +13,26 @@ from pathlib import Path
 
 import numpy as np
 
-from hushfleet.config.spec import ModelSpec, TaskSpec
+from hushfleet.config.spec import ModelSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_indices
-from hushfleet.edge_client.trainer import TrainedRound
+from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.graphs.features import FeatureGraph
+from hushfleet.methods.stages import Release
 from hushfleet.model.evaluation import Evaluation, LogitsOf, evaluate, evaluate_each
 from hushfleet.plain_json import to_json
+from hushfleet.training.local_round import Trained
 
 
 @dataclass(frozen=True)
 class MetricsFile:
-    """Where a device's metrics go, and what they are measured on.
+    """A file of a device's metrics, and what they are measured on.
 
     :param path: JSON lines are appended to it.
     :param common_test: .npz that all devices share.
     :param local_test: this device's own held-out samples, or a bit for each image of the common test.
-    :param features: what makes features of these images, where the task trains on those.
+    :param features: makes features of these images, where the task trains on those.
     """
 
     path: Path
@@ -47,25 +49,26 @@ class MetricsFile:
         common, local = (None if test is None else Path(test) for test in (section.common_test, section.local_test))
         return cls(Path(section.metrics), common, local, features)
 
-    def write(
-        self, trained: TrainedRound, spec: TaskSpec, logits_of: LogitsOf, *, epsilon_server: float, train_s: float
-    ) -> None:
+    def write(self, round: DeviceRound, trained: Trained, release: Release, *, train_s: float) -> None:
         """Appends one line: the device's own model after local training, before aggregation."""
-        line: dict[str, object] = {"round": trained.round, "loss": trained.loss}
+        spec, logits_of = round.spec, round.trainer.logits_of
+        privacy, line = spec.privacy, dict[str, object](round=round.plan.round, loss=trained.loss)
         # of a linear model the head that the device chooses counts, not what a round trains
         tested = {} if spec.model.chooses_head else self._evaluate(trained, spec.model, logits_of)
         for name, result in tested.items():
             line[f"accuracy_own_{name}"] = result.accuracy
             line[f"loss_own_{name}"] = result.loss
-        mask, layers = trained.state.public.mask, spec.model.layout.layers
+        mask, layers = trained.context.mask, spec.model.layout.layers
         line["personal_share"] = [np.count_nonzero(mask[layer.start : layer.stop]) / layer.size for layer in layers]
-        line["clip_weights"] = _clip_weights(trained.release.clip_norms, spec.privacy.clip_norm)
-        line["epsilon_server"] = epsilon_server
-        line["train_s"] = round(train_s, 3)
+        line["clip_weights"] = _clip_weights(release.clip_norms, privacy.clip_norm)
+        line["epsilon_server"] = round.store.ledger.epsilon_server(
+            delta=privacy.delta, task=spec.task, extra=release.charge, accountant=privacy.accountant
+        )
+        line["train_s"] = float(f"{train_s:.3f}")
         with self.path.open("a", encoding="utf-8") as out:
             out.write(json.dumps(to_json(line), allow_nan=False) + "\n")  # as the event log writes numbers
 
-    def _evaluate(self, trained: TrainedRound, model: ModelSpec, logits_of: LogitsOf) -> dict[str, Evaluation]:
+    def _evaluate(self, trained: Trained, model: ModelSpec, logits_of: LogitsOf) -> dict[str, Evaluation]:
         results: dict[str, Evaluation] = {}
         indices = None
         if self.common_test is not None:
@@ -83,7 +86,7 @@ class MetricsFile:
 
 
 def _clip_weights(clip_norms: Sequence[float], clip_norm: float) -> list[float | None]:
-    """Each layer's part of the squared clip norm, as Eq. (13) of FedGLP-ADP divides it."""
+    """Each layer's part of the squared clip norm, by Eq. (13) of FedGLP-ADP."""
     if not math.isfinite(clip_norm):
         return [None] * len(clip_norms)
     return [(float(norm) / clip_norm) ** 2 for norm in clip_norms]

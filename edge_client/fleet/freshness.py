@@ -15,7 +15,7 @@ from hushfleet.atomic_file import write_whole
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.release import Newest, Signed, this_platform
 from hushfleet.release.manifest import version_order
-from hushfleet.wire.format.fleet_messages import Freeze
+from hushfleet.wire.format.health import Freeze
 
 FROZEN_AFTER_S = 7 * 86400.0
 """Seconds that the client has run without a new word, or below the newest release."""

@@ -1,9 +1,9 @@
-"""A board says how it is: once a minute, in coarse steps, nothing that follows its images (docs/privacy.md, "Health").
+"""A board sends its health once a minute, in coarse steps; nothing in it follows the board's images.
 
-The moments are fixed when the client starts. Between the announced beginning and the announced end of a training
-nothing is said, since a loop that is busy says it later. What a longer training or more images could show, that is
-heat, memory and the disk, is told only while the task has no secret about how long a board works
-(`TaskRuntime.constant_time`).
+The moments are fixed when the client starts. The board sends nothing between the announced beginning and the announced
+end of a training, since a busy loop would send it later. Fields that could show a longer training or more images
+(`Shown.shows_work`) are left out where the task keeps secret how long a board works (`TaskRuntime.constant_time`).
+docs/privacy.md, "Health", has the reasons.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import hushfleet
 from hushfleet.edge_client.board.certificate import read_certificate
@@ -23,7 +23,7 @@ from hushfleet.edge_client.storage.accelerator import ChosenAccelerator
 from hushfleet.errors import BadInput
 from hushfleet.release import this_platform
 from hushfleet.wire.format.fields import DeclineCode
-from hushfleet.wire.format.fleet_messages import ErrorCode, Health
+from hushfleet.wire.format.health import SHOWN, ErrorCode, Health
 
 EVERY_S = 60.0
 PERCENT_STEP = 10
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class BoardHealth:
-    """When the next `Health` is due, and what it says.
+    """Knows when the next `Health` is due, and makes it.
 
     :param now: monotonic seconds, as in all methods.
     :param root: where the system's files are; another folder in tests.
@@ -49,22 +49,24 @@ class BoardHealth:
         self.last_error: ErrorCode | None = None
         self.chosen: ChosenAccelerator | None = None
 
-    def message(self, now: float, *, session: int, hushed: bool) -> Health:
-        """What is said at `now`; the next one is due a whole number of minutes after the client's start.
+    def message(self, now: float, *, session: int, omit_work: bool) -> Health:
+        """Makes the message for `now`; the next one is due a whole number of minutes after the client's start.
 
-        :param hushed: heat, memory and disk are left out.
+        :param omit_work: whether fields that could show how long the board trains are None.
         """
         standing = standing_of(self._config)
         self.due_at += EVERY_S * max(1, 1 + int((now - self.due_at) // EVERY_S))
+        sensors: dict[str, Callable[[], Any]] = {
+            "disk_percent": self._disk_percent,
+            "memory_percent": self._memory_percent,
+            "temperature_c": self._temperature_c,
+            "throttled": self._throttled,
+        }
         return Health(
             device=self._config.device.id,
             session=session,
             version=hushfleet.__version__,
             uptime_s=int(now - self._began),
-            disk_percent=None if hushed else _known(self._disk_percent),
-            memory_percent=None if hushed else _known(self._memory_percent),
-            temperature_c=None if hushed else _known(self._temperature_c),
-            throttled=None if hushed else _known(self._throttled),
             last_decline=self.last_decline,
             last_error=self.last_error,
             certificate_end=self._certificate_end(),
@@ -74,6 +76,7 @@ class BoardHealth:
             attempt=standing.attempt,
             accelerator=self.chosen.chosen if self.chosen else "",
             freeze="" if standing.slot == "none" else Freshness(Path(self._config.device.state_dir)).freeze,
+            **{name: _known(read, omit=omit_work and SHOWN[name].shows_work) for name, read in sensors.items()},
         )
 
     def _disk_percent(self) -> int:
@@ -86,7 +89,7 @@ class BoardHealth:
         return _step(100 * (1 - kib["MemAvailable"] / kib["MemTotal"]), PERCENT_STEP)
 
     def _temperature_c(self) -> int:
-        """The hottest zone: a Raspberry Pi has one, a Jetson several, of which some may be no sensors at all."""
+        """Reads the hottest zone: a Raspberry Pi has one, a Jetson several, of which some may be no sensors at all."""
         found = []
         for zone in self._root.glob("sys/class/thermal/thermal_zone*"):
             with suppress(OSError, ValueError):  # an Orin Nano has zones of parts that it lacks, which cannot be read
@@ -96,7 +99,7 @@ class BoardHealth:
         return _step(max(found) / 1000 + DEGREE_STEP / 2, DEGREE_STEP)
 
     def _throttled(self) -> bool:
-        """Of a Raspberry Pi, by its firmware: low voltage, or slowed down for it or for heat."""
+        """Asks the firmware of a Raspberry Pi: low voltage, or slowed down for it or for heat."""
         (file,) = self._root.glob("sys/devices/platform/soc*/soc*firmware/get_throttled")
         return bool(int(file.read_text("ascii"), 16) & _THROTTLED_NOW)
 
@@ -112,9 +115,8 @@ def _step(value: float, step: int) -> int:
     return int(value // step) * step
 
 
-def _known(read: Callable[[], T]) -> T | None:
-    """None on a board, or a kernel, that does not have the file or writes something else into it."""
-    try:
-        return read()
-    except (OSError, ValueError, KeyError, IndexError, ZeroDivisionError):
-        return None
+def _known(read: Callable[[], T], *, omit: bool) -> T | None:
+    """Reads a sensor. None on a board or kernel that lacks the file, or writes something else into it."""
+    with suppress(OSError, ValueError, KeyError, IndexError, ZeroDivisionError):
+        return None if omit else read()
+    return None

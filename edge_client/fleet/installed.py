@@ -15,7 +15,7 @@ from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import BadInput, StoreFull, WireError
 from hushfleet.release import Manifest, SignedManifest, Trust, this_platform
 from hushfleet.release.statements import KEYS_FILE
-from hushfleet.wire.format.fleet_messages import SlotState
+from hushfleet.wire.format.health import SlotState
 
 
 @dataclass(frozen=True)

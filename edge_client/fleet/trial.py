@@ -98,7 +98,7 @@ class _Online:
             _log.info("connected" if self._up else "the connection was lost")
         now = self._clock()
         if self._up and now >= self._health.due_at:
-            message = self._health.message(now, session=self._store.last_session, hushed=True)
+            message = self._health.message(now, session=self._store.last_session, omit_work=True)
             frame = encode_message(message, self._store.identity, federation=self._federation)
             try:
                 self._link.publish(self._topic, frame, retain=True)

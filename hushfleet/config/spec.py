@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -34,10 +34,15 @@ from hushfleet.model.own_head import is_linear
 from hushfleet.model.params import MAX_PARAMS, ParamLayout
 from hushfleet.model.targets import CLASSES, Targets
 from hushfleet.privacy.terms import Accountant, Accounting, Unit
+from hushfleet.wire.format.forms import NAMES
+
+if TYPE_CHECKING:
+    Form = str
+else:
+    Form = Literal[NAMES]
 
 SPEC_VERSION = 1
 Augment = Literal["none", "flip-crop"]
-Form = Literal["quantized", "one-bit", "float16", "float32", "masked"]
 MAX_SPEC_BYTES = 1 << 20
 MAX_GRAPH_BYTES = 32 << 20
 MAX_ROUNDS = 1_000_000

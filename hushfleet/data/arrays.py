@@ -24,6 +24,7 @@ from hushfleet.data.measurements import check_names, check_spread, refuse_far, w
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
 from hushfleet.errors import BadInput
+from hushfleet.model.losses import LOSSES
 from hushfleet.model.targets import CLASSES, Targets
 
 HELD_OUT = 0.2  # of the data, where they come without a test part
@@ -41,7 +42,7 @@ class Data:
     """Labelled samples of your own. Each array is checked when a data set is made of it (`dataset`).
 
     :param train_x: `[n, C, H, W]`, `[n, C, T]` or `[n, F]`; None: a test part alone, as an aggregator in the field has.
-    :param train_y: `[n]`: whole numbers from 0, or names of classes. For `model.loss = "squared"` numbers, for "binary"
+    :param train_y: `[n]`: whole numbers from 0, or names of classes. Of other losses numbers, of "binary"
         0 and 1, `[n, outputs]`, or `[n]` of one output.
     :param test_x: None: a fifth of the data is held out, of each class alike.
     :param train_device: `[n]`, numbers or names: which device has a sample, for `data.partition = "given"`.
@@ -231,11 +232,10 @@ def as_targets(y: Any, names: Sequence[str], targets: Targets, *, count: int, wh
         raise BadInput(f"data.target_mean has {len(targets.mean)} values; {where} has {len(names)} outputs")
     with np.errstate(over="ignore"):  # becomes infinite, which is refused below
         found: np.ndarray = y.astype(np.float32)
-        binary, learned = targets.loss == "binary", targets.learned(found)
-    wrong = ~((found == 0) | (found == 1) if binary else np.isfinite(learned)).all(1)
+    wrong = targets.misfits(found)
     if wrong.any():
         first = int(wrong.argmax())
-        what = "neither 0 nor 1" if binary else f"no finite float32 numbers{', scaled' * bool(targets.mean)}"
+        what = LOSSES[targets.loss].misfit + ", scaled" * bool(targets.mean)
         raise BadInput(
             f"{where}: {wrong.sum()} samples, the first of them number {first} (from 0) with {y[first].tolist()}, have "
             f"targets that are {what}; leave these samples out, or mend them"

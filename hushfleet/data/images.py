@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ def pixels_of(image: Any, *, channels: int | None = None, size: tuple[int, int] 
     return pixels[None].copy() if is_grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def read_image(file: Path, *, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
+def read_image(file: Path | IO[bytes], *, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
     """One image, uint8 `[C, H, W]`. Raises `BadInput` that names the file and the reason."""
     channels, height, width = input_shape
     pil = pillow()
@@ -61,7 +61,11 @@ def read_image(file: Path, *, input_shape: tuple[int, int, int]) -> npt.NDArray[
     except MemoryError:
         raise
     except Exception as error:  # broken images fail in many ways: OSError, SyntaxError, struct.error, ...
-        reason = ValueError("a HEIC photograph, which Pillow cannot read; save it as JPEG") if _is_heic(file) else error
+        reason = (
+            ValueError("a HEIC photograph, which Pillow cannot read; save it as JPEG")
+            if isinstance(file, Path) and _is_heic(file)
+            else error
+        )
         raise BadInput(f"{file} cannot be read as an image: {type(reason).__name__}: {reason}") from reason
 
 

@@ -11,25 +11,44 @@ CIFAR-10; networks of this size do not tell the difference.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import string
-from collections.abc import Callable
+import sys
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from hushfleet.data.cifar import CIFAR10, CIFAR10_CLASSES, CIFAR100, CIFAR100_CLASSES, Arrays, Images, Labels
-from hushfleet.data.download import download
-from hushfleet.data.idx import read_idx
+from hushfleet.data.images import read_image
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
+from hushfleet.data.torchvision_sets import Arrays, Images, Labels, download, read
 from hushfleet.errors import BadInput
-from hushfleet.user_files import user_data_dir
+from hushfleet.user_files import read_cached, user_cache_dir, user_data_dir, write_cached
 
 ORDER_SEED = 0
 """Seeds the fixed splits and orders below; changing it changes every published figure."""
 DIGITS_TEST_IMAGES = 360
+_BATCHES = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_FINE_LABELS = """
+    apple aquarium-fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+    castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+    elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn-mower leopard lion lizard
+    lobster man maple-tree motorcycle mountain mouse mushroom oak-tree orange orchid otter palm-tree pear
+    pickup-truck pine-tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark
+    shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet-pepper table tank telephone
+    television tiger tractor train trout tulip turtle wardrobe whale willow-tree wolf woman worm
+"""
 
 
 @dataclass(frozen=True)
@@ -159,6 +178,25 @@ def _idx_pair(images_path: Path, labels_path: Path) -> tuple[Images, Labels]:
     return images[:, None], labels.astype(np.int64)
 
 
+def read_idx(path: Path) -> Images:
+    """An array from an IDX file of bytes, plain or gzipped: torchvision reads plain ones alone, with PyTorch.
+
+    Two zero bytes, 8 for bytes, the number of dimensions, each dimension as big-endian uint32, then the values.
+
+    :raises BadInput: the file cannot be read, or its header does not describe it.
+    """
+    try:
+        content = path.read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        if content[:3] != b"\0\0\x08":
+            raise ValueError(f"it starts with {content[:4].hex() or 'nothing'}")
+        shape = np.frombuffer(content, ">u4", content[3], 4).tolist()
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
+        raise BadInput(f"{path} cannot be read as an IDX file of bytes: {error}; fetch it again") from error
+
+
 def _find_emnist(folder: Path) -> Arrays | None:
     found = _find_emnist_raw(folder)
     if found is None:
@@ -179,27 +217,76 @@ _find_emnist_raw = _idx_finder("emnist", "EMNIST", ("emnist-letters-train-", "em
 
 def _find_svhn(folder: Path) -> Arrays | None:
     for place in (folder / "svhn", folder / "SVHN", folder):
-        paths = [place / "train_32x32.mat", place / "test_32x32.mat"]
-        if all(path.is_file() for path in paths):
-            return (*_svhn_part(paths[0]), *_svhn_part(paths[1]))
+        if all((place / f"{part}_32x32.mat").is_file() for part in ("train", "test")):
+            return read("svhn", place)
     return None
 
 
-def _svhn_part(path: Path) -> tuple[Images, Labels]:
+def _find_cifar(name: str, folder: Path) -> Arrays | None:
+    """CIFAR from its Python batches or class folders of images, or from a tar of either."""
+    for place in (folder / name, folder):
+        if (place / _BATCHES[name]).is_dir():
+            return read(name, place)
+        if name == "cifar10" and (place / "train" / CIFAR10_CLASSES[0]).is_dir() and (place / "test").is_dir():
+            files = (file for part in ("train", "test") for file in place.glob(f"{part}/*/*") if file.is_file())
+            return _class_folders(((str(file), file.read_bytes()) for file in files), place)
+        for archive in sorted([*place.glob("cifar*10*.tar.gz"), *place.glob("cifar*10*.tgz")]):
+            if ("100" in archive.name) == (name == "cifar100"):
+                return _from_tar(name, archive)
+    return None
+
+
+def _class_folders(files: Iterable[tuple[str, bytes]], where: Path) -> Arrays:
+    """:param files: the paths `.../train/<class>/<name>` and `.../test/<class>/<name>` with their contents."""
+    found: dict[str, dict[tuple[str, str], Images]] = {"train": {}, "test": {}}
+    for path, content in files:
+        _, part, kind, name = f"///{path}".rsplit("/", 3)
+        if part in found:
+            if kind not in CIFAR10_CLASSES:
+                raise BadInput(f"{where} holds the class folder {kind!r}; cifar10 has {', '.join(CIFAR10_CLASSES)}")
+            try:
+                found[part][kind, name] = read_image(io.BytesIO(content), input_shape=(3, 32, 32))
+            except BadInput as error:
+                raise BadInput(f"{where}: {part}/{kind}/{name} is not a readable image: {error.__cause__}") from error
+    if not all(found.values()):
+        raise BadInput(f"{where} holds no train/<class>/ and test/<class>/ images and no CIFAR-10 batches")
+    return (*_shuffled(found["train"]), *_shuffled(found["test"]))
+
+
+def _shuffled(images: dict[tuple[str, str], Images]) -> tuple[Images, Labels]:
+    """A fixed shuffle makes any leading part of the set a fair sample."""
+    names = sorted(images)
+    order = [names[at] for at in np.random.Generator(np.random.PCG64(ORDER_SEED)).permutation(len(names))]
+    return np.stack([images[name] for name in order]), np.array([CIFAR10_CLASSES.index(kind) for kind, _ in order])
+
+
+def _from_tar(name: str, archive: Path) -> Arrays:
+    """Decodes the archive once, which takes ten seconds, and keeps the arrays in the user's cache folder."""
+    status = archive.stat()
+    with archive.open("rb") as file:
+        key = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns} ".encode() + file.read(1 << 16)).hexdigest()[:16]
+    cached = user_cache_dir() / f"{name}-{key}.npz"
+    if (content := read_cached(cached)) is not None:
+        with np.load(io.BytesIO(content), allow_pickle=False) as kept:
+            train_images, train_labels, test_images, test_labels = (kept[key] for key in kept.files)
+        return train_images, train_labels, test_images, test_labels
+    print(f"decoding {archive.name}, once; the copy goes to {cached}", file=sys.stderr)
     try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise BadInput(f"{path} is a MATLAB file; reading it needs scipy: pip install scipy") from error
+        with tarfile.open(archive) as tar, tempfile.TemporaryDirectory() as unpacked:
+            if batches := [member for member in tar if f"/{_BATCHES[name]}/" in f"/{member.name}"]:
+                tar.extractall(unpacked, batches, filter="data")
+                return read(name, Path(unpacked))
+            files = ((each.name, file.read()) for each in tar if each.isfile() and (file := tar.extractfile(each)))
+            arrays = _class_folders(files, archive)
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{archive} cannot be read: {error}; fetch it again") from error
+    buffer = io.BytesIO()
+    np.savez(buffer, *arrays)
     try:
-        content = loadmat(path, variable_names=["X", "y"])
-        images, labels = content["X"], content["y"]
-    except Exception as error:  # scipy raises many kinds for a broken file
-        raise BadInput(f"{path} cannot be read as SVHN's MATLAB file: {error}; fetch it again") from error
-    labels = labels.reshape(-1).astype(np.int64)
-    if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)):
-        raise BadInput(f"{path} holds X {images.dtype} {list(images.shape)}; uint8 [32, 32, 3, n] is expected")
-    labels[labels == 10] = 0  # the files call the digit zero class 10
-    return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels
+        write_cached(cached, buffer.getvalue())
+    except OSError as error:  # the set is loaded all the same; the next start decodes again
+        print(f"the decoded copy could not be kept in {cached.parent}: {error}", file=sys.stderr)
+    return arrays
 
 
 def _idx_source(name: str, torchvision_name: str, class_names: tuple[str, ...], mean: float, std: float) -> _Source:
@@ -224,7 +311,9 @@ _SOURCES: dict[str, _Source] = {
     "mnist": _idx_source("mnist", "MNIST", _DIGITS, 0.1307, 0.3081),
     "fashion-mnist": _idx_source("fashion-mnist", "FashionMNIST", _FASHION, 0.2860, 0.3530),
     "emnist": _Source(_find_emnist, _EMNIST_FILES, _LETTERS, (0.1722,), (0.3309,)),
-    "cifar10": _Source(CIFAR10.find, _CIFAR10_FILES, CIFAR10_CLASSES, *_CIFAR10_SCALE),
-    "cifar100": _Source(CIFAR100.find, _CIFAR100_FILES, CIFAR100_CLASSES, *_CIFAR100_SCALE),
+    "cifar10": _Source(partial(_find_cifar, "cifar10"), _CIFAR10_FILES, CIFAR10_CLASSES, *_CIFAR10_SCALE),
+    "cifar100": _Source(
+        partial(_find_cifar, "cifar100"), _CIFAR100_FILES, tuple(_FINE_LABELS.split()), *_CIFAR100_SCALE
+    ),
     "svhn": _Source(_find_svhn, _SVHN_FILES, _DIGITS, *_SVHN_SCALE),
 }

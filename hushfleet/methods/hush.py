@@ -3,7 +3,7 @@
 The features are fixed and need no private data (`models/features`), so all that is learned is one linear layer. Each
 device takes a few steps of plain gradient descent on all its images, from the global head and with the logarithm of its
 own label shares as bias, and sends the difference, scaled to norm exactly C, with noise. The server adds up; the task
-ends with the mean of the last third of the iterates.
+ends with the mean of the last third of the iterates. C falls in that third, since its rounds weigh less in the mean.
 
 Fixed features and a linear head: Tramèr, Boneh: "Differentially Private Learning Needs Better Features (or Much More
 Data)", ICLR 2021. Noised sums: McMahan et al., ICLR 2018; of masked integers: Bell et al.: "Secure Single-Server
@@ -29,7 +29,7 @@ import numpy as np
 from hushfleet.array_api import Array, array_namespace
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed, PrivacyError
-from hushfleet.methods.hush_rule import rule
+from hushfleet.methods.hush_rule import falling, rule
 from hushfleet.methods.local import Sgd, SharedOnly
 from hushfleet.methods.method import Method, TrainingConfig, published, within
 from hushfleet.methods.personal import Everything
@@ -67,11 +67,12 @@ class HushConfig(TrainingConfig):
 def hush(config: HushConfig, privacy: PrivacySpec, rounds: int) -> Method:
     if math.isinf(privacy.clip_norm):
         raise PrivacyError('method.name = "hush" scales updates to privacy.clip_norm, which must be finite')
+    noise_multiplier = privacy.noise_multiplier if privacy.unit == "device" else 0.0
     return Method(
         OwnPrior(),
         Sgd(order=SharedOnly()),
         (ScaleWhole(), Gaussian()),
-        TailMean(rounds, config.momentum_server),
+        TailMean(rounds, config.momentum_server, privacy.clip_norm, noise_multiplier),
         takes_empty=True,
     )
 
@@ -121,10 +122,21 @@ class TailMean(Mean):
     :param rounds: of the task.
     :param momentum: of the server's steps, in Nesterov's form as PyTorch has it: v <- m v + g, w <- w + g + m v for
         the mean g of what was sent.
+    :param clip_norm: of the task.
+    :param noise_multiplier: of the task, for updates; 0: the clip norm does not fall.
     """
 
     rounds: int
     momentum: float = 0.0
+    clip_norm: float = math.inf
+    noise_multiplier: float = 0.0
+
+    def controls(self, state: ServerArrays, round: int) -> dict[str, float]:
+        """The round's clip norm and noise multiplier. All rounds together cost what the task's own numbers cost."""
+        if self.noise_multiplier == 0:
+            return {}
+        clip_norm, noise_multiplier = falling(self.rounds)[round - 1]
+        return {"clip_norm": self.clip_norm * clip_norm, "noise_multiplier": self.noise_multiplier * noise_multiplier}
 
     def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
         after = super().aggregate(state, global_params, sums, weights)

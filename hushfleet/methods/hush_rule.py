@@ -17,6 +17,11 @@ Tuned by eye on the test sets of digits and Fashion-MNIST with 5 to 60 images a 
 
 from __future__ import annotations
 
+import math
+from functools import cache
+
+import numpy as np
+
 from hushfleet.methods.method import Steps
 from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 
@@ -47,3 +52,17 @@ def rule(*, devices: float, epsilon: float, delta: float, rounds: int = ROUNDS) 
     r = signal(devices=devices, epsilon=epsilon, delta=delta)
     clip_norm = min(WAY * r, LONGEST_WAY) / rounds
     return Steps(rounds, float(f"{clip_norm:.3g}"), max(LEAST_DIRECTIONS, 8 * round(DIRECTIONS * r / 8)))
+
+
+@cache
+def falling(rounds: int) -> tuple[tuple[float, float], ...]:
+    """What the task's clip norm and noise multiplier are multiplied by in each round.
+
+    The task ends with the mean of the heads after the last third of the rounds, in which those rounds weigh less and
+    less. So the clip norm falls with the root of the weight, the noise of a value stays the same, and the noise
+    multiplier z rises. The clip norms, and 1 / z^2, on which epsilon depends, have the sums that equal rounds have.
+    """
+    weights = np.minimum(1.0, np.arange(rounds, 0, -1) / math.ceil(rounds / 3))
+    clips = np.sqrt(weights) * rounds / np.sqrt(weights).sum()
+    multipliers = np.sqrt(np.mean(clips**2)) / clips * (1 + 1e-12)  # floating point may not make the noise smaller
+    return tuple(zip(clips.tolist(), multipliers.tolist(), strict=True))

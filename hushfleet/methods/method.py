@@ -48,7 +48,6 @@ from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.training.optim import adam_reach
-from hushfleet.training.own_samples import HiddenSamples, OwnSamples
 
 Setting = TypeVar("Setting", int, float)
 
@@ -324,30 +323,12 @@ class TaskMethod:
         """The public state after an update, on both sides."""
         return public.after(self.parts.personal.next_mask(public, sent, self.layout))
 
-    # the device half
+    # the device half; a round begins and ends in `hushfleet.training.local_round.LocalRound`
 
     @property
-    def _own_is_raw(self) -> bool:
+    def own_is_raw(self) -> bool:
         """Whether the own model is trained without the noise that the shared one has: no part of that may see it."""
         return self.by_record and self.parts.own_training is not None
-
-    def begin(self, state: DeviceState, published: Array, terms: RoundTerms, samples: OwnSamples) -> RoundContext:
-        """The context of a round: what is chosen on the own samples, and where training begins.
-
-        :param published: float32 `[published_size]`, as `split` takes it.
-        """
-        global_params, vectors = self.split(published)
-        if self._own_is_raw:
-            state = replace(state, own=None)
-        personal = self.parts.personal
-        visible: Any = HiddenSamples() if self.by_record else samples
-        chosen = personal.choose(state, global_params, visible, self.layout)
-        start = personal.start(state, global_params, chosen, visible, self.layout)
-        return RoundContext(self.setting(terms), state, global_params, start, chosen, vectors=vectors)
-
-    def measured(self, context: RoundContext, own: Array, samples: OwnSamples) -> RoundContext:
-        """The context after training, with what a report is made of."""
-        return replace(context, measured=samples.evaluate(own)) if self.parts.evaluates else context
 
     def release(self, context: RoundContext, update: Array, noise: NoiseSource) -> Release:
         """What leaves of `update = trained - start`, once."""
@@ -361,7 +342,7 @@ class TaskMethod:
         """
         parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
         parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: nobody writes what bounds remember but they
-        private, seen = dict(context.remembered), context.start + update if self._own_is_raw else trained
+        private, seen = dict(context.remembered), context.start + update if self.own_is_raw else trained
         for part in (self.parts.personal, *parts):
             private |= part.remember(context, update=update, trained=seen, sent=sent)
         return DeviceState(self.advance_public(context.state.public, sent), trained, private)

@@ -19,39 +19,49 @@ printed. Zhao et al. have the temperature in b too, and KT^2 before the sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked
+from hushfleet.config.schema import Checked, require
+from hushfleet.model.losses import LOSSES, Loss, log_softmax
 
 T = TypeVar("T")
-Kind = Literal["cross-entropy", "binary", "squared", "distillation", "decoupled-distillation"]
+DISTILLATIONS = ("distillation", "decoupled-distillation")
 
 
 @dataclass(frozen=True)
 class Objective(Checked):
     """The loss of a batch.
 
-    :param kind: `cross-entropy` with the labels, or that and a teacher's logits; of targets that are no classes
-        `binary`, the mean binary cross-entropy of the outputs, or `squared`, the mean of their squared errors.
+    :param kind: a name in `hushfleet.model.losses.LOSSES`, or the cross-entropy and a teacher's logits.
     :param temperature: of the distillation.
     :param non_target_weight: N of ACDP-pFSD's Eq. (8), for `decoupled-distillation`.
     """
 
-    kind: Kind = "cross-entropy"
+    kind: str = "cross-entropy"
     temperature: Annotated[float, Meta(gt=0, le=1000, description="in (0, 1000]")] = 1.0
     non_target_weight: Annotated[float, Meta(ge=0, le=1000, description="in [0, 1000]")] = 1.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kinds = (*LOSSES, *DISTILLATIONS)
+        require(self.kind in kinds, "kind", self.kind, f"one of {', '.join(kinds)}")
+
     @property
     def distills(self) -> bool:
-        return self.kind in ("distillation", "decoupled-distillation")
+        return self.kind in DISTILLATIONS
+
+    @property
+    def loss(self) -> Loss:
+        """The loss by the targets alone."""
+        return LOSSES["cross-entropy" if self.distills else self.kind]
 
     @property
     def of_classes(self) -> bool:
         """Whether a target is a class, int64 `[B]`; else they are float32 `[B, outputs]`."""
-        return self.kind not in ("binary", "squared")
+        return self.loss.of_classes
 
     def loss_and_cotangent(
         self, logits: np.ndarray, y: np.ndarray, teacher: np.ndarray | None = None, weight: np.ndarray | None = None
@@ -63,17 +73,10 @@ class Objective(Checked):
         :param weight: of the distillation, `[B]`, in [0, 1].
         """
         student = np.asarray(logits, np.float64)
-        if self.kind == "squared":
-            errors = student - y
-            return (errors**2).mean(1), 2 * errors / errors.shape[1]
-        if self.kind == "binary":  # log(1 + e^z) - y z
-            yes = np.exp(-np.logaddexp(0, -student))
-            return (np.logaddexp(0, student) - y * student).mean(1), (yes - y) / student.shape[1]
-        label = np.arange(student.shape[1]) == y[:, None]
-        logs = _log_softmax(student)
-        losses, slopes = -logs[label], np.exp(logs) - label
+        losses, slopes = self.loss.losses_and_slopes(student, y)
         if not self.distills:
             return losses, slopes
+        label = np.arange(student.shape[1]) == y[:, None]
         teacher, weight = np.asarray(teacher, np.float64), np.asarray(weight, np.float64)
         divergences, pulls = (self._plain if self.kind == "distillation" else self._decoupled)(student, teacher, label)
         rest = 1 - weight
@@ -97,7 +100,7 @@ class Objective(Checked):
         pull[label] = target_pull[:, 0]
         share = self.non_target_weight / self.temperature
         # The logarithm of the summed exponentials has the softmax as its slopes.
-        pull[~label] = (target_pull[:, 1:] * np.exp(_log_softmax(students)) + share * others_pull).ravel()
+        pull[~label] = (target_pull[:, 1:] * np.exp(log_softmax(students)) + share * others_pull).ravel()
         return target + self.non_target_weight * others, pull
 
 
@@ -120,12 +123,6 @@ def both_or_none(teacher: T | None, distill: T | None, *, distills: bool) -> tup
 
 def _divergence(student: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """KL(softmax(teacher) || softmax(student)) `[B]` and its derivative by the student's logits."""
-    ours, theirs = _log_softmax(student), _log_softmax(teacher)
+    ours, theirs = log_softmax(student), log_softmax(teacher)
     probabilities = np.exp(theirs)
     return (probabilities * (theirs - ours)).sum(1), np.exp(ours) - probabilities
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(1, keepdims=True)
-    normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return normalized

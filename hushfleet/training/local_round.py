@@ -1,7 +1,7 @@
 """A device's part of a round, up to the trained vector: one loop, for one client as `[d]` and for many as `[c, d]`.
 
-What differs between a board and a cohort on an accelerator is an executor: it draws the batches, computes their
-gradients and moves the vector.
+`LocalRound` is the way of one device: it begins, trains and ends. What differs between a board and a cohort on an
+accelerator is the executor: it draws the batches, computes their gradients and moves the vector.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hushfleet.array_api import Array
-from hushfleet.data.samples import LabelledSamples
 from hushfleet.errors import GraphRefused
 from hushfleet.methods.local import Sgd
-from hushfleet.methods.method import TaskMethod, TrainingConfig
+from hushfleet.methods.method import TaskMethod
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext, RoundTerms
-from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.training.batch import Batch, ClientBatch, GradientFunction, NoisedBatch
+from hushfleet.training.batch import Batch, ClientBatch, NoisedBatch
 from hushfleet.training.draws import Inputs, drawn_batches, drawn_inputs, epochs
 from hushfleet.training.entries import ALL, Entries
 from hushfleet.training.optim import Optimizer, make_optimizer
-from hushfleet.training.own_samples import LoadedSamples, Teacher, taught
+from hushfleet.training.own_samples import HiddenSamples, LoadedSamples, OwnSamples, taught
 
 OnBatch = Callable[[int, int], None]
 MakeOptimizer = Callable[[str, float, float], Optimizer]
@@ -53,15 +51,67 @@ class Trained(NamedTuple):
 
     @property
     def update(self) -> np.ndarray:
+        """What training has changed, float32 `[d]`."""
         change: np.ndarray = self.end - self.context.start if self.step is None else self.step
         return change
 
-    def forgotten(self) -> Trained:
+    def without_training(self) -> Trained:
         """The device as if it had not trained in this round."""
         context, begin = self.context, self.context.global_params
         own = begin if context.state.own is None else context.state.own
         context = replace(context, start=begin, remembered=context.state.private)
         return Trained(context, begin, own, self.loss, np.zeros_like(begin))
+
+
+class LocalRound:
+    """One device's round up to what may be released.
+
+    :param state: what the device carries from its last round.
+    :param published: float32 `[published_size]`, as `TaskMethod.split` takes it; read only.
+    :param samples: the device's own samples. With the unit `record` no choice of the method sees them.
+    """
+
+    def __init__(
+        self, method: TaskMethod, state: DeviceState, published: Array, terms: RoundTerms, samples: OwnSamples
+    ) -> None:
+        self.method, self.state, self.samples = method, state, samples
+        self.record = method.record_mechanism(terms) if method.by_record else None
+        seen = replace(state, own=None) if method.own_is_raw else state
+        visible: Any = HiddenSamples() if method.by_record else samples
+        (global_params, vectors), personal, layout = method.split(published), method.parts.personal, method.layout
+        chosen = personal.choose(seen, global_params, visible, layout)
+        start = personal.start(seen, global_params, chosen, visible, layout)
+        self.context = RoundContext(method.setting(terms), seen, global_params, start, chosen, vectors=vectors)
+
+    def train(self, **how: Any) -> Trained:
+        """Trains on samples in memory (`LoadedSamples`): the shared model, then the own one if the method has two.
+
+        :param how: `inputs`, `rng`, `noise`, and what else `OneClient` takes.
+        """
+        training, second = self.method.training, self.method.parts.own_training
+        client = OneClient(self, training, record=self.record, **how)
+        own = end = self.context.start.copy()
+        remembered = train_vector(training, self.context, end, client)
+        if second is not None:
+            begin = self.context.global_params if self.state.own is None else self.state.own
+            own = begin.copy()
+            try:
+                train_vector(second, self.context, own, OneClient(self, second, **how))
+            except GraphRefused as error:
+                if not self.method.by_record:
+                    raise
+                own = begin
+                client.failures.append(str(error))  # it stays as it was, and what is sent does not follow
+        return self.ended(end, own, client.loss, remembered, client.step, client.failures)
+
+    def ended(self, end: np.ndarray, own: np.ndarray, loss: float, remembered: PrivateArrays, *rest: Any) -> Trained:
+        """The round after training, with the numbers that a report is made of.
+
+        :param rest: `step` and `failures` of `Trained`.
+        """
+        measured = self.samples.evaluate(own) if self.method.parts.evaluates else None
+        context = replace(self.context, measured=measured, remembered=remembered)
+        return Trained(context, end, own, loss, *rest)
 
 
 class Step(NamedTuple):
@@ -125,26 +175,22 @@ def _first(context: RoundContext, rows: slice | EllipsisType) -> RoundContext:
 class OneClient:
     """The executor of a board, and of a worker process.
 
+    :param round: the round of one device, with its samples in memory.
     :param rng: draws the order of the samples, or which are in a batch, the augmentation and the dropout masks.
-    :param record: of the unit `record`.
-    :param noise: of its gradients.
-    :param distills: whether the objective takes a teacher.
+    :param noise: noises the gradients of `record`.
+    :param record: how gradients are noised with the unit `record`; None for an own model, which is never sent.
     :param on_batch: called before each batch with (batches done, batches in all); may raise to give up.
     :param make_optimizer: for an implementation that gives the same bits faster.
     :param step: of a secure sum over records, what the one batch has moved. The difference of two models would be
         rounded as these are, and where steps are small one record could move it by many times its bound.
     """
 
-    config: TrainingConfig
-    gradient: GradientFunction
-    samples: LabelledSamples
+    round: LocalRound
+    training: Sgd
     inputs: Inputs
     rng: np.random.Generator
-    size: int
-    record: RecordMechanism | None = None
     noise: NoiseSource | None = None
-    distills: bool = False
-    teacher: Teacher | None = None
+    record: RecordMechanism | None = None
     on_batch: OnBatch | None = None
     make_optimizer: MakeOptimizer = make_optimizer
     step: np.ndarray | None = None
@@ -152,6 +198,12 @@ class OneClient:
     seen: int = 0
     scratch: dict[str, np.ndarray] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.round.samples, LoadedSamples)
+        self.samples, self.gradient = self.round.samples.samples, self.round.samples.gradient
+        self.config = self.round.method.config
+        self.teacher = self.training.teacher(self.round.context, self.round.samples)
 
     def optimizer(self) -> Optimizer:
         return self.make_optimizer(self.config.optimizer, self.config.learning_rate, self.config.momentum)
@@ -176,7 +228,7 @@ class OneClient:
         return self.loss_sum / max(self.seen, 1)
 
     def steps(self) -> Iterator[Step]:
-        count, out = len(self.samples), np.empty(self.size, np.float32)
+        count, out = len(self.samples), np.empty(self.round.method.layout.size, np.float32)
         plan, done = list(epochs(count, self.config, self.record)), 0
         for epoch, batches in enumerate(plan):
             for indices in drawn_batches(count, self.config.batch_size, batches, self.record, self.rng):
@@ -188,71 +240,10 @@ class OneClient:
     def _batch(self, indices: np.ndarray, out: np.ndarray) -> Batch:
         x, masks = drawn_inputs(self.samples, indices, self.inputs, self.rng)
         y = self.samples.targets.learned(self.samples.labels[indices])
-        learned = taught(self.teacher, indices) if self.distills else {}
+        learned = taught(self.teacher, indices) if self.training.objective.distills else {}
         batch = ClientBatch(self.gradient, x, y, masks, learned, out, self.scratch, self.failures)
         if self.record is None:
             return batch
         assert self.noise is not None
         total = self.scratch.setdefault("total", np.empty_like(out))
         return NoisedBatch(batch, [self.record], [self.noise], total)
-
-
-def train_locally(
-    method: TaskMethod,
-    training: Sgd,
-    context: RoundContext,
-    begin: Array,
-    gradient: GradientFunction,
-    samples: LabelledSamples,
-    *,
-    noised: bool = False,
-    **how: Any,
-) -> tuple[np.ndarray, OneClient, PrivateArrays]:
-    """The trained vector `[d]`, its executor, and what lasts; `begin` is left as it is.
-
-    :param noised: whether noise is in the training, with the unit `record`.
-    :param how: more fields of `OneClient`.
-    """
-    record = method.record_mechanism(context.setting.terms) if noised else None
-    executor = OneClient(
-        method.config, gradient, samples, size=len(begin), record=record, distills=training.objective.distills, **how
-    )
-    params = begin.copy()
-    remembered = train_vector(training, context, params, executor)
-    return params, executor, remembered
-
-
-def train_round(
-    method: TaskMethod,
-    state: DeviceState,
-    published: Array,
-    gradient: GradientFunction,
-    samples: LabelledSamples,
-    *,
-    terms: RoundTerms,
-    logits_of: LogitsOf,
-    **how: Any,
-) -> Trained:
-    """All that a device does with its data in a round.
-
-    :param published: the global model float32 `[d]`, and the server half's vectors, see `TaskMethod.split`.
-    :param how: `inputs`, `rng`, `noise`, and what else `OneClient` takes.
-    """
-    own_samples = LoadedSamples(samples, gradient, logits_of, by_record=method.by_record)
-    context = method.begin(state, published, terms, own_samples)
-    teacher = method.training.teacher(context, own_samples)
-    at = {"gradient": gradient, "samples": samples, **how}
-    end, executor, remembered = train_locally(
-        method, method.training, context, context.start, teacher=teacher, noised=method.by_record, **at
-    )
-    own = end
-    if method.parts.own_training is not None:
-        own = context.global_params if state.own is None else state.own
-        try:
-            own, *_ = train_locally(method, method.parts.own_training, context, own, **at)
-        except GraphRefused as error:
-            if not method.by_record:
-                raise
-            executor.failures.append(str(error))  # it stays as it was, and what is sent does not follow
-    context = replace(method.measured(context, own, own_samples), remembered=remembered)
-    return Trained(context, end, own, executor.loss, executor.step, executor.failures)

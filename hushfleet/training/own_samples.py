@@ -50,30 +50,30 @@ class LoadedSamples:
     def __init__(
         self, samples: LabelledSamples, gradient: GradientFunction, logits_of: LogitsOf, *, by_record: bool = False
     ) -> None:
-        self._samples, self._gradient, self._logits_of = samples, gradient, logits_of
+        self.samples, self.gradient, self._logits_of = samples, gradient, logits_of
         self._by_record = by_record
 
     def squared_gradient(self, params: Array) -> Array:
         """Memory does not grow with the data."""
-        at_once = getattr(self._gradient, "squared_sum", None)  # of a runtime that never writes single gradients out
+        at_once = getattr(self.gradient, "squared_sum", None)  # of a runtime that never writes single gradients out
         step = 1 if at_once is None else _SQUARES_BATCH
         total, one = np.zeros_like(params), np.empty_like(params)
-        for start in range(0, len(self._samples), step):
-            batch = self._samples.take(slice(start, start + step))
+        for start in range(0, len(self.samples), step):
+            batch = self.samples.take(slice(start, start + step))
             if at_once is None:
-                self._gradient(params, batch.x, batch.y, out=one)
+                self.gradient(params, batch.x, batch.y, out=one)
                 one *= one
             else:
                 one = at_once(params, batch.x, batch.y)
             total += one
-        total /= len(self._samples)
+        total /= len(self.samples)
         return total
 
     def logits(self, params: Array) -> np.ndarray:
         found: list[np.ndarray | None] = []
         together = 1 if self._by_record else _LOGITS_BATCH
-        for first in range(0, len(self._samples), together):
-            part = self._samples.take(slice(first, first + together))
+        for first in range(0, len(self.samples), together):
+            part = self.samples.take(slice(first, first + together))
             try:
                 found.append(self._logits_of(params, part.x))
             except GraphRefused:
@@ -85,10 +85,10 @@ class LoadedSamples:
         return np.concatenate([unknown if logits is None else logits for logits in [*found, unknown[:0]]])
 
     def evaluate(self, params: Array) -> Evaluation:
-        return evaluate(self._logits_of, params, self._samples)
+        return evaluate(self._logits_of, params, self.samples)
 
     def label_counts(self, classes: int) -> np.ndarray:
-        return np.bincount(self._samples.labels, minlength=classes)
+        return np.bincount(self.samples.labels, minlength=classes)
 
 
 class HiddenSamples:

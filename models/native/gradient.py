@@ -30,7 +30,7 @@ FLOAT, INT = np.dtype(np.float32), np.dtype(np.int64)
 class NativeGradient:
     """`(params, x, y, dropout, out) -> (loss, gradient)` of `model` under a batch's mean loss by `objective`.
 
-    The cross-entropy is compiled; a loss with a teacher is NumPy's, between the two halves of the program.
+    The cross-entropy is compiled; any other loss is NumPy's, between the two halves of the program.
     The same inputs give the same bits, whatever was computed before. Threads take turns.
 
     :cvar takes_part: a call may ask for a part of the gradient alone, which is quicker; see `part` of a call.
@@ -70,9 +70,9 @@ class NativeGradient:
         inputs = self._check_batch(params, x, y, dropout)
         layers = self._layers(part)
         distilled = self._distilled(len(x), teacher, distill)
-        if distilled is not None:
+        if distilled is not None or not self.objective.of_classes:
             with self._program.scratch(len(x)) as (library, scratch):
-                losses, slopes = self._losses(library, scratch, inputs, y, *distilled)
+                losses, slopes = self._losses(library, scratch, inputs, y, *(distilled or (None, None)))
                 slopes = (slopes / len(x)).astype(np.float32)
                 library.gradient_of_slopes(*inputs, _pointer(slopes), *layers, _pointer(out), scratch)
             self._zero_others(out, layers)
@@ -168,12 +168,11 @@ class NativeGradient:
         scratch: ctypes.c_void_p,
         inputs: tuple[Any, ...],
         y: np.ndarray,
-        teacher: np.ndarray,
-        distill: np.ndarray,
+        teacher: np.ndarray | None,
+        distill: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Each sample's loss and its derivative by that sample's logits, which stay in `scratch` with all else."""
-        wrong = (y < 0) | (y >= self.model.classes)
-        if wrong.any():
+        if self.objective.of_classes and (wrong := (y < 0) | (y >= self.model.classes)).any():
             raise self._no_class(y, int(wrong.argmax()))
         logits = np.empty((len(y), self.model.classes), np.float32)
         library.logits(*inputs, 0, _pointer(logits), scratch)
@@ -237,7 +236,8 @@ class NativeGradient:
         if dropout and len(dropout) != len(specs):
             raise ValueError(f"{self.model.name} takes {len(specs)} dropout masks or none, not {len(dropout)}")
         batch = self._check_inputs(params, x)
-        check_array("y", y, INT, (batch,))
+        of_classes = self.objective.of_classes
+        check_array("y", y, INT if of_classes else FLOAT, (batch,) if of_classes else (batch, self.model.classes))
         for i, mask in enumerate(dropout):
             check_array(f"dropout.{i}", mask, FLOAT, (batch, *specs[i].shape))
         masks = (ctypes.c_void_p * len(dropout))(*map(_address, dropout)) if dropout else None

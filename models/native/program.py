@@ -14,7 +14,8 @@ KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h", "si
 
 
 def write_program(model: Model, target: Target, objective: Objective = CROSS_ENTROPY, *, singles: bool = False) -> str:
-    """C source text of `gradient` and `logits`, and of a gradient's second half if the objective distils.
+    """C source text of `gradient` and `logits`, and of a gradient's second half if the objective is not
+    the cross-entropy.
 
     :param singles: instead, of sums of each sample's clipped or squared gradient, under any objective.
     :raises BadInput: the kernels do not know a layer.

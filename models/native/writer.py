@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from hushfleet.model.objectives import Objective
+from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.models.model import Model
 from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, Target
 
@@ -33,7 +33,7 @@ class Writer:
     def parts(self) -> Iterator[str]:
         yield from self._head()
         yield function("backward", ", int from, int until, float *out", self._backward())
-        yield from self._entries(SCRATCH, _ENTRY, LOGITS, *([_SLOPES] if self.objective.distills else []))
+        yield from self._entries(SCRATCH, _ENTRY, LOGITS, *([] if self.objective == CROSS_ENTROPY else [_SLOPES]))
 
     def _entries(self, *texts: str) -> Iterator[str]:
         for text in texts:

@@ -14,7 +14,6 @@ from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.edge_client.board.config import DataSection, DeviceConfig, FleetSection
 from hushfleet.edge_client.board.constant_time import announced_at, nominal_seconds
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.declines import DeclineReason
 from hushfleet.edge_client.fleet import health
 from hushfleet.errors import BadInput, GraphRefused, StoreError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
@@ -265,18 +264,21 @@ def test_a_round_that_fails_on_a_full_disk_is_declined_at_the_end_of_the_slot(
     monkeypatch.setattr(bench.store, "commit_round", full)
     bench.until(lambda: bool(bench.server.births))
     bench.server.open_round(1)
-    bench.until(lambda: bench.agent.rounds.quiet_until is not None)
-    assert bench.agent.rounds.quiet_until == 1001.0, "a slot of a second, since this clock stands while it trains"
-    bench.steps(5)
-    assert bench.server.births[-1].state == "training"
-    assert bench.server.declines == []
-    bench.clock.now = bench.agent.rounds.quiet_until
+    waits: list[tuple[float, str, int]] = []
+
+    def meanwhile() -> None:
+        bench.server.pump()
+        waits.append((bench.clock.now, bench.server.births[-1].state, len(bench.server.declines)))
+
+    bench.agent.stop.meanwhile = meanwhile
     bench.until(lambda: bool(bench.server.declines))
+    assert waits == [(1000.3, "training", 0)]
+    assert bench.clock.now == 1001.0, "a slot of a second"
     assert [decline.code for decline in bench.server.declines] == ["disk"]
     assert bench.server.births[-1].state == "ready"
     monkeypatch.setattr(bench.store, "commit_round", commit)
     bench.server.open_round(2)
-    bench.until(lambda: bench.agent.rounds.quiet_until is not None)
+    bench.until(lambda: bench.entry_status(2) == "acked")
     assert bench.store.ledger.rounds_charged() == 1
 
 
@@ -289,22 +291,26 @@ def test_nothing_that_is_said_ends_the_slot(
     bench = make_bench(records, replace(config, limits=replace(config.limits, constant_time=True)))
     bench.until(lambda: bool(bench.server.births))
     bench.server.open_round(1)
-    bench.until(lambda: bench.agent.rounds.quiet_until is not None)
-    asked = len(bench.server.asks)
-    bench.agent.rounds.decline_round(DeclineReason("disk", "there is no room"))
-    bench.server.epoch += 1  # an aggregator that comes back is asked, and told of the device
-    bench.server.announce()
-    bench.server.open_round(1, phase="closed")
-    bench.hub.cut(DEVICE)
-    bench.hub.restore(DEVICE)
-    bench.steps(5)
-    assert bench.server.births[-1].state == "lost", "which the broker says"
-    assert bench.server.offers == bench.server.declines == []
-    assert len(bench.server.asks) == asked
-    assert bench.agent.rounds.quiet_until is not None
-    bench.clock.now = bench.agent.rounds.quiet_until
-    bench.until(lambda: bench.server.births[-1].state == "ready")
-    assert bench.store.ledger.rounds_charged() == 1
+    slots: list[float] = []
+
+    def talk() -> None:
+        bench.agent.stop.meanwhile = lambda: None
+        slots.append(bench.clock.now)
+        bench.server.pump()
+        asked = len(bench.server.asks)
+        bench.server.epoch += 1  # an aggregator that comes back is asked, and told of the device
+        bench.server.announce()
+        bench.server.open_round(1, phase="closed")
+        bench.hub.cut(DEVICE)
+        bench.hub.restore(DEVICE)
+        bench.server.pump()
+        assert bench.server.births[-1].state == "lost", "which the broker says"
+        assert bench.server.offers == bench.server.declines == []
+        assert len(bench.server.asks) == asked
+        assert bench.store.ledger.rounds_charged() == 1
+
+    bench.agent.stop.meanwhile = talk
+    bench.until(lambda: bool(slots) and bench.server.births[-1].state == "ready")
+    assert bench.clock.now == slots[0] + 1.0, "the slot was as long as ever"
     bench.server.open_round(2)
-    bench.until(lambda: bench.agent.rounds.quiet_until is not None)
-    assert bench.store.ledger.rounds_charged() == 2
+    bench.until(lambda: bench.store.ledger.rounds_charged() == 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hushfleet.aggregator.fleet import service as service_module
 from hushfleet.aggregator.fleet.cards import choose_boards
-from hushfleet.aggregator.fleet.registry import MAX_KNOCKS
+from hushfleet.aggregator.fleet.registry import MAX_REFUSED_REQUESTS
 from hushfleet.aggregator.fleet.service import FleetService
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
@@ -51,7 +51,7 @@ def test_a_flood_is_not_read_and_leaves_little_behind(tmp_path: Path) -> None:
         service._on_event(delivery, "", service._on_request)
     allowed = service_module.MAX_REQUESTS_BURST + 4 * service_module.REQUESTS_A_SECOND
     assert len(read) <= allowed + 1
-    assert len(desk.registry.knocks()) <= MAX_KNOCKS
+    assert len(desk.registry.refused_requests()) <= MAX_REFUSED_REQUESTS
     assert desk.registry.rows("SELECT COUNT(*) FROM certificates") == [(0,)]
     now[0] += 1.0
     board = Asker(BOARD, desk.token(BOARD))

@@ -84,12 +84,13 @@ def test_a_registry_of_0_3_0_is_brought_up_to_date_and_its_cards_still_enrol(tmp
 
 
 def as_it_was(file: Path, *, token_digest: bytes) -> None:
-    """Makes schema 1 of schema 2."""
+    """Makes schema 1 of the present one."""
     registry = sqlite3.connect(file, isolation_level=None)
     for statement in (
         "ALTER TABLE tokens RENAME COLUMN public_key TO digest",
         "ALTER TABLE certificates RENAME COLUMN tls_key TO request",
         "UPDATE certificates SET request = randomblob(32)",
+        "ALTER TABLE refused_requests RENAME TO knocks",
         "PRAGMA user_version = 1",
     ):
         registry.execute(statement)

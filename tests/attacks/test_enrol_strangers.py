@@ -102,7 +102,7 @@ def test_the_operator_accepts_a_device_while_the_run_goes_on(field: Field) -> No
         assert register.refused_births() == []
         row = register.device(name)
     assert row is not None
-    assert (row.state, row.board, row.last_seen is not None) == ("known", "test-board", True)
+    assert row.state == "known"
 
 
 def test_a_device_that_was_accepted_a_moment_ago_is_not_refused(field: Field) -> None:

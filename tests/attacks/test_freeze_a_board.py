@@ -93,7 +93,7 @@ class Board:
     @property
     def says(self) -> str:
         """In `Health`, to the fleet."""
-        return BoardHealth(self.config, now=self.now).message(self.now, session=1, hushed=True).freeze
+        return BoardHealth(self.config, now=self.now).message(self.now, session=1, omit_work=True).freeze
 
     @property
     def words(self) -> list[str]:

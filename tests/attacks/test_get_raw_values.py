@@ -21,9 +21,9 @@ from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.training.draws import Inputs
-from hushfleet.training.local_round import train_round
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
+from support.methods import train_round
 
 _SHAPES = {"one.weight": (6, 4), "one.bias": (6,), "two.weight": (5, 6), "two.bias": (5,), "three.weight": (3, 5)}
 LAYOUT = ParamLayout((*_SHAPES, "three.bias"), (*_SHAPES.values(), (3,)))

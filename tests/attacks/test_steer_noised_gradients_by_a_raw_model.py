@@ -20,8 +20,10 @@ from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, Wir
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.declines import Declined
+from hushfleet.edge_client.randomness import FieldRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import FieldRandomness, Trainer
+from hushfleet.edge_client.trainer import Trainer
+from hushfleet.methods import method_of
 from hushfleet.methods.state import PublicState
 from hushfleet.model.params import ParamLayout
 from hushfleet.wire.format.messages import RoundPlan
@@ -60,6 +62,7 @@ def run_round(store: DeviceStore, spec: TaskSpec, round: int) -> None:
         device="one",
         store=store,
         spec=spec,
+        method=method_of(spec),
         gradient=gradient,
         logits_of=lambda params, x: np.zeros((len(x), 2), np.float32),
         samples=lambda: SAMPLES,

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,13 +22,13 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.wire.format.messages import Birth, ServerState, decode_message, encode_message
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Delivery
 from hushfleet.wire.link.mqtt import MqttLink
 from support.device import config, package  # noqa: F401
-from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator
+from support.edge import DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop
 from support.local_link import LocalHub
 
 PATIENCE_S = 120.0
@@ -140,7 +141,8 @@ def bench(package: Package, config: DeviceConfig) -> Iterator[tuple[Bench, Curio
     hub, clock = LocalHub(), Clock()
     broker, server = CuriousBroker(hub), ScriptedAggregator(hub, package)
     store = DeviceStore(config.store_path, device=DEVICE, durable=False)
-    agent = Agent(config, lambda will: MqttLink(broker.url, client_id=DEVICE, will=will), store, clock=clock)
+    connect = partial(MqttLink, broker.url, client_id=DEVICE)
+    agent = Agent(config, lambda will: connect(will=will), store, clock=clock, stop=Stop(clock))
     agent.start()
     server.announce()
     yield Bench(hub, server, config, clock, store, agent), broker
@@ -165,19 +167,30 @@ def seen(condition: Callable[[], Any]) -> None:
         time.sleep(0.005)
 
 
-def train(bench: Bench, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]) -> None:
-    """One round, up to the end of its training, at which the slot goes on."""
-    plain = Trainer.run_round
+def train(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None], later: Callable[[], None]
+) -> None:
+    """One round, up to the end of its slot.
 
-    def watched(self: Trainer, *args: Any, **more: Any) -> Any:
+    :param meanwhile: what is done at the end of its training; `later`: while the slot goes on.
+    """
+    plain, ended = DeviceRound.run, list[bool]()
+
+    def watched(self: DeviceRound, *args: Any, **more: Any) -> Any:
         entry = plain(self, *args, **more)
         meanwhile()
         return entry
 
-    monkeypatch.setattr(Trainer, "run_round", watched)
+    def in_the_slot() -> None:
+        if not ended:
+            ended.append(True)
+            later()
+
+    monkeypatch.setattr(DeviceRound, "run", watched)
     until(bench, lambda: bench.server.births and bench.agent.store_check.confirmed)
+    bench.agent.stop.meanwhile = in_the_slot
     bench.server.open_round(1)
-    until(bench, lambda: bench.agent.rounds.quiet_until is not None)
+    until(bench, lambda: ended)
 
 
 def test_a_link_that_goes_on_answers_while_the_board_trains(
@@ -191,10 +204,11 @@ def test_a_link_that_goes_on_answers_while_the_board_trains(
         noise = broker.send_noise()
         seen(lambda: noise <= set(broker.in_the_slot()))
 
-    train(board, monkeypatch, meanwhile)
-    later = broker.send_noise()
-    seen(lambda: later <= set(broker.in_the_slot()))
-    assert broker.heard.count("ready") == 1, "and the end of the training is not announced yet"
+    def later() -> None:
+        meanwhile()
+        assert broker.heard.count("ready") == 1, "and the end of the training is not announced yet"
+
+    train(board, monkeypatch, meanwhile, later)
 
 
 def test_between_the_announced_beginning_and_end_nothing_is_answered(
@@ -207,14 +221,12 @@ def test_between_the_announced_beginning_and_end_nothing_is_answered(
         noise.update(broker.send_noise())
         time.sleep(0.3)
 
-    train(board, monkeypatch, meanwhile)
-    noise |= broker.send_noise()
-    for _ in range(30):
-        board.agent.step(0.01)
+    def later() -> None:
+        meanwhile()
         board.server.pump()
-    assert broker.in_the_slot() == []
-    assert board.agent.rounds.quiet_until is not None
-    board.clock.now = board.agent.rounds.quiet_until
+        assert broker.in_the_slot() == []
+
+    train(board, monkeypatch, meanwhile, later)
     until(board, lambda: noise <= set(broker.heard))
     until(board, lambda: board.entry_status(1) == "acked")
     assert broker.heard.count("packet 1") == 1, "the connection has lived through it"
@@ -237,12 +249,13 @@ def test_the_aggregators_call_is_not_answered_within_the_slot(
         call()
         time.sleep(0.3)
 
-    train(board, monkeypatch, meanwhile)
-    call()
-    for _ in range(30):
-        board.agent.step(0.01)
+    before: list[int] = []
+
+    def later() -> None:
+        meanwhile()
         board.server.pump()
-    assert broker.in_the_slot() == []
-    before = broker.heard.count("ready")
-    board.clock.now = board.agent.rounds.quiet_until or 0.0
-    until(board, lambda: board.entry_status(1) == "acked" and broker.heard.count("ready") == before + 5)
+        assert broker.in_the_slot() == []
+        before.append(broker.heard.count("ready"))
+
+    train(board, monkeypatch, meanwhile, later)
+    until(board, lambda: board.entry_status(1) == "acked" and broker.heard.count("ready") == before[0] + 5)

@@ -280,7 +280,7 @@ def test_an_unexpected_error_is_logged_and_declined_once(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("with 48 private samples")
 
-    monkeypatch.setattr(runtime.Trainer, "run_round", broken)
+    monkeypatch.setattr(runtime.DeviceRound, "run", broken)
     with caplog.at_level(logging.ERROR):
         code, reason = the_decline(bench)
     assert code == "error"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hushfleet.config.spec import WireSpec
-from hushfleet.edge_client.trainer import TrainedRound
 from hushfleet.errors import StoreError
+from hushfleet.methods.stages import Release
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import decode_update
@@ -20,8 +20,8 @@ def test_what_signs_leave_out_is_sent_later(make_bench: Callable[..., Bench], pa
     bench = make_bench(package=package.with_spec(wire=WireSpec("one-bit"), method="fedglp-adp"))
     bench.until(lambda: bench.agent.tasks.runtime is not None)
     trainer, store, size = bench.agent.tasks.runtime.trainer, bench.store, package.initial.size
-    seen: list[TrainedRound] = []
-    trainer.observer = seen.append
+    seen: list[Release] = []
+    trainer.observer = lambda round, trained, release: seen.append(release)
     task = trainer.spec.task
     noised, sent = np.zeros(size), np.zeros(size)
     residual = store.load_residual(task, size=size)
@@ -34,11 +34,11 @@ def test_what_signs_leave_out_is_sent_later(make_bench: Callable[..., Bench], pa
         plan = RoundPlan(task, number, 5, "open", bytes(32), 4 * size, cohort, 1, 60.0)
         entry = trainer.run_round(plan, package.initial)
         values = decode_update(entry.data, public_key=store.identity.public_key, counts=counts).values
-        noised[shared] += seen[-1].release.values[shared]
+        noised[shared] += seen[-1].values[shared]
         sent[shared] += values
         before, residual = residual, store.load_residual(task, size=size)
         # the sign is that of the noised value and what was left out before, and a personal parameter's residual stays
-        assert (np.signbit(values) == (seen[-1].release.values[shared] + before[shared] < 0)).all()
+        assert (np.signbit(values) == (seen[-1].values[shared] + before[shared] < 0)).all()
         assert (residual[~shared] == before[~shared]).all()
         np.testing.assert_allclose(sent + residual, noised, rtol=0, atol=1e-4)
         bench.restart()  # it is kept across a power cut

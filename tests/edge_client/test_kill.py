@@ -22,9 +22,11 @@ import pytest
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.randomness import FieldRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import FieldRandomness, Trainer
+from hushfleet.edge_client.trainer import Trainer
+from hushfleet.methods import method_of
 from hushfleet.methods.state import PublicState
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.ledger import Ledger
@@ -103,6 +105,7 @@ def trainer_of(store: DeviceStore, folder: Path) -> Trainer:
         device="one",
         store=store,
         spec=SPEC,
+        method=method_of(SPEC),
         gradient=gradient,
         logits_of=lambda params, x: np.zeros((len(x), 2), np.float32),
         samples=lambda: Samples(np.zeros((8, 1, 2, 2), np.uint8), np.zeros(8, np.int64), (0.0,), (1.0,)),

@@ -18,10 +18,12 @@ import pytest
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, SecureSpec, TaskSpec, WireSpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.randomness import FieldRandomness
 from hushfleet.edge_client.storage.answers import AnswerEntry, Answers
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import FieldRandomness, Trainer
+from hushfleet.edge_client.trainer import Trainer
 from hushfleet.errors import PrivacyError
+from hushfleet.methods import method_of
 from hushfleet.model.params import ParamLayout
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
@@ -75,6 +77,7 @@ def play(folder: Path, included: bytes = EVERYBODY) -> None:
             device="one",
             store=store,
             spec=SPEC,
+            method=method_of(SPEC),
             gradient=gradient,
             logits_of=lambda params, x: np.zeros((len(x), 2), np.float32),
             samples=lambda: Samples(np.zeros((8, 1, 2, 2), np.uint8), np.zeros(8, np.int64), (0.0,), (1.0,)),

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import lzma
-import pickle
 import struct
 import tarfile
 import tempfile
@@ -21,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
@@ -29,10 +27,9 @@ from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.arrays import Data, load_arrays
-from hushfleet.data.cifar import _decode, _unpickle
 from hushfleet.data.csv_file import load_csv_set
-from hushfleet.data.idx import read_idx
 from hushfleet.data.images import read_image
+from hushfleet.data.sets import read_idx
 from hushfleet.edge_client.board.config import load_config
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.store import DeviceStore
@@ -48,10 +45,11 @@ from hushfleet.secure.roster import Roster
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
 from hushfleet.wire.format import messages as m
 from hushfleet.wire.format.chunks import Assembler, parse_frame, split
-from hushfleet.wire.format.codec import decode_values, encode_values
+from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.difference import apply_difference, encode_difference
-from hushfleet.wire.format.forms import Form, decode, encode
+from hushfleet.wire.format.forms import CODECS
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
+from hushfleet.wire.format.quantized import decode_values, encode_values
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.format.update import (
     UpdateHeader,
@@ -67,7 +65,7 @@ KEY = Identity.from_bytes(bytes(range(32)))
 DIGEST = bytes(range(32))
 FEDERATION = "demo"
 COUNTS = [150, 50]
-FORMS = tuple(form for form in get_args(Form) if form != "masked")
+CODING = Coding(COUNTS, (0.5, 0.5), bytes(16))
 VALUES = np.random.default_rng(1).standard_normal(200).astype(np.float32)
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((15, 10), (50,)))
 
@@ -143,7 +141,7 @@ def _framed(data: bytes) -> bytes:
 
 def _updates() -> list[bytes]:
     made = []
-    for codec in FORMS:
+    for codec in (codec.name for codec in CODECS):
         steps = () if "float" in codec else (0.5, 0.25)
         header = UpdateHeader(
             "demo-1f", 2, "pi-1", codec, 200, steps, (1.0, 0.5), (1.0, 1.0), bytes(16), 3, 1.5, 1.25, 2
@@ -199,13 +197,13 @@ def _coded() -> list[bytes]:
 
 
 def _forms() -> list[bytes]:
-    how = {"counts": COUNTS, "steps": (0.5, 0.5), "dither_key": bytes(16), "sent": np.empty_like(VALUES)}
-    return [bytes([place]) + encode(form, VALUES, **how) for place, form in enumerate(FORMS)]
+    sent = np.empty_like(VALUES)
+    return [bytes([place]) + codec.encode(VALUES, CODING, sent) for place, codec in enumerate(CODECS)]
 
 
 def _decoded_form(data: bytes) -> None:
-    form = FORMS[data[0] % len(FORMS) if data else 0]
-    decode(form, data[1:], counts=COUNTS, steps=(0.5, 0.5), dither_key=bytes(16))
+    codec = CODECS[data[0] % len(CODECS) if data else 0]
+    codec.decode(data[1:], CODING, None)
 
 
 def _difference() -> list[bytes]:
@@ -301,11 +299,6 @@ def _array_files() -> list[bytes]:
         Data(np.arange(120, dtype=dtype).reshape(10, 3, 4), [0, 1] * 5, train_device=["a", "b"] * 5).save(path)
         made.append(path.read_bytes())
     return made
-
-
-def _batches() -> list[bytes]:
-    batch = {"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2]}
-    return [pickle.dumps(batch, protocol) for protocol in (2, 4)]
 
 
 @cache
@@ -404,8 +397,6 @@ TARGETS: dict[str, Target] = {
         Target("idx", _of_file("images.idx", read_idx), _idx, FILES),
         Target("csv", _of_file("mine.csv", lambda path: load_csv_set(path).dataset("mine")), lambda: [*CSV], FILES),
         Target("arrays", _of_file("mine.npz", lambda path: load_arrays(path).dataset("mine")), _array_files, FILES),
-        Target("cifar-pickle", lambda data: _unpickle(data, Path("batch")), _batches, FILES),
-        Target("cifar-image", lambda data: _decode(data, "image"), _images, FILES),
         Target("image", _of_file("image.png", lambda path: read_image(path, input_shape=(3, 8, 8))), _images, FILES),
         Target("events", _of_file("events.jsonl", lambda path: EventTail(path).read()), lambda: [EVENTS], ()),
         Target("kept-cell", _of_file("cell.json", KeptCell.load), _cells, FILES),

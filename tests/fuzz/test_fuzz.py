@@ -78,7 +78,7 @@ BROKEN_PNG = (
 
 
 def test_a_broken_image_that_was_found_is_refused() -> None:
-    target = TARGETS["cifar-image"]
+    target = TARGETS["image"]
     assert not target.run(base64.b64decode(BROKEN_PNG))
 
 

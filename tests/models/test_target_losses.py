@@ -22,11 +22,14 @@ from hushfleet.models.checks import random_batch
 from hushfleet.models.export import export_graphs
 from hushfleet.models.model import Model
 from hushfleet.models.module import model_of
+from hushfleet.models.native.gradient import NativeGradient
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.training.batch import ClientBatch
 
 pytestmark = pytest.mark.slow
-LOSSES: dict[str, Any] = {"binary": F.binary_cross_entropy_with_logits, "squared": F.mse_loss}
+LOSSES: dict[str, Any] = {
+    "binary": F.binary_cross_entropy_with_logits, "squared": F.mse_loss, "huber": F.huber_loss
+}  # fmt: skip
 FEATURES = 5
 
 
@@ -105,3 +108,17 @@ def test_a_graph_is_told_its_loss(tmp_path: Path, kind: Any) -> None:
         found = np.empty_like(params)
         assert client.clipped_sum(params, 1e9, found) == pytest.approx(losses.mean(), rel=1e-5)
         np.testing.assert_allclose(found, each.sum(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_compiled_kernels_follow_the_loss(kind: Any, need_compiler: Any) -> None:
+    need_compiler()
+    model, objective, rng = get_model("digits-cnn"), Objective(kind), np.random.default_rng(3)
+    params, (x, y, masks) = model.init(0), random_batch(model, 5, rng, objective)
+    expected_loss, expected = TorchGradient(model, objective=objective)(params, x, y, masks)
+    loss, found = NativeGradient(model, objective=objective)(params, x, y, masks)
+    assert loss == pytest.approx(expected_loss, rel=1e-4)
+    check(found, expected)
+    losses, _ = NativeGradient(model, objective=objective).clipped_sum(params, x, y, masks, np.inf, found)
+    assert losses.mean() == pytest.approx(expected_loss, rel=1e-4)
+    check(found / len(x), expected)

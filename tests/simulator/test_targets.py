@@ -25,6 +25,7 @@ from hushfleet.simulator.run_folder import begin
 
 DEVICES, EACH, FEATURES = 3, 40, 4
 SQUARED, BINARY = {"loss": "squared", "tolerance": 1.0}, {"loss": "binary"}
+HUBER = {"loss": "huber", "tolerance": 1.0}
 
 
 def arrays(loss: str) -> hf.Data:
@@ -32,7 +33,7 @@ def arrays(loss: str) -> hf.Data:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((DEVICES * EACH, FEATURES)).astype(np.float32)
     numbers = 20 + x @ np.array([[3.0, 0], [0, -2], [1, 0], [0, 1]])
-    y = numbers if loss == "squared" else (numbers > 20).astype(np.uint8)
+    y = (numbers > 20).astype(np.uint8) if loss == "binary" else numbers
     return hf.Data(x, y, train_device=np.repeat(np.arange(DEVICES), EACH), class_names=("load", "heat"))
 
 
@@ -43,7 +44,7 @@ def plain(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
         "data": {"name": "arrays", "path": "data.npz", "devices": DEVICES, "partition": "given"},
         "round": {"rounds": 2, "min_updates": DEVICES},
     }
-    if model.get("loss") == "squared":
+    if model.get("loss") in ("squared", "huber"):
         tables["data"] |= {"target_mean": [20.0, 20.0], "target_std": [3.0, 3.0]}
     return {"name": "targets", **{name: {**table, **sections.get(name, {})} for name, table in tables.items()}}
 
@@ -51,10 +52,10 @@ def plain(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("model", "changed", "said"),
     [
-        ({"loss": "squared"}, {}, "tolerance belongs to loss = 'squared', which needs it"),
-        ({"loss": "hinge"}, {}, "loss"),
-        ({**BINARY, "tolerance": 1.0}, {}, "tolerance belongs to loss = 'squared'"),
-        (BINARY, {"data": {"target_mean": [0.0], "target_std": [1.0]}}, "belong to model.loss = 'squared'"),
+        ({"loss": "squared"}, {}, "tolerance belongs to a loss of numbers .*, which needs it"),
+        ({"loss": "hinge"}, {}, "loss = 'hinge': must be one of cross-entropy, binary, squared, huber"),
+        ({**BINARY, "tolerance": 1.0}, {}, "tolerance belongs to a loss of numbers"),
+        (BINARY, {"data": {"target_mean": [0.0], "target_std": [1.0]}}, "belong to a model.loss of numbers"),
         (SQUARED, {"data": {"target_mean": [0.0], "target_std": []}}, "target_mean and target_std come together"),
         (SQUARED, {"data": {"class_names": ["a", "b", "c"]}}, "target_mean has 2 values, for 3 outputs"),
         (BINARY, {"data": {"name": "digits", "path": None, "partition": "iid"}}, "'digits' has classes; take 'arrays'"),
@@ -110,7 +111,7 @@ def test_a_torch_data_set_of_numbers_stays_numbers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", [SQUARED, BINARY], ids=["squared", "binary"])
+@pytest.mark.parametrize("loss", [SQUARED, BINARY, HUBER], ids=["squared", "binary", "huber"])
 def test_runtimes_agree_and_the_report_says_what_is_counted(loss: dict[str, Any], tmp_path: Path) -> None:
     data, task = arrays(loss["loss"]), plain(loss, round={"rounds": 8})
     first, *others = (
@@ -127,14 +128,7 @@ def test_runtimes_agree_and_the_report_says_what_is_counted(loss: dict[str, Any]
     found = common_test(result)
     assert found.federated > found.chance > 0
     assert result.details.score in (tmp_path / "onnx" / "report.html").read_text()
-    assert (
-        result.details.score == {"squared": "within 1.0 of the target", "binary": "with all labels right"}[loss["loss"]]
-    )
-
-
-def test_kernels_of_the_cross_entropy_are_refused_before_any_round(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="--runtime native does not go with this task: its kernels"):
-        hf.simulate(plain(SQUARED), data=arrays("squared"), out=tmp_path / "run", runtime="native", quiet=True)
+    assert result.details.score == ("with all labels right" if loss == BINARY else "within 1.0 of the target")
 
 
 @pytest.mark.slow

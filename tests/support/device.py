@@ -24,7 +24,7 @@ from hushfleet.edge_client.board.config import (
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
-from support.edge import CHUNK_BYTES, DEVICE, Bench, Clock, Package, ScriptedAggregator, write_samples
+from support.edge import CHUNK_BYTES, DEVICE, Bench, Clock, Package, ScriptedAggregator, Stop, write_samples
 from support.local_link import Chaos, LocalHub
 
 
@@ -87,7 +87,7 @@ def make_bench(package: Package, config: DeviceConfig) -> Iterator[Callable[...,
         hub, clock = LocalHub(chaos=chaos), Clock()
         server = ScriptedAggregator(hub, package)
         store = DeviceStore(config.store_path, device=DEVICE, durable=durable)
-        agent = Agent(config, lambda will: hub.link(DEVICE, will), store, clock=clock)
+        agent = Agent(config, lambda will: hub.link(DEVICE, will), store, clock=clock, stop=Stop(clock))
         bench = Bench(hub, server, config, clock, store, agent)
         benches.append(bench)
         agent.start()

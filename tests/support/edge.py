@@ -7,6 +7,7 @@ only the aggregator's decisions are scripted, and the clock is a number that the
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,6 +54,22 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Stop(threading.Event):
+    """Ends the agent's work. Whoever waits for it lets the time pass.
+
+    :param meanwhile: is called first.
+    """
+
+    def __init__(self, clock: Clock, meanwhile: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self._clock, self.meanwhile = clock, meanwhile
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.meanwhile()
+        self._clock.now += timeout or 0.0
+        return self.is_set()
 
 
 @dataclass(frozen=True)
@@ -271,7 +288,8 @@ class Bench:
         if changes:
             self.config = replace(self.config, **changes)
         self.store = DeviceStore(self.config.store_path, device=DEVICE, durable=False)
-        self.agent = Agent(self.config, lambda will: self.hub.link(DEVICE, will), self.store, clock=self.clock)
+        connect, stop = (lambda will: self.hub.link(DEVICE, will)), Stop(self.clock)
+        self.agent = Agent(self.config, connect, self.store, clock=self.clock, stop=stop)
         self.agent.start()
 
     def entry_status(self, round: int) -> str | None:

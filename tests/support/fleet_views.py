@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.view import (
     BoardView,
     FleetView,
-    Problem,
+    Rejection,
     RolloutView,
     RoundPoint,
     RunView,
-    Said,
-    Stranger,
 )
+from hushfleet.wire.format.health import SHOWN, Health, Problem
 
 NOW = 1_790_000_000.0
 HOSTILE = '<script>document.title="run"</script><img src=x onerror="document.title=1">'
@@ -29,12 +29,6 @@ def a_board(number: int, **changes: object) -> BoardView:
         state="accepted",
         seen=NOW - 12,
         version="0.3.0",
-        slot="good",
-        uptime_s=93_600,
-        disk_percent=30,
-        memory_percent=40,
-        temperature_c=55,
-        throttled=False,
         health_at=NOW - 12,
         certificate_end=NOW + 400 * _DAY,
         rounds=11,
@@ -43,22 +37,26 @@ def a_board(number: int, **changes: object) -> BoardView:
         limit=8.0,
         sent_bytes=45_300,
     )
-    return replace(board, **changes)  # type: ignore[arg-type]
+    of_health = {name: changes.pop(name) for name in list(changes) if name in SHOWN}
+    told = Health(board.device, 1, "0.3.0", 93_600, 30, 40, 55, False, None, None, 0, "good")
+    told = replace(told, **of_health)  # type: ignore[arg-type]
+    return replace(board, health=told, **changes)  # type: ignore[arg-type]
 
 
-def a_view() -> FleetView:
+def a_view(*only: BoardView) -> FleetView:
+    """A fleet with all kinds of boards, or with these alone."""
     blank = BoardView("blank", "raspberry-pi-zero-2-w", standing="new")
     boards = [
         a_board(1),
         a_board(2, state="training", temperature_c=80, throttled=True),
         a_board(3, state="lost", seen=NOW - 3 * 3600.0),
-        a_board(4, state="declined", decline=Said(12, "budget", "round 12 would spend 8.2 of 8.0")),
-        a_board(5, state="declined", disk_percent=90, decline=Said(12, "disk", HOSTILE)),
+        a_board(4, state="declined", decline=Rejection(12, "budget", "round 12 would spend 8.2 of 8.0")),
+        a_board(5, state="declined", disk_percent=90, decline=Rejection(12, "disk", HOSTILE)),
         replace(blank, device="greenhouse-06", standing="pending", reason="waits for its operator: fleet approve"),
         replace(blank, device="greenhouse-07"),
         a_board(8, standing="blocked", state="absent", place="stolen"),
         a_board(9, version="0.4.0", slot="trial", certificate_end=NOW + 3 * _DAY, place=HOSTILE),
-        a_board(10, version="0.3.0", slot="returned", refusal=Said(12, "below-noise", "quieter than its noise")),
+        a_board(10, version="0.3.0", slot="returned", refusal=Rejection(12, "below-noise", "quieter than its noise")),
         *(a_board(number, state="fetching", spent=7.9 if number == 11 else None) for number in (11, 12)),
     ]
     run = RunView(
@@ -85,11 +83,11 @@ def a_view() -> FleetView:
     return FleetView(
         federation="greenhouse",
         at=NOW,
-        boards=tuple(with_problems(board, now=NOW, newest_round=12, service_runs=True) for board in boards),
+        boards=tuple(with_problems(board, now=NOW, newest_round=12, service_runs=True) for board in only or boards),
         run=run,
         aggregator="running",
         service="running",
-        strangers=(Stranger("greenhouse-99", "5f" * 32, 7, NOW - 60),),
+        refused_devices=(RefusedBirth("greenhouse-99", b"\x5f" * 32, 7, NOW - 60),),
         rollout=RolloutView("0.4.0", "goes on", "stage 2 of 3: 10 % of the boards", 12, 1, 1, ""),
         problems=(Problem("the broker's certificate ends in 9 days", "hushfleet fleet renew"),),
     )

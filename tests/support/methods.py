@@ -14,7 +14,8 @@ from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.draws import Inputs
-from hushfleet.training.local_round import Trained, train_round
+from hushfleet.training.local_round import LocalRound, Trained
+from hushfleet.training.own_samples import LoadedSamples
 
 WHITE = Samples(np.full((1, 1, 1, 1), 255, np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
 BLACK = Samples(np.zeros((1, 1, 1, 1), np.uint8), np.zeros(1, np.int64), (0.0,), (1.0,))
@@ -55,7 +56,8 @@ def context_of(
 ) -> RoundContext:
     """The beginning of a round: by default a newcomer's, on a global model of zeros."""
     start = np.zeros(method.layout.size, np.float32) if global_params is None else global_params
-    return replace(method.begin(state or method.init_state(), start, terms or RoundTerms(), samples), **changes)
+    begun = LocalRound(method, state or method.init_state(), start, terms or RoundTerms(), samples)
+    return replace(begun.context, **changes)
 
 
 def released(
@@ -98,6 +100,22 @@ def stacked(contexts: list[RoundContext]) -> RoundContext:
 
 def no_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.zeros((len(x), 2), np.float32)
+
+
+def train_round(
+    method: TaskMethod,
+    state: DeviceState,
+    published: Any,
+    gradient: Any,
+    samples: Any,
+    *,
+    terms: RoundTerms,
+    logits_of: Any,
+    **how: Any,
+) -> Trained:
+    """All that a device does with its data in a round, from `published`."""
+    loaded = LoadedSamples(samples, gradient, logits_of, by_record=method.by_record)
+    return LocalRound(method, state, published, terms, loaded).train(**how)
 
 
 def trained(

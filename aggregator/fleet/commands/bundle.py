@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 import hushfleet
-from hushfleet.aggregator.fleet.commands.desk import Dir, opened
+from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 from hushfleet.errors import BadSignature
 
-
-def register(fleet: typer.Typer) -> None:
-    fleet.command("bundle")(_bundle)
+app = typer.Typer()
 
 
+@app.command("bundle")
 def _bundle(
     path: Dir,
     python: Annotated[str, typer.Option(metavar="3.X", help="Of the boards' system: 3.13 on Raspberry Pi OS Trixie, 3.11 on Bookworm.")] = "3.13",

@@ -1,4 +1,4 @@
-"""`hushfleet fleet release-key new|show|rotate|sign|import` and `fleet sign`: who signs releases, here or elsewhere."""
+"""`hushfleet fleet release-key show|rotate|sign|import`, `fleet sign` and `fleet key`: who signs releases, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.desk import Dir, opened
+from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
@@ -18,54 +18,51 @@ Key = Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key.", *
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
-def register(fleet: typer.Typer) -> None:
-    keys = typer.Typer(
-        no_args_is_help=True,
-        help="""Say who signs the releases that boards run. The root key says so, and signs nothing else.
+app = typer.Typer()
+keys = typer.Typer(
+    no_args_is_help=True,
+    help="""Say who signs the releases that boards run. The root key says so, and signs nothing else.
 
-        Keep `root.key` offline: only who has it can change the release keys, so a thief of a release key is shut out by
-        `rotate`. Where root's key is on another machine:
+    Keep `root.key` offline: only who has it can change the release keys, so a thief of a release key is shut out by
+    `rotate`. Where root's key is on another machine:
 
-        1. here: `hushfleet fleet release-key rotate greenhouse`
+    1. here: `hushfleet fleet release-key rotate greenhouse`
 
-        2. where root's key is: `hushfleet fleet release-key sign release_keys.unsigned --key root.key`
+    2. where root's key is: `hushfleet fleet release-key sign release_keys.unsigned --key root.key`
 
-        3. here: `hushfleet fleet release-key import greenhouse release_keys.unsigned`
+    3. here: `hushfleet fleet release-key import greenhouse release_keys.unsigned`
 
-        Boards hear of it within a minute when they are connected, and check it against the root key on their card.
-        """,
-    )
-    keys.command("new")(_new)
-    keys.command("show")(_show)
-    keys.command("rotate")(_rotate)
-    keys.command("sign")(_sign)
-    keys.command("import")(_import)
-    fleet.add_typer(keys, name="release-key")
-    fleet.command("sign")(_sign_release)
+    Boards hear of it within a minute when they are connected, and check it against the root key on their card.
+    """,
+)
+app.add_typer(keys, name="release-key")
 
 
-def _new(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the private key is to be; not there yet.")],
+@app.command("key")
+def _key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key; made if it is not there.")],
 ) -> None:
-    """Make a key, for root, releases or the operator, and print its public half.
+    """Make a private key, for root, releases or the operator, and print its public half. Needs no fleet's folder.
 
-    Example: `hushfleet fleet release-key new release.key`
+    For a key that is there already only the public half is printed.
+
+    Example: `hushfleet fleet key operator.key`
     """
     from hushfleet.aggregator.storage.identity_file import load_or_create
 
-    if file.exists():
-        raise BadInput(f"{file} is there already; name a file that is not")
     print(load_or_create(file).public_key.hex())
 
 
+@keys.command("show")
 def _show(path: Dir) -> None:
     """Show the statement of root that holds: who signs releases, and how many of them must."""
     from hushfleet.aggregator.fleet.release_keys import keys_in_force
 
     with opened(path) as (folder, _):
-        _say(keys_in_force(folder))
+        _print_keys(keys_in_force(folder))
 
 
+@keys.command("rotate")
 def _rotate(
     path: Dir,
     key: Annotated[list[str] | None, typer.Option(metavar="FILE|PUBLIC", help="A key that signs releases from now on; all of them are to be named. Default: a new one in DIR.")] = None,
@@ -98,7 +95,7 @@ def _rotate(
         holders = [file for file in (root, None if next_root is None else Path(next_root)) if file and file.is_file()]
         for file in holders:
             signed = signed.with_signature(load(file))
-        _say(signed.statement)
+        _print_keys(signed.statement)
         if len(holders) == len(signed.statement.signers):
             take(folder, signed.to_line())
             print("boards hear of it when they are connected; releases are to be signed by these keys from now on")
@@ -112,6 +109,7 @@ def _rotate(
         )
 
 
+@keys.command("sign")
 def _sign(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `release-key rotate` or `fleet init` has left to be signed.", **_FILE)],
     key: Key,
@@ -131,7 +129,7 @@ def _sign(
     identity = load(key)
     if identity.public_key.hex() not in signed.statement.signers:
         raise BadInput(f"{key} is not the root key of this statement, {' or '.join(signed.statement.signers)}")
-    _say(signed.statement)
+    _print_keys(signed.statement)
     if not yes:
         typer.confirm("sign it?", abort=True)
     signed = signed.with_signature(identity)
@@ -139,6 +137,7 @@ def _sign(
     print(f"signed; next, on the fleet's machine: hushfleet fleet release-key import DIR {file.name}")
 
 
+@keys.command("import")
 def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="What `release-key sign` has signed.", **_FILE)]) -> None:  # fmt: skip
     """Take a statement that root has signed: boards hear of it, and releases are to be signed by its keys.
 
@@ -147,9 +146,10 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
     from hushfleet.aggregator.fleet.release_keys import take
 
     with opened(path) as (folder, _):
-        _say(take(folder, file.read_text("utf-8")))
+        _print_keys(take(folder, file.read_text("utf-8")))
 
 
+@app.command("sign")
 def _sign_release(
     file: Annotated[Path, typer.Argument(metavar="FILE.hfr", help="A release; the signature is added to it.", **_FILE)],
     key: Key,
@@ -183,7 +183,7 @@ def _sign_release(
     print(f"{len(signed.signatures)} signed; next, on the fleet's machine: hushfleet fleet release DIR {file.name}")
 
 
-def _say(keys: ReleaseKeys) -> None:
+def _print_keys(keys: ReleaseKeys) -> None:
     print(f"statement {keys.number} of root {keys.root}")
     for key in keys.keys:
         print(f"  release key  {key}")

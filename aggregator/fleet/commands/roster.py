@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.desk import Dir, opened
+from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.devices.roster_signing import RosterChanges
@@ -16,31 +16,29 @@ if TYPE_CHECKING:
 _FILE = {"exists": True, "dir_okay": False}
 
 
-def register(fleet: typer.Typer) -> None:
-    roster = typer.Typer(
-        no_args_is_help=True,
-        help="""Have the list of boards for secure sums signed on another machine, where the operator's key is.
+app = typer.Typer()
+roster = typer.Typer(
+    no_args_is_help=True,
+    help="""Have the list of boards for secure sums signed on another machine, where the operator's key is.
 
-        Whoever has both the fleet's folder and the operator's key can put boards of his own into the list, and read what
-        single boards send. So keep the key elsewhere, with somebody else (`--operator-key` of `hushfleet fleet init`).
-        After boards were added, locked out or given new cards:
+    Whoever has both the fleet's folder and the operator's key can put boards of his own into the list, and read what
+    single boards send. So keep the key elsewhere, with somebody else (`--operator-key` of `hushfleet fleet init`).
+    After boards were added, locked out or given new cards:
 
-        1. here: `hushfleet fleet roster export greenhouse --out roster.unsigned`
+    1. here: `hushfleet fleet roster export greenhouse --out roster.unsigned`
 
-        2. where the key is: `hushfleet fleet roster sign roster.unsigned --key operator.key --out roster.signed`
+    2. where the key is: `hushfleet fleet roster sign roster.unsigned --key operator.key --out roster.signed`
 
-        3. here: `hushfleet fleet roster import greenhouse roster.signed`
+    3. here: `hushfleet fleet roster import greenhouse roster.signed`
 
-        Rounds go on meanwhile, with the boards of the list that was signed last. A fleet with `operator.key` in its own
-        folder signs each change at once, and needs nothing of this.
-        """,
-    )
-    roster.command("export")(_export)
-    roster.command("sign")(_sign)
-    roster.command("import")(_import)
-    fleet.add_typer(roster, name="roster")
+    Rounds go on meanwhile, with the boards of the list that was signed last. A fleet with `operator.key` in its own
+    folder signs each change at once, and needs nothing of this.
+    """,
+)
+app.add_typer(roster, name="roster")
 
 
+@roster.command("export")
 def _export(
     path: Dir,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Take it to the machine that has the operator's key.")],
@@ -71,6 +69,7 @@ def _export(
     )
 
 
+@roster.command("sign")
 def _sign(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `fleet roster export`, or `devices roster`, wrote.", **_FILE)],
     key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The operator's private key.", **_FILE)],
@@ -107,6 +106,7 @@ def _sign(
     print(f"{signed.name} is in {out}; next, on the fleet's machine: hushfleet fleet roster import DIR {out.name}")
 
 
+@roster.command("import")
 def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="What `fleet roster sign` wrote.", **_FILE)]) -> None:  # fmt: skip
     """Take a list of boards that the operator has signed: it holds from the next round on.
 
@@ -116,9 +116,8 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
     Example: `hushfleet fleet roster import greenhouse roster.signed`
     """
     from hushfleet.aggregator.devices.register import DeviceRegister
-    from hushfleet.aggregator.fleet import words
     from hushfleet.aggregator.fleet.access import apply, locked
-    from hushfleet.aggregator.fleet.roster import take, waiting
+    from hushfleet.aggregator.fleet.roster import describe_waiting, export_command, take, waiting
 
     with opened(path) as (folder, registry):
         apply(folder, registry)
@@ -127,7 +126,7 @@ def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help
             left = waiting(folder, register)
     print(f"{signed.name} of {len(signed.devices)} boards holds from the next round on")
     if left:
-        print(f"{words.roster_waits(left)}: {words.roster_export(str(path))}")
+        print(f"{describe_waiting(left)}: {export_command(str(path))}")
 
 
 def _say(changes: RosterChanges, wanted: Roster | None = None) -> None:

@@ -10,16 +10,13 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.desk import Dir
+from hushfleet.aggregator.fleet.commands.setup import Dir
 from hushfleet.errors import BadInput
 
-
-def register(fleet: typer.Typer) -> None:
-    fleet.command("serve")(_serve)
-    fleet.command("up")(_up)
-    fleet.command("task")(_task)
+app = typer.Typer()
 
 
+@app.command("up")
 def _up(path: Dir) -> None:
     """Run broker, fleet service and aggregator in this terminal, until Ctrl-C. Start it again to go on.
 
@@ -32,6 +29,7 @@ def _up(path: Dir) -> None:
     run_fleet(FleetFolder(path), _stop_on_signals())
 
 
+@app.command("task")
 def _task(
     path: Dir,
     task: Annotated[Path, typer.Argument(metavar="TASK.toml", help="The next task, with a name of its own.", exists=True, dir_okay=False)],
@@ -41,7 +39,7 @@ def _task(
 
     `fleet up` takes it at once. To go on with an earlier run, give its file: DIR/runs/NAME/task.toml.
     """
-    from hushfleet.aggregator.fleet import words
+    from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.next_task import set_task
     from hushfleet.aggregator.fleet.watch import FleetWatch
@@ -51,7 +49,7 @@ def _task(
     run = watch.view().run
     watch.close()
     if run is not None and not run.finished and not now:
-        raise BadInput(f"{words.progress(run)}; wait for the others, or say --now to leave it for later")
+        raise BadInput(f"{descriptions.progress(run)}; wait for the others, or say --now to leave it for later")
     goes_on = set_task(folder, task)
     print(
         f"the fleet's task is {folder.run.name}; its run {'goes on' if goes_on else 'begins'} in {folder.run} when the "
@@ -59,6 +57,7 @@ def _task(
     )
 
 
+@app.command("serve")
 def _serve(path: Dir) -> None:
     """Run the fleet service until it is stopped: it enrols boards and watches over them. Safe to kill at any time."""
     from hushfleet.aggregator.fleet.serve import serve

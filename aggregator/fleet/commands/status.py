@@ -13,50 +13,53 @@ REDRAW_S = 1.0
 WIDTH = 160
 
 
-def register(fleet: typer.Typer) -> None:
-    @fleet.command("status")
-    def status(
-        folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")],
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
-        details: Annotated[bool, typer.Option("--details", help="Also epsilon by adversary, bytes and certificates.")] = False,
-        watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, redrawn each second.")] = False,
-    ) -> None:  # fmt: skip
-        """Show boards and their health, the round's progress, privacy spent, and what needs somebody.
+app = typer.Typer()
 
-        Examples:
 
-        `hushfleet fleet status greenhouse`
+@app.command("status")
+def _status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Also epsilon by adversary, bytes and certificates.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, redrawn each second.")] = False,
+) -> None:  # fmt: skip
+    """Show boards and their health, the round's progress, privacy spent, and what needs somebody.
 
-        `hushfleet fleet status greenhouse --json`
-        """
-        from rich.console import Console
-        from rich.live import Live
+    Examples:
 
-        from hushfleet.aggregator.fleet.folder import FleetFolder
-        from hushfleet.aggregator.fleet.table import table
-        from hushfleet.aggregator.fleet.watch import FleetWatch
+    `hushfleet fleet status greenhouse`
 
-        source = FleetWatch(FleetFolder(folder))
-        try:
-            if as_json:
-                print(json.dumps(source.view().to_json(), allow_nan=False))
-            elif not watch:
-                console = Console()
-                if not console.is_terminal:  # what a program or a log gets is not cut to 80 columns
-                    console.width = WIDTH
-                console.print(table(source.view(), details=details))
-            else:
-                with Live(table(source.view(), details=details), console=Console(), auto_refresh=False) as live:
-                    while True:
-                        live.update(table(source.view(), details=details), refresh=True)
-                        time.sleep(REDRAW_S)
-        finally:
-            source.close()
+    `hushfleet fleet status greenhouse --json`
+    """
+    from rich.console import Console
+    from rich.live import Live
 
-    @fleet.command("page")
-    def page(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]) -> None:
-        """Print the address of the status page, with its token. Who has it can look, and nothing more."""
-        from hushfleet.aggregator.fleet.folder import FleetFolder
-        from hushfleet.aggregator.fleet.page.server import page_url
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.table import table
+    from hushfleet.aggregator.fleet.watch import FleetWatch
 
-        print(page_url(FleetFolder(folder)))
+    source = FleetWatch(FleetFolder(folder))
+    try:
+        if as_json:
+            print(json.dumps(source.view().to_json(), allow_nan=False))
+        elif not watch:
+            console = Console()
+            if not console.is_terminal:  # what a program or a log gets is not cut to 80 columns
+                console.width = WIDTH
+            console.print(table(source.view(), details=details))
+        else:
+            with Live(table(source.view(), details=details), console=Console(), auto_refresh=False) as live:
+                while True:
+                    live.update(table(source.view(), details=details), refresh=True)
+                    time.sleep(REDRAW_S)
+    finally:
+        source.close()
+
+
+@app.command("page")
+def _page(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]) -> None:
+    """Print the address of the status page, with its token. Who has it can look, and nothing more."""
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.page.server import page_url
+
+    print(page_url(FleetFolder(folder)))

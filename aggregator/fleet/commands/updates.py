@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.desk import Dir, opened
+from hushfleet.aggregator.fleet.commands.setup import Dir, opened
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.registry import FleetRegistry
 
-
-def register(fleet: typer.Typer) -> None:
-    fleet.command("release")(_release)
-    fleet.command("rollout")(_rollout)
-    fleet.command("pause")(_pause)
+app = typer.Typer()
 
 
+@app.command("release")
 def _release(
     path: Dir,
     files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE.hfr]...", help="None: lists those that are known.", exists=True, dir_okay=False)] = None,
@@ -35,6 +32,7 @@ def _release(
             print(f"{each.version}  {each.platform}  {each.size / 1e6:.1f} MB  {folder.releases / each.file}")
 
 
+@app.command("rollout")
 def _rollout(
     path: Dir,
     to: Annotated[str | None, typer.Option(metavar="VERSION", help="Begin a roll-out of this release.")] = None,
@@ -69,6 +67,7 @@ def _rollout(
         _tell(registry)
 
 
+@app.command("pause")
 def _pause(path: Dir) -> None:
     """Offer the release to no further board, and send no more of it; go on with `fleet rollout DIR --resume`."""
     from hushfleet.aggregator.fleet.rollout import change
@@ -79,14 +78,14 @@ def _pause(path: Dir) -> None:
 
 
 def _tell(registry: FleetRegistry) -> None:
-    from hushfleet.aggregator.fleet import words
+    from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.rollout import current, rollout_view, seats
 
     view, rollout = rollout_view(registry, now=time.time()), current(registry)
     if view is None or rollout is None:
         print("no release is being rolled out")
         return
-    print(words.rollout(view))
+    print(descriptions.rollout(view))
     for seat in seats(registry, rollout, now=time.time()):
         if seat.why:
             print(f"  {seat.device}: {seat.why}")

@@ -3,165 +3,172 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from hushfleet.aggregator.fleet.view import BoardView, FleetView
+from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES
+from hushfleet.wire.format.health import SHOWN, metric_value
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-
 Sample = tuple[tuple[str, ...], float | None]
 
 
-class Described(NamedTuple):
-    """A metric: what it says, and its labels. Names that end in `_total` are counters, all others gauges."""
+@dataclass(frozen=True)
+class Described:
+    """A metric. A name that ends in `_total` is a counter, any other a gauge.
+
+    :param samples: label values, and the value, None where it is not known.
+    :param binary: Home Assistant's device class of a metric that is 0 or 1.
+    """
 
     help: str
+    samples: Callable[[FleetView], Iterable[Sample]]
     labels: tuple[str, ...] = ()
+    binary: str = ""
 
 
-_BOARD = ("board",)
+def _fleet(help: str, value: Callable[[FleetView], float | None], binary: str = "") -> Described:
+    return Described(help, lambda view: [((), value(view))], binary=binary)
+
+
+def _run(help: str, value: Callable[[RunView], float | None]) -> Described:
+    return Described(help, lambda view: [] if view.run is None else [((), value(view.run))])
+
+
+def _codes(help: str, counts: Callable[[RunView], Iterable[tuple[str, int]]]) -> Described:
+    def samples(view: FleetView) -> list[Sample]:
+        return [] if view.run is None else [((code,), count) for code, count in counts(view.run)]
+
+    return Described(help, samples, ("code",))
+
+
+def _rollout(help: str, value: Callable[[RolloutView], float]) -> Described:
+    def samples(view: FleetView) -> list[Sample]:
+        return [] if view.rollout is None else [((view.rollout.version,), value(view.rollout))]
+
+    return Described(help, samples, ("version",))
+
+
+def _board(help: str, value: Callable[[BoardView], float | None], binary: str = "") -> Described:
+    def samples(view: FleetView) -> list[Sample]:
+        return [((board.device,), value(board)) for board in view.boards]
+
+    return Described(help, samples, ("board",), binary)
+
+
+def _health(name: str) -> Described:
+    def value(board: BoardView) -> float | None:
+        return None if board.health is None else metric_value(board.health, name)
+
+    shown = SHOWN[name]
+    return _board(shown.help, value, "problem" if shown.flag else "")
+
+
+def _states(view: FleetView) -> list[Sample]:
+    counted = Counter(board.state for board in view.boards)
+    return [((state,), counted[state]) for state in ACTIVITIES]
+
+
+def _run_info(view: FleetView) -> list[Sample]:
+    return [] if view.run is None else [((view.run.task, view.run.method, view.run.unit), 1)]
+
+
+def _board_info(view: FleetView) -> list[Sample]:
+    return [
+        ((each.device, each.board, each.version, each.health.slot if each.health else "none", each.standing), 1)
+        for each in view.boards
+    ]
+
+
 METRICS = {
-    "hushfleet_boards": Described("boards by state in the run", ("state",)),
-    "hushfleet_boards_pending": Described("boards that wait for approval"),
-    "hushfleet_boards_urgent": Described("boards that need somebody"),
-    "hushfleet_strangers": Described("devices that announced themselves with a key that nobody has accepted"),
-    "hushfleet_aggregator_up": Described("1 where the aggregator runs; absent where that is not known"),
-    "hushfleet_service_up": Described("1 where the fleet service runs and has its broker"),
-    "hushfleet_run_info": Described("always 1", ("task", "method", "unit")),
-    "hushfleet_rounds_planned": Described("rounds of the task"),
-    "hushfleet_rounds_closed": Described("rounds that are done"),
-    "hushfleet_round_open_timestamp_seconds": Described("when the open round was opened; absent between rounds"),
-    "hushfleet_round_asked": Described("devices in the open round's cohort"),
-    "hushfleet_round_answered": Described("of these, how many updates were accepted, declined or refused"),
-    "hushfleet_accuracy_ratio": Described("of the global model on a public test set; absent where there is none"),
-    "hushfleet_epsilon_server": Described("the largest epsilon_server of a board in this task, as charged"),
-    "hushfleet_epsilon_release": Described("against readers of the models alone"),
-    "hushfleet_uplink_bytes_total": Described("updates of accepted devices"),
-    "hushfleet_downlink_bytes_total": Described("what they fetched of the global model"),
-    "hushfleet_declines_total": Described("declines of boards", ("code",)),
-    "hushfleet_refusals_total": Described("refusals by the aggregator", ("code",)),
-    "hushfleet_rollout_wanted": Described("boards that a roll-out is for", ("version",)),
-    "hushfleet_rollout_reached": Described("of these, how many run the release for good", ("version",)),
-    "hushfleet_rollout_returned": Described("of these, how many went back to the former release", ("version",)),
-    "hushfleet_board_info": Described("always 1", ("board", "profile", "version", "slot", "standing")),
-    "hushfleet_board_up": Described("1 where the board is connected", _BOARD),
-    "hushfleet_board_urgent": Described("1 where the board needs somebody", _BOARD),
-    "hushfleet_board_seen_timestamp_seconds": Described("when something came from the board last", _BOARD),
-    "hushfleet_board_uptime_seconds": Described("of its client", _BOARD),
-    "hushfleet_board_disk_used_ratio": Described("in steps of a tenth", _BOARD),
-    "hushfleet_board_memory_used_ratio": Described("in steps of a tenth", _BOARD),
-    "hushfleet_board_temperature_celsius": Described("of its processor, in steps of five", _BOARD),
-    "hushfleet_board_throttled": Described("1 where it is slowed down, for heat or weak power", _BOARD),
-    "hushfleet_board_frozen": Described("1 where it hears of no newer release, or gets none, for a week", _BOARD),
-    "hushfleet_board_certificate_expiry_timestamp_seconds": Described("when its certificate ends", _BOARD),
-    "hushfleet_board_rounds_total": Described("rounds in which its update was accepted", _BOARD),
-    "hushfleet_board_epsilon_server": Described("of this task, as the board said with its latest update", _BOARD),
-    "hushfleet_board_spent_epsilon": Described("epsilon_server over all tasks, as charged", _BOARD),
-    "hushfleet_board_limit_epsilon": Described("what its card allows", _BOARD),
-    "hushfleet_board_sent_bytes_total": Described("of its accepted updates", _BOARD),
+    "hushfleet_boards": Described("boards by state in the run", _states, ("state",)),
+    "hushfleet_boards_pending": _fleet("boards that wait for approval", lambda view: len(view.pending)),
+    "hushfleet_boards_urgent": _fleet(
+        "boards that need somebody", lambda view: sum(board.is_urgent for board in view.boards)
+    ),
+    "hushfleet_strangers": _fleet(
+        "devices that announced themselves with a key that nobody has accepted", lambda view: len(view.refused_devices)
+    ),
+    "hushfleet_aggregator_up": _fleet(
+        "1 where the aggregator runs; absent where that is not known",
+        lambda view: None if view.aggregator == "unknown" else view.aggregator == "running",
+        "running",
+    ),
+    "hushfleet_service_up": _fleet(
+        "1 where the fleet service runs and has its broker", lambda view: view.service == "running", "running"
+    ),
+    "hushfleet_run_info": Described("always 1", _run_info, ("task", "method", "unit")),
+    "hushfleet_rounds_planned": _run("rounds of the task", lambda run: run.rounds),
+    "hushfleet_rounds_closed": _run("rounds that are done", lambda run: run.rounds_closed),
+    "hushfleet_round_open_timestamp_seconds": _run(
+        "when the open round was opened; absent between rounds", lambda run: run.opened
+    ),
+    "hushfleet_round_asked": _run("devices in the open round's cohort", lambda run: run.asked or None),
+    "hushfleet_round_answered": _run(
+        "of these, how many updates were accepted, declined or refused", lambda run: run.answered if run.asked else None
+    ),
+    "hushfleet_accuracy_ratio": _run(
+        "of the global model on a public test set; absent where there is none", lambda run: run.accuracy
+    ),
+    "hushfleet_epsilon_server": _run(
+        "the largest epsilon_server of a board in this task, as charged", lambda run: run.epsilon
+    ),
+    "hushfleet_epsilon_release": _run("against readers of the models alone", lambda run: run.epsilon_release),
+    "hushfleet_uplink_bytes_total": _run("updates of accepted devices", lambda run: run.uplink_bytes),
+    "hushfleet_downlink_bytes_total": _run("what they fetched of the global model", lambda run: run.downlink_bytes),
+    "hushfleet_declines_total": _codes("declines of boards", lambda run: run.declines),
+    "hushfleet_refusals_total": _codes("refusals by the aggregator", lambda run: run.refusals),
+    "hushfleet_rollout_wanted": _rollout("boards that a roll-out is for", lambda rollout: rollout.wanted),
+    "hushfleet_rollout_reached": _rollout(
+        "of these, how many run the release for good", lambda rollout: rollout.reached
+    ),
+    "hushfleet_rollout_returned": _rollout(
+        "of these, how many went back to the former release", lambda rollout: rollout.returned
+    ),
+    "hushfleet_board_info": Described("always 1", _board_info, ("board", "profile", "version", "slot", "standing")),
+    "hushfleet_board_up": _board("1 where the board is connected", lambda board: board.is_there, "connectivity"),
+    "hushfleet_board_urgent": _board("1 where the board needs somebody", lambda board: board.is_urgent, "problem"),
+    "hushfleet_board_seen_timestamp_seconds": _board(
+        "when something came from the board last", lambda board: board.seen
+    ),
+    **{f"hushfleet_board_{shown.metric}": _health(name) for name, shown in SHOWN.items() if shown.metric},
+    "hushfleet_board_certificate_expiry_timestamp_seconds": _board(
+        "when its certificate ends", lambda board: board.certificate_end
+    ),
+    "hushfleet_board_rounds_total": _board("rounds in which its update was accepted", lambda board: board.rounds),
+    "hushfleet_board_epsilon_server": _board(
+        "of this task, as the board said with its latest update", lambda board: board.epsilon
+    ),
+    "hushfleet_board_spent_epsilon": _board("epsilon_server over all tasks, as charged", lambda board: board.spent),
+    "hushfleet_board_limit_epsilon": _board("what its card allows", lambda board: board.limit),
+    "hushfleet_board_sent_bytes_total": _board("of its accepted updates", lambda board: board.sent_bytes),
 }
 
 
 def metrics(view: FleetView) -> bytes:
-    """The text that Prometheus reads."""
+    """Gives the text that Prometheus reads."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Fleet(view))
     return generate_latest(registry)
 
 
-def samples(view: FleetView) -> dict[str, list[Sample]]:
-    """By the name of the metric: the values of its labels, and its value; None where that is not known."""
-    found = {**_of_fleet(view), **_of_run(view)}
-    for board in view.boards:
-        for name, sample in _of_board(board).items():
-            found.setdefault(name, []).append(sample)
-    return found
-
-
 class _Fleet(Collector):
     def __init__(self, view: FleetView) -> None:
-        self._samples = samples(view)
+        self._view = view
 
     def collect(self) -> Iterator[Metric]:
-        """What is not known is left out, never zero."""
+        """Yields what is known; the rest is left out, never zero."""
         for name, described in METRICS.items():
-            counts = name.endswith("_total")
-            family = (CounterMetricFamily if counts else GaugeMetricFamily)(
+            family = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(
                 name, described.help, labels=described.labels
             )
-            for labels, value in self._samples.get(name, ()):
+            for labels, value in described.samples(self._view):
                 if value is not None:
                     family.add_metric(labels, value)
             yield family
-
-
-def _of_fleet(view: FleetView) -> dict[str, list[Sample]]:
-    states = Counter(board.state for board in view.boards)
-    found: dict[str, list[Sample]] = {
-        "hushfleet_boards": [((state,), states[state]) for state in ACTIVITIES],
-        "hushfleet_boards_pending": [((), len(view.pending))],
-        "hushfleet_boards_urgent": [((), sum(board.is_urgent for board in view.boards))],
-        "hushfleet_strangers": [((), len(view.strangers))],
-        "hushfleet_aggregator_up": [((), None if view.aggregator == "unknown" else view.aggregator == "running")],
-        "hushfleet_service_up": [((), view.service == "running")],
-    }
-    if (rollout := view.rollout) is not None:
-        for name in ("wanted", "reached", "returned"):
-            found[f"hushfleet_rollout_{name}"] = [((rollout.version,), getattr(rollout, name))]
-    return found
-
-
-def _of_run(view: FleetView) -> dict[str, list[Sample]]:
-    run = view.run
-    if run is None:
-        return {}
-    asked, answered = (run.asked, run.answered) if run.open_round is not None and run.asked else (None, None)
-    return {
-        "hushfleet_run_info": [((run.task, run.method, run.unit), 1)],
-        "hushfleet_rounds_planned": [((), run.rounds)],
-        "hushfleet_rounds_closed": [((), run.rounds_closed)],
-        "hushfleet_round_open_timestamp_seconds": [((), run.opened)],
-        "hushfleet_round_asked": [((), asked)],
-        "hushfleet_round_answered": [((), answered)],
-        "hushfleet_accuracy_ratio": [((), run.accuracy)],
-        "hushfleet_epsilon_server": [((), run.epsilon)],
-        "hushfleet_epsilon_release": [((), run.epsilon_release)],
-        "hushfleet_uplink_bytes_total": [((), run.uplink_bytes)],
-        "hushfleet_downlink_bytes_total": [((), run.downlink_bytes)],
-        "hushfleet_declines_total": [((code,), count) for code, count in run.declines],
-        "hushfleet_refusals_total": [((code,), count) for code, count in run.refusals],
-    }
-
-
-def _of_board(board: BoardView) -> dict[str, Sample]:
-    values: dict[str, float | None] = {
-        "up": board.is_there,
-        "urgent": board.is_urgent,
-        "seen_timestamp_seconds": board.seen,
-        "uptime_seconds": board.uptime_s,
-        "disk_used_ratio": _ratio(board.disk_percent),
-        "memory_used_ratio": _ratio(board.memory_percent),
-        "temperature_celsius": board.temperature_c,
-        "throttled": board.throttled,
-        "frozen": None if board.health_at is None else bool(board.freeze),
-        "certificate_expiry_timestamp_seconds": board.certificate_end,
-        "rounds_total": board.rounds,
-        "epsilon_server": board.epsilon,
-        "spent_epsilon": board.spent,
-        "limit_epsilon": board.limit,
-        "sent_bytes_total": board.sent_bytes,
-    }
-    found: dict[str, Sample] = {f"hushfleet_board_{name}": ((board.device,), value) for name, value in values.items()}
-    found["hushfleet_board_info"] = ((board.device, board.board, board.version, board.slot, board.standing), 1)
-    return found
-
-
-def _ratio(percent: int | None) -> float | None:
-    return None if percent is None else percent / 100

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hushfleet.aggregator.fleet import advice, words
-from hushfleet.aggregator.fleet.owner_words import sentences
+from hushfleet.aggregator.fleet import advice, descriptions
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RunView
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES
 from hushfleet.aggregator.results.report.words import number, percent, size
@@ -44,9 +43,9 @@ def page(view: FleetView, parts: Mapping[str, str]) -> str:
 
 
 def render_parts(view: FleetView) -> dict[str, str]:
-    """HTML by part. It depends on the view alone, and not on when: what has not changed need not be sent."""
+    """Makes the HTML of each part. It depends on the view alone, so a part that has not changed need not be sent."""
     chart = None if view.run is None else _chart(view.run)
-    variables = {"words": words, "sentences": sentences, "advice": advice, "chart": chart, "inf": math.inf}
+    variables = {"descriptions": descriptions, "advice": advice, "chart": chart, "inf": math.inf}
     module = _templates().get_template("parts.html").make_module(variables)
     return {name: str(getattr(module, name)(view)) for name in PARTS}
 

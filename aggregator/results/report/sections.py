@@ -35,6 +35,7 @@ from hushfleet.aggregator.results.report.words import LIFETIME, codec, from_to, 
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint
 from hushfleet.privacy.protection import LARGEST_EPSILON, NEGLIGIBLE_ABOVE
 from hushfleet.privacy.terms import TRUST
+from hushfleet.wire.format.forms import codec_of
 
 MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40
@@ -220,9 +221,9 @@ def _signal(result: Result) -> PagePart:
     why = "The updates showed no signal beyond their noise."
     if result.accounting == "secure":
         why = "There is no signal-to-noise ratio: of a secure sum nobody sees the updates."
-    elif result.wire and result.wire.codec == "one-bit":
+    elif result.wire and not codec_of(result.wire.codec).keeps_norm:
         why = (
-            "There is no signal-to-noise ratio: with one bit a parameter, all updates have the same norm, which tells "
+            f"There is no signal-to-noise ratio: with {result.wire.codec}, all updates have the same norm, which tells "
             "nothing of their signal."
         )
     note = "0 dB: noise as strong as what it hides. Averaging n devices gains 10 log10(n) dB."

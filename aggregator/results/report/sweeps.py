@@ -10,9 +10,9 @@ from hushfleet.aggregator.results.report.page import Cell, Table
 from hushfleet.aggregator.results.report.verdict import VERDICTS, gain_of, verdict_of
 from hushfleet.aggregator.results.report.words import gained, number, percent
 from hushfleet.aggregator.results.result import Repeated, Result, WireInfo
+from hushfleet.wire.format.forms import codec_of
 
 DASH = "\N{EN DASH}"
-ONE_BIT_DB = 10 * math.log10(math.pi / 2)
 
 
 def noise_table(result: Result) -> Table:
@@ -64,12 +64,11 @@ def seed_table(result: Result) -> Table:
 
 
 def cost_db(wire: WireInfo) -> str:
-    """What a form takes from the ratio of signal to noise: signs have pi / 2 times the variance of the noise."""
-    if wire.codec == "one-bit":
-        return number(ONE_BIT_DB)
-    if wire.step is None:
-        return "0"
-    return number(10 * math.log10(1 + wire.step**2 / 12)) if wire.step_unit == "noise" else DASH
+    """Formats what a codec takes from the ratio of signal to noise, in dB."""
+    if wire.step is not None and wire.step_unit != "noise":
+        return DASH
+    added = codec_of(wire.codec).added_variance(wire.step or 0.0, 1.0)
+    return number(10 * math.log10(1 + added)) if added else "0"
 
 
 def _ends(result: Result, run: Repeated) -> tuple[str, ...]:

@@ -1,185 +1,80 @@
-"""The update codec: dithered quantisation and Huffman coding, so that bits follow the noise.
-
-Precision below the noise is waste: each layer is quantised with a step tied to the standard deviation of the
-noise that it carries. With subtractive dither, known to both sides, the error is uniform, of mean zero and
-independent of the values (Roberts 1962; Schuchman 1964), and adds step^2/12 to the variance.
-
-    q = rint(x / step + u)        x' = (q - u) * step        u uniform on a grid in (-1/2, 1/2)
-
-All of x' is float32 arithmetic with one rounding an operation, so every machine decodes the same bits. Values are
-worked on a block at a time: beside them and the coded bytes, memory does not grow with their number.
-The bytes are specified in docs/wire.md, their coding is `hushfleet.wire.format.symbols`.
-"""
+"""`Codec`: one way to write the values of an update. `hushfleet.wire.format.forms` is the registry of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from msgspec import Meta
 
-from hushfleet.errors import Malformed
-from hushfleet.wire.format.symbols import BLOCK, MAX_LEVEL, BlockEncoder, decode_block, max_block_bytes
-
-DITHER_KEY_BYTES = 16
-MAX_VALUES = 1 << 28
-MIN_STEP = 2.0**-100  # every decoded value is then a normal float32, which no machine flushes to zero
-MAX_STEP = 2.0**40
-LayerStep = Annotated[float, Meta(ge=MIN_STEP, le=MAX_STEP, description="2^-100 to 2^40")]
-Pieces = list[tuple[slice, np.float32]]
+from hushfleet.errors import NotFinite
 
 
-def encode_values(
-    values: np.ndarray,
-    *,
-    counts: Sequence[int],
-    steps: Sequence[float],
-    dither_key: bytes | None,
-    sent: np.ndarray | None = None,
-) -> bytes:
-    """`values` float32 `[k]`, quantised and coded.
+class Coding(NamedTuple):
+    """What both sides know before the values are read.
 
-    :param counts: how many of the values belong to each layer, in order; their sum is k.
-    :param steps: the quantisation step of each layer, used as float32.
-    :param dither_key: 16 bytes that the decoder has as well, never the same for two updates; None for no dither, so
-        that what is zero stays zero.
-    :param sent: float32 `[k]`, filled with what the decoder will give.
-
-    Raises `Malformed` for values that are not finite, or too large for their step.
+    :param counts: number of values in each layer, in order; their sum is k.
+    :param steps: the header's number for each layer; empty for a codec without steps.
+    :param dither_key: 16 bytes, different for every update.
     """
-    encoder, coded = BlockEncoder(), []
-    for place, pieces, dither, levels in _quantized(values, counts, steps, dither_key):
-        coded.append(encoder.encode(levels))
-        if sent is not None:
-            _restore(levels, dither, pieces, out=sent[place])
-    return b"".join(coded)
+
+    counts: Sequence[int]
+    steps: Sequence[float]
+    dither_key: bytes
+
+    @property
+    def size(self) -> int:
+        """k, the number of values."""
+        return sum(self.counts)
 
 
-def quantize(
-    values: np.ndarray, *, counts: Sequence[int], steps: Sequence[float], dither_key: bytes | None, sent: np.ndarray
-) -> None:
-    """Fills `sent` as `encode_values` does, and codes nothing. Raises as it does."""
-    for place, pieces, dither, levels in _quantized(values, counts, steps, dither_key):
-        _restore(levels, dither, pieces, out=sent[place])
+@dataclass(frozen=True)
+class Codec:
+    """One way to write the values of an update.
 
-
-def _quantized(
-    values: np.ndarray, counts: Sequence[int], steps: Sequence[float], dither_key: bytes | None
-) -> Iterator[tuple[slice, Pieces, np.ndarray | None, np.ndarray]]:
-    """As `_blocks`, with the levels of each block: float32, valid until the next one."""
-    values = np.ascontiguousarray(values, dtype=np.float32)
-    _check(values.size, counts, steps, dither_key)
-    level = np.empty(min(BLOCK, values.size), np.float32)
-    for place, pieces, dither in _blocks(counts, steps, dither_key):
-        x, q = values[place], level[: place.stop - place.start]
-        with np.errstate(over="ignore", invalid="ignore"):
-            for piece, step in pieces:
-                np.divide(x[piece], step, out=q[piece])
-        if dither is not None:
-            q += dither
-        np.rint(q, out=q)
-        if not (q.max() <= MAX_LEVEL and q.min() >= -MAX_LEVEL):  # also for a NaN
-            raise Malformed(
-                f"a value of {np.abs(x).max():g} cannot be quantised: finite values of at most {MAX_LEVEL} steps "
-                f"are, and the largest step there is {max(step for _, step in pieces):g}; send float32 instead"
-            )
-        yield place, pieces, dither, q
-
-
-def decode_values(
-    data: bytes | memoryview,
-    *,
-    counts: Sequence[int],
-    steps: Sequence[float],
-    dither_key: bytes | None,
-    out: np.ndarray | None = None,
-) -> np.ndarray:
-    """The values float32 `[k]` of `encode_values`, the same bits on every machine.
-
-    :param out: float32 `[k]`, filled and returned; after an error its content means nothing.
-
-    Raises `Malformed`. Allocates in proportion to k, whatever `data` says.
+    :param name: as in `wire.codec` of a task and in the header.
+    :param encode: `(values float32 [k], coding, sent) -> bytes`; fills `sent`, float32 `[k]`, with what `decode` gives.
+        Raises `Malformed` for values that do not fit, and `NotFinite`.
+    :param decode: `(data, coding, out) -> float32 [k]`; fills and returns `out` where it is given. Raises `Malformed`
+        and allocates in proportion to k, whatever `data` says.
+    :param max_bytes: `(k) -> bytes`, the most that k values take.
+    :param round_trip: as `encode`, without the bytes, where that takes less time; None: there is no faster way.
+    :param step_of: `(wire.step, noise_std) -> step`: the header's number for a layer with noise; None: no steps.
+    :param added_variance: `(step, noise_std) -> variance` that the codec adds to a value.
+    :param bits: bits a value; None where they depend on the values.
+    :param uses_wire_step: whether `wire.step` of the task changes anything.
+    :param needs_noise: why an update without noise is refused; empty: it is not.
+    :param carries_error: whether a device keeps the codec's error and adds it to its next update (error feedback: Seide
+        et al., Interspeech 2014), so that errors do not add up over rounds. They are errors of noised values: this is
+        post-processing.
+    :param keeps_norm: whether the norm of decoded values tells anything about the norm of the values.
+    :param float_error: the relative and the absolute rounding error of a value, for floats; None for other codecs.
     """
-    size = sum(counts)
-    _check(size, counts, steps, dither_key)
-    values = np.empty(size, np.float32) if out is None else out
-    rest = memoryview(data)
-    for place, pieces, dither in _blocks(counts, steps, dither_key):
-        block = values[place]
-        rest = decode_block(rest, block)
-        _restore(block, dither, pieces, out=block)
-    if len(rest):
-        raise Malformed(f"{len(rest)} bytes too many follow the coded values")
-    return values
+
+    name: str
+    encode: Callable[[np.ndarray, Coding, np.ndarray], bytes]
+    decode: Callable[[bytes | memoryview, Coding, np.ndarray | None], np.ndarray]
+    max_bytes: Callable[[int], int]
+    round_trip: Callable[[np.ndarray, Coding, np.ndarray], None] | None = None
+    step_of: Callable[[float, float], float] | None = None
+    added_variance: Callable[[float, float], float] = lambda step, noise_std: 0.0
+    bits: float | None = None
+    uses_wire_step: bool = False
+    needs_noise: str = ""
+    carries_error: bool = False
+    keeps_norm: bool = True
+    float_error: tuple[float, float] | None = None
+
+    def seen(self, values: np.ndarray, coding: Coding) -> np.ndarray:
+        """Returns what `decode` gives of `encode`, float32 `[k]`: only a simulation has no use for the bytes."""
+        sent = np.empty(values.size, np.float32)
+        (self.round_trip or self.encode)(values, coding, sent)
+        return sent
 
 
-def max_coded_bytes(size: int) -> int:
-    """The most bytes that `encode_values` gives for `size` values, whatever they are."""
-    return size // BLOCK * max_block_bytes(BLOCK) + max_block_bytes(size % BLOCK)
-
-
-def dither(dither_key: bytes, size: int) -> np.ndarray:
-    """The first `size` dither values, float32 in (-1/2, 1/2), exact multiples of 2^-17.
-
-    64-bit words of the Philox4x64-10 generator with this key and the counters 1, 2, 3, ..., four 16-bit parts
-    a word, least significant first; a part w stands for (2w + 1 - 65536) / 131072.
-    """
-    return _to_dither(_generator(dither_key), size)
-
-
-def _restore(level: np.ndarray, dither: np.ndarray | None, pieces: Pieces, *, out: np.ndarray) -> None:
-    """In place where `out` is `level`."""
-    if dither is not None:
-        level = np.subtract(level, dither, out=out)
-    for piece, step in pieces:
-        np.multiply(level[piece], step, out=out[piece])
-
-
-def _generator(dither_key: bytes) -> np.random.Philox:
-    return np.random.Philox(key=int.from_bytes(dither_key, "little"))
-
-
-def _to_dither(generator: np.random.Philox, size: int) -> np.ndarray:
-    words = generator.random_raw(-(-size // 4)).astype("<u8", copy=False)
-    parts = words.view("<u2")[:size].astype(np.float32)
-    parts *= 2.0**-16
-    parts -= 65535 * 2.0**-17  # exact, as all three are
-    return parts
-
-
-def _blocks(
-    counts: Sequence[int], steps: Sequence[float], dither_key: bytes | None
-) -> Iterator[tuple[slice, Pieces, np.ndarray | None]]:
-    """Places in the vector; for each, the pieces of it that have a step each, and the dither of its values."""
-    size, layers = sum(counts), _layers(counts, steps)
-    generator = None if dither_key is None else _generator(dither_key)
-    layer = next(layers, None)
-    for start in range(0, size, BLOCK):
-        stop, pieces = min(start + BLOCK, size), []
-        while layer is not None and layer[0] < stop:
-            first, last, step = layer
-            pieces.append((slice(max(first, start) - start, min(last, stop) - start), step))
-            if last > stop:
-                break
-            layer = next(layers, None)
-        yield slice(start, stop), pieces, None if generator is None else _to_dither(generator, stop - start)
-
-
-def _layers(counts: Sequence[int], steps: Sequence[float]) -> Iterator[tuple[int, int, np.float32]]:
-    """Start, stop and step of each layer that has values."""
-    start = 0
-    for count, step in zip(counts, steps, strict=True):
-        if count:
-            yield start, start + count, np.float32(step)
-        start += count
-
-
-def _check(size: int, counts: Sequence[int], steps: Sequence[float], dither_key: bytes | None) -> None:
-    if dither_key is not None and len(dither_key) != DITHER_KEY_BYTES:
-        raise Malformed(f"a dither key has {DITHER_KEY_BYTES} bytes, not {len(dither_key)}")
-    if len(counts) != len(steps) or min(counts, default=0) < 0 or sum(counts) != size or size > MAX_VALUES:
-        raise Malformed(f"{size} values in {len(counts)} layers of {sum(counts)} with {len(steps)} steps")
-    for step in steps:
-        if not MIN_STEP <= step <= MAX_STEP:
-            raise Malformed(f"a quantisation step of {step!r} is outside {MIN_STEP:g} to {MAX_STEP:g}")
+def check_finite(values: np.ndarray) -> None:
+    """Raises `NotFinite` for values that are not finite."""
+    # a NaN is the largest and the smallest of all; these two passes take a fraction of the time of a test of each value
+    if not (np.isfinite(values.max(initial=0)) and np.isfinite(values.min(initial=0))):
+        raise NotFinite(f"{np.count_nonzero(~np.isfinite(values))} of the update's values are not finite")

@@ -24,7 +24,7 @@ from msgspec import Meta
 from hushfleet.config.schema import Checked, NotNegative, pack, require, unpack
 from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import Malformed, TooLarge
-from hushfleet.wire.format import codec
+from hushfleet.wire.format import quantized
 from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut_header, headed
 
 MAGIC = b"HD"
@@ -50,7 +50,7 @@ class DifferenceHeader(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for step in self.steps:
-            fits = step == 0 or codec.MIN_STEP <= step <= codec.MAX_STEP
+            fits = step == 0 or quantized.MIN_STEP <= step <= quantized.MAX_STEP
             # one form only: -0.0 equals 0 and is written otherwise
             require(fits and math.copysign(1, step) > 0, "step", step, "0, or 2^-100 to 2^40")
 
@@ -81,7 +81,7 @@ def encode_difference(
         float(step) if difference[start : start + count].any() else 0.0
         for start, count, step in zip(_starts(counts), counts, steps, strict=True)
     )
-    coded = codec.encode_values(_of_changed(difference, counts, used), dither_key=None, **_changed(counts, used))
+    coded = quantized.encode_values(_of_changed(difference, counts, used), dither_key=None, **_changed(counts, used))
     # decoded, as a device will, rather than computed beside it: there is one way to the new model's bits
     result = _moved(base, coded, counts, used)
     header = DifferenceHeader(task, round, params_digest(base), params_digest(result), used)
@@ -119,7 +119,7 @@ def read_difference_header(data: bytes) -> DifferenceHeader:
 
 def max_difference_bytes(size: int) -> int:
     """The most bytes of a difference between models of `size` parameters."""
-    return HEAD_BYTES + MAX_HEADER_BYTES + codec.max_coded_bytes(size)
+    return HEAD_BYTES + MAX_HEADER_BYTES + quantized.max_coded_bytes(size)
 
 
 def params_digest(params: np.ndarray) -> bytes:
@@ -129,7 +129,7 @@ def params_digest(params: np.ndarray) -> bytes:
 
 def _moved(base: np.ndarray, coded: bytes | memoryview, counts: Sequence[int], steps: Sequence[float]) -> np.ndarray:
     """`base` plus the decoded difference, with one rounding to float32."""
-    moves = codec.decode_values(coded, dither_key=None, **_changed(counts, steps))
+    moves = quantized.decode_values(coded, dither_key=None, **_changed(counts, steps))
     result = np.array(base, np.float32)
     at = 0
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Messages between a board and the fleet service: enrolment, health, releases (docs/wire.md, "Fleet")."""
+"""Messages between a board and the fleet service: enrolment and releases (docs/wire.md, "Fleet")."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import Meta
 from hushfleet.config.schema import Checked, Count, NotNegative, Share, later, require
 from hushfleet.config.spec import MAX_ROUNDS, Digest, RoundNumber, TaskId
 from hushfleet.wire.format.chunks import DEFAULT_CHUNK_BYTES, Ranges, check_ranges
-from hushfleet.wire.format.fields import DeclineCode, Nonce, PublicKey, Reason, Text, WithReason
+from hushfleet.wire.format.fields import Nonce, PublicKey, Reason, Text, WithReason
 from hushfleet.wire.format.topics import Name
 
 PROOF_BYTES = 64
@@ -27,9 +27,6 @@ MAX_NEWEST_BYTES = 8 * 1024
 RELEASE_CHUNK_BYTES = DEFAULT_CHUNK_BYTES
 
 Verdict = Literal["granted", "pending", "refused"]
-SlotState = Literal["none", "good", "trial", "returned"]
-ErrorCode = Literal["disk", "link", "graph", "data", "update", "other"]
-Freeze = Literal["", "unheard", "older"]
 SpentRound = tuple[TaskId, RoundNumber]
 
 
@@ -121,45 +118,6 @@ class EnrolAnswer(WithReason):
         super().__post_init__()
         granted = self.verdict == "granted"
         require(granted == bool(self.certificate), "certificate", len(self.certificate), "given where it is granted")
-
-
-@dataclass(frozen=True)
-class Health(Checked):
-    """Retained: how a board is. Nothing in it follows the board's images (docs/privacy.md, "Health").
-
-    :param session: as in the board's `Birth`.
-    :param uptime_s: of the client.
-    :param disk_percent, memory_percent: what is used, in steps of ten; None: not known, or not told.
-    :param temperature_c: of the processor, in steps of five.
-    :param throttled: whether the board slows its processor down, for heat or weak power.
-    :param last_decline, last_error: codes, never texts.
-    :param certificate_end: unix seconds; 0: no certificate.
-    :param slot: what has become of the release that was offered last: `returned` means that it was refused, or failed
-        and was undone; `none`: this board takes no releases.
-    :param platform: of its Python, as manifests of releases name it: `cp313-aarch64`.
-    :param tried, attempt: the version and the `ReleaseOffer.attempt` that `slot` speaks of; empty before the first.
-    :param accelerator: what a trial on random numbers chose for the task; empty where there was nothing to choose.
-    :param freeze: what has been so for a week in which the client ran: `unheard`: no new word of the newest release has
-        come; `older`: the board runs an older release than the newest. Somebody may hold back what it should hear.
-    """
-
-    device: Name
-    session: Count
-    version: Text
-    uptime_s: Count
-    disk_percent: Annotated[int, Meta(ge=0, le=100)] | None
-    memory_percent: Annotated[int, Meta(ge=0, le=100)] | None
-    temperature_c: Annotated[int, Meta(ge=-100, le=200)] | None
-    throttled: bool | None
-    last_decline: DeclineCode | None
-    last_error: ErrorCode | None
-    certificate_end: Count
-    slot: SlotState
-    platform: Text = later("")
-    tried: Text = later("")
-    attempt: Count = later(0)
-    accelerator: Literal["", "cpu", "cuda"] = later("")
-    freeze: Freeze = later("")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from hushfleet.wire.format.fields import (
     Text,
     WithReason,
 )
-from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, Health, ReleaseNews, ReleaseOffer
+from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest, ReleaseNews, ReleaseOffer
+from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.topics import NAME_RULE, Name, is_name
 

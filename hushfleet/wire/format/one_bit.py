@@ -1,10 +1,10 @@
-"""The one-bit form: the sign of each value, for the weakest links.
+"""The codec `one-bit`: the sign of each value, for the weakest links.
 
 A value is a small signal in Gaussian noise of standard deviation s, so its sign alone, as +-s sqrt(pi / 2), has the
 value's mean (unit gain, to first order in signal over noise) at pi / 2 = 1.571 times the noise's variance: 1.96 dB of
-the signal-to-noise ratio. Privacy is untouched, since signs are taken of what was noised. What a sign leaves out, that
-of a signal which is not small against the noise included, the device adds to its next update (`forms.CARRIED`): over
-many rounds the sums are those of the noised values. Without noise the form means nothing, and is refused.
+the signal-to-noise ratio. Privacy is untouched, since signs are taken of what was noised. The device adds what a sign
+leaves out to its next update (`Codec.carries_error`), also where the signal is not small against the noise: over many
+rounds the sums are those of the noised values. Without noise the codec means nothing, and is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hushfleet.errors import Malformed, NotFinite
+from hushfleet.errors import Malformed
+from hushfleet.wire.format.codec import Codec, Coding, check_finite
 
 VARIANCE_FACTOR = math.pi / 2
 _PART = 1 << 16  # values at a time, a multiple of 8
@@ -22,17 +23,16 @@ _SIGNS = np.array([1.0, -1.0], np.float32)
 
 
 def magnitude(noise_std: float) -> float:
-    """What each value of a layer is in size: noise_std sqrt(pi / 2)."""
+    """Returns the magnitude of each value of a layer: noise_std sqrt(pi / 2)."""
     return noise_std * math.sqrt(VARIANCE_FACTOR)
 
 
 def encode_signs(values: np.ndarray) -> bytes:
-    """A bit a value of float32 `[k]`, set for negative ones, highest bit first, the last byte filled up with zeros.
+    """Codes float32 `[k]` as one bit a value, set for negative ones, highest bit first; zeros pad the last byte.
 
     Raises `NotFinite`.
     """
-    if not np.isfinite(values).all():
-        raise NotFinite(f"{np.count_nonzero(~np.isfinite(values))} of the update's values are not finite")
+    check_finite(values)
     return np.packbits(values < 0).tobytes()
 
 
@@ -54,3 +54,29 @@ def decode_signs(
     for count, size_of in zip(counts, magnitudes, strict=True):
         out[start : start + count] *= np.float32(size_of)
         start += count
+
+
+def _encode(values: np.ndarray, coding: Coding, sent: np.ndarray) -> bytes:
+    coded = encode_signs(values)
+    decode_signs(coded, counts=coding.counts, magnitudes=coding.steps, out=sent)
+    return coded
+
+
+def _decode(data: bytes | memoryview, coding: Coding, out: np.ndarray | None) -> np.ndarray:
+    values = np.empty(coding.size, np.float32) if out is None else out
+    decode_signs(data, counts=coding.counts, magnitudes=coding.steps, out=values)
+    return values
+
+
+ONE_BIT = Codec(
+    "one-bit",
+    _encode,
+    _decode,
+    max_bytes=lambda size: -(-size // 8),
+    step_of=lambda step, noise_std: magnitude(noise_std),
+    added_variance=lambda step, noise_std: (VARIANCE_FACTOR - 1) * noise_std**2,
+    bits=1.0,
+    needs_noise="sends signs of noised values",
+    carries_error=True,
+    keeps_norm=False,
+)

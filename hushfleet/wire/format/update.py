@@ -21,11 +21,12 @@ from msgspec import Meta
 from hushfleet.config.schema import Checked, Finite, NotNegative, PositiveOrInf, later, pack, require, unpack
 from hushfleet.config.spec import Form, RoundNumber, TaskId
 from hushfleet.errors import Malformed
-from hushfleet.wire.format import codec, forms
-from hushfleet.wire.format.codec import LayerStep
+from hushfleet.wire.format.codec import Coding, check_finite
 from hushfleet.wire.format.fields import StateDigest
+from hushfleet.wire.format.forms import codec_of, max_bytes
 from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut, cut_header, headed
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
+from hushfleet.wire.format.quantized import MAX_VALUES, LayerStep
 from hushfleet.wire.format.topics import Name
 
 MAGIC = b"HU"
@@ -54,7 +55,7 @@ class UpdateHeader(Checked):
     round: RoundNumber
     device: Name
     codec: Form
-    value_count: Annotated[int, Meta(ge=0, le=codec.MAX_VALUES)]
+    value_count: Annotated[int, Meta(ge=0, le=MAX_VALUES)]
     steps: Annotated[tuple[LayerStep, ...], Meta(max_length=MAX_LAYERS)]
     noise_stds: Annotated[tuple[NotNegative, ...], Meta(min_length=1, max_length=MAX_LAYERS)]
     clip_norms: Annotated[tuple[PositiveOrInf, ...], Meta(max_length=MAX_LAYERS)]
@@ -72,13 +73,17 @@ class UpdateHeader(Checked):
         super().__post_init__()
         layers = len(self.noise_stds)
         require(len(self.clip_norms) == layers, "clip_norms", len(self.clip_norms), f"of {layers} layers")
-        expected = layers if self.codec in forms.STEPPED else 0
+        expected = 0 if codec_of(self.codec).step_of is None else layers
         require(len(self.steps) == expected, "steps", len(self.steps), f"{expected} with codec {self.codec}")
 
     @property
     def dither_key(self) -> bytes:
         """16 bytes, different for every update there is."""
         return hashlib.sha256(f"{self.task}|{self.round}|{self.device}".encode()).digest()[:16]
+
+    def coding(self, counts: Sequence[int]) -> Coding:
+        """Returns what the codec needs to know of an update with so many values in each layer."""
+        return Coding(counts, self.steps, self.dither_key)
 
 
 class EncodedUpdate(NamedTuple):
@@ -124,9 +129,7 @@ def encode_update(
     if values.shape != (header.value_count,):
         raise Malformed(f"values of shape {values.shape} came with value_count = {header.value_count}")
     sent = np.empty(values.size, np.float32)
-    coded = forms.encode(
-        header.codec, values, counts=counts, steps=header.steps, dither_key=header.dither_key, sent=sent
-    )
+    coded = codec_of(header.codec).encode(values, header.coding(counts), sent)
     return EncodedUpdate(_assembled(pack(header), coded, public or b"", identity), sent)
 
 
@@ -240,7 +243,7 @@ def decode_update(
     verify(public_key, sections.signed, sections.signature)
     header = _header(sections.header)
     values = _values(header, sections, counts, out)
-    forms.check_finite(values)
+    check_finite(values)
     return DecodedUpdate(header, values, bytes(sections.public) or None)
 
 
@@ -254,9 +257,7 @@ def read_values(header: UpdateHeader, data: bytes, *, counts: Sequence[int]) -> 
 
 def _values(header: UpdateHeader, sections: _Sections, counts: Sequence[int], out: np.ndarray | None) -> np.ndarray:
     _check_counts(header, counts)
-    return forms.decode(
-        header.codec, sections.values, counts=counts, steps=header.steps, dither_key=header.dither_key, out=out
-    )
+    return codec_of(header.codec).decode(sections.values, header.coding(counts), out)
 
 
 def max_public_bytes(size: int) -> int:
@@ -267,7 +268,7 @@ def max_public_bytes(size: int) -> int:
 def max_update_bytes(size: int) -> int:
     """The most bytes of an update of a model with `size` parameters, whatever codec and sections it has."""
     fixed = HEAD_BYTES + 2 * _LENGTH.size + SIGNATURE_BYTES
-    return fixed + MAX_HEADER_BYTES + forms.max_bytes(size) + max_public_bytes(size)
+    return fixed + MAX_HEADER_BYTES + max_bytes(size) + max_public_bytes(size)
 
 
 def _assembled(

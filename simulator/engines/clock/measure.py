@@ -28,13 +28,13 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import SeededRandomness, Trainer
+from hushfleet.edge_client.trainer import Trainer
 from hushfleet.errors import HushfleetError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import method_of
 from hushfleet.model.objectives import CROSS_ENTROPY
-from hushfleet.model.targets import random_targets
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.field import PRIMES
@@ -190,7 +190,7 @@ def _samples(prepared: PreparedTask, count: int) -> LabelledSamples:
         return inputs_of(train.take(np.arange(count) % len(train)), prepared.features)
     model, rng = prepared.spec.model, np.random.default_rng(0)
     images = rng.integers(0, 256, (count, *model.image_shape), dtype=np.uint8)
-    labels = random_targets(model.targets.objective(CROSS_ENTROPY), count, len(model.class_names), rng)
+    labels = model.targets.objective(CROSS_ENTROPY).loss.random(count, len(model.class_names), rng)
     samples = Samples(images, labels, model.mean, model.std, model.targets)
     return inputs_of(samples, prepared.features)
 

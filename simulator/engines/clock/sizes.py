@@ -18,9 +18,11 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.config.spec import SecureSpec
 from hushfleet.methods.state import PublicState
 from hushfleet.secure.committee import committee_rule
-from hushfleet.wire.format import codec, forms
+from hushfleet.wire.format import quantized
 from hushfleet.wire.format.chunks import FRAME_OVERHEAD
+from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.difference import encode_difference
+from hushfleet.wire.format.forms import MASKED, codec_of, steps_for
 from hushfleet.wire.format.identity import KEY_BYTES, Identity
 from hushfleet.wire.format.messages import (
     MAX_DIFFERENCES,
@@ -246,9 +248,12 @@ def _bits_per_value(prepared: PreparedTask) -> float:
     wire, privacy = prepared.spec.wire, prepared.spec.privacy
     if privacy.secure is not None:
         return _masked_bits(prepared, privacy.secure)
-    if wire.codec != "quantized":
-        return {"one-bit": 1.0, "float16": 16.0, "float32": 32.0}[wire.codec]
-    return _coded_bits(prepared, wire.step if _noised(prepared) else wire.relative_step, dither_key=bytes(16))
+    codec = codec_of(wire.codec)
+    if codec.bits is not None:
+        return codec.bits
+    values = _noise(prepared)
+    steps = steps_for(wire, noise_stds=[float(_noised(prepared))], layer_rms=[1.0])
+    return 8 * len(codec.encode(values, Coding([len(values)], steps, bytes(16)), np.empty_like(values))) / len(values)
 
 
 def _masked_bits(prepared: PreparedTask, secure: SecureSpec) -> float:
@@ -270,15 +275,16 @@ def _difference_bytes(prepared: PreparedTask) -> int:
     header = encode_difference(
         still, still, task=prepared.spec.task, round=1, counts=[1] * layers, steps=[step] * layers
     ).data
-    return len(header) + round(_coded_bits(prepared, step, dither_key=None) * layout.size * parts / 8)
+    values = _noise(prepared)
+    coded = quantized.encode_values(values, counts=[len(values)], steps=[step], dither_key=None)
+    return len(header) + round(8 * len(coded) / len(values) * layout.size * parts / 8)
 
 
-def _coded_bits(prepared: PreparedTask, step: float, *, dither_key: bytes | None) -> float:
-    """Gives the bits of a coded value of Gaussian noise with standard deviation 1."""
-    # A small network's share of the code table counts, so no more values than it has.
+def _noise(prepared: PreparedTask) -> np.ndarray:
+    """Draws float32 noise of standard deviation 1: at most as many values as the network has, since a small network's
+    share of the code table counts."""
     count = min(prepared.spec.model.layout.size, _TRIAL_VALUES)
-    values = np.random.default_rng(0).standard_normal(count).astype(np.float32)
-    return 8 * len(codec.encode_values(values, counts=[count], steps=[step], dither_key=dither_key)) / count
+    return np.random.default_rng(0).standard_normal(count).astype(np.float32)
 
 
 def _noised(prepared: PreparedTask) -> bool:
@@ -287,14 +293,14 @@ def _noised(prepared: PreparedTask) -> bool:
 
 
 def _header_bytes(prepared: PreparedTask, name_bytes: int) -> int:
-    layers, form = len(prepared.spec.model.layout.layers), prepared.spec.wire.codec
+    layers, codec = len(prepared.spec.model.layout.layers), codec_of(prepared.spec.wire.codec)
     header = UpdateHeader(
         task=prepared.spec.task,
         round=1,
         device="d" * name_bytes,
-        codec=form,
+        codec=codec.name,
         value_count=layers,
-        steps=(1.0,) * layers if form in forms.STEPPED else (),
+        steps=() if codec.step_of is None else (1.0,) * layers,
         noise_stds=(1.0,) * layers,
         clip_norms=(1.0,) * layers,
         public_digest=bytes(16),
@@ -303,11 +309,9 @@ def _header_bytes(prepared: PreparedTask, name_bytes: int) -> int:
         multiplier_server=1.0,
         noise_split=1,
     )
-    if form == "masked":
+    if codec is MASKED:
         return len(encode_masked(header, b"", identity=_KEY))
     values, counts = np.zeros(layers, np.float32), [1] * layers
     whole = encode_update(header, values, counts=counts, identity=_KEY).data
-    coded = forms.encode(
-        form, values, counts=counts, steps=header.steps, dither_key=header.dither_key, sent=np.empty_like(values)
-    )
+    coded = codec.encode(values, header.coding(counts), np.empty_like(values))
     return len(whole) - len(coded)

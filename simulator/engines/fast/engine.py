@@ -167,16 +167,16 @@ def hear(
         code, reason = answer.refusal
         engine.decline(answer.device, code, reason, round=plan.round)
         return "decline", {"round": plan.round, "device": answer.device, "code": code, "reason": reason}
-    verdict = engine.accept(answer.device, data)
-    if verdict.code == "state-unknown" and with_public is not None:
+    update = engine.accept(answer.device, data)
+    if update.code == "state-unknown" and with_public is not None:
         data = with_public(answer)
-        verdict = engine.accept(answer.device, data)
-    if not verdict.acknowledged:
+        update = engine.accept(answer.device, data)
+    if not update.acknowledged:
         raise HushfleetError(
-            f"round {plan.round}: the update of {answer.device} was refused ({verdict.code}), since {verdict.reason}"
+            f"round {plan.round}: the update of {answer.device} was refused ({update.code}), since {update.reason}"
         )
     sent_bytes = engine.checks.update_format.sent_bytes(data)
-    return "update", update_fields(verdict, device=answer.device, round=plan.round, payload_bytes=sent_bytes)
+    return "update", update_fields(update, round=plan.round, payload_bytes=sent_bytes)
 
 
 def train_cohort(

@@ -13,9 +13,11 @@ from typing import NamedTuple
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
-from hushfleet.edge_client.trainer import SeededRandomness, TrainedRound, Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
+from hushfleet.methods.stages import Release
 from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import VMAP, make_noise, make_optimizer
@@ -86,7 +88,7 @@ def train(job: Job) -> Answer:
 def commit(done: TrainedJob) -> Answer:
     """The rest of a round: clip, noise, encode, store."""
     plan = done.job.plan
-    return _answer(done.job, lambda trainer, run: trainer.commit(plan, done.trained, run.roster(plan)))
+    return _answer(done.job, lambda trainer, run: DeviceRound(trainer, plan, run.roster(plan)).commit(done.trained))
 
 
 def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> Answer:
@@ -119,15 +121,13 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
     folder = run.folder.device(job.device)
     common, local = (run.folder.common_test, folder.local_test) if job.evaluate else (None, None)
     metrics = MetricsFile(folder.metrics, common, local, run.features)
-    delta, accountant = run.spec.privacy.delta, run.spec.privacy.accountant
     began = time.monotonic()
     with store_for(job, run) as store:
 
-        def observe(trained: TrainedRound) -> None:
+        def observe(round: DeviceRound, trained: Trained, release: Release) -> None:
             # Where training has diverged, the own model is the former one, which may not be kept: it is not tested.
             file = replace(metrics, common_test=None, local_test=None) if isinstance(trained.own, NotKept) else metrics
-            spent = store.ledger.epsilon_server(delta=delta, extra=trained.release.charge, accountant=accountant)
-            file.write(trained, run.spec, run.inference, epsilon_server=spent, train_s=time.monotonic() - began)
+            file.write(round, trained, release, train_s=time.monotonic() - began)
 
         yield Trainer(
             device=job.device,
@@ -138,7 +138,7 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
             samples=lambda: run.train(job.device),
             randomness=SeededRandomness(job.seed, job.index, make_noise),
             limits=LimitsSection.of_simulation(
-                run.spec.privacy, epsilon_server=job.epsilon_limit, delta=delta, noise_preference=job.preference
+                run.spec.privacy, epsilon_server=job.epsilon_limit, noise_preference=job.preference
             ),
             method=run.method,
             observer=observe,

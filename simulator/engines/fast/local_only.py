@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.edge_client.trainer import SeededRandomness
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.methods.method import Method, TaskMethod
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import evaluate
@@ -26,7 +26,8 @@ from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.draws import Inputs
-from hushfleet.training.local_round import train_round
+from hushfleet.training.local_round import LocalRound
+from hushfleet.training.own_samples import LoadedSamples
 
 ALONE = "each device alone, for comparison"
 
@@ -90,21 +91,11 @@ def _train_one(job: _Job) -> Alone:
     # Adds nothing to the loss; a gradient that could distil has no teacher, and so gives the cross-entropy's.
     alone = TaskMethod(Method(), run.method.config, plain, layout)
     state, params = alone.init_state(), job.initial
-    randomness = SeededRandomness(job.seed, job.index)
+    samples = LoadedSamples(run.train(job.device), run.gradient, run.inference)
+    randomness, inputs = SeededRandomness(job.seed, job.index), Inputs(spec.model.dropout, spec.augment)
     for round in range(1, spec.rounds + 1):
-        trained = train_round(
-            alone,
-            state,
-            params,
-            run.gradient,
-            run.train(job.device),
-            terms=RoundTerms(),
-            logits_of=run.inference,
-            inputs=Inputs(spec.model.dropout, spec.augment),
-            rng=randomness.order(round),
-            make_optimizer=make_optimizer,
-        )
-        params = trained.end
+        begun = LocalRound(alone, state, params, RoundTerms(), samples)
+        params = begun.train(inputs=inputs, rng=randomness.order(round), make_optimizer=make_optimizer).end
     shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
     return Alone(
         job.device,

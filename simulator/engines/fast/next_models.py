@@ -18,6 +18,7 @@ from hushfleet.simulator.engines.fast.after_round import AfterRound
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
+from hushfleet.training.local_round import LocalRound
 from hushfleet.training.own_samples import LoadedSamples
 
 AT_ONCE = 25
@@ -62,5 +63,5 @@ def begin_of(job: AfterRound) -> np.ndarray:
     if method.parts.own_training is not None:  # the own model is a second one, which is not aggregated
         return params if state.own is None else state.own
     samples = LoadedSamples(run.train(job.device), run.gradient, run.inference)
-    start: np.ndarray = method.begin(state, params, RoundTerms(), samples).start
+    start: np.ndarray = LocalRound(method, state, params, RoundTerms(), samples).context.start
     return start

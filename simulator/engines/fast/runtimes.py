@@ -36,21 +36,19 @@ LONG = 2e10
 """Samples times parameters of a run that takes `onnx` about twenty seconds on two cores."""
 
 
-def unavailable(runtime: str, model: str, objective: Objective = CROSS_ENTROPY) -> str | None:
+def unavailable(runtime: str, model: str) -> str | None:
     """Why a runtime cannot compute the gradients of `model` here; None if it can."""
     if runtime != NATIVE:
         return None
-    if not objective.of_classes:
-        return "its kernels are those of the cross-entropy"
     return "it is your own network" if is_own(model) else native.unavailable(get_model(model))
 
 
-def quickest(model: str, objective: Objective = CROSS_ENTROPY) -> str:
+def quickest(model: str) -> str:
     """The quickest runtime on this machine's processor: compiled kernels where the network has them.
 
     For a ResNet, which has none, PyTorch takes two thirds of ONNX Runtime's time (batches of 16 to 64, one thread).
     """
-    if unavailable(NATIVE, model, objective) is None:
+    if unavailable(NATIVE, model) is None:
         return NATIVE
     return TORCH if model.startswith("resnet") else ON_DEVICES
 
@@ -65,9 +63,8 @@ def choose_runtime(simulation: Simulation) -> str:
         return path.read_text()
     spec = simulation.prepared.spec
     runtime = ON_DEVICES
-    objective = spec.model.targets.objective(CROSS_ENTROPY)
     if _samples_in_all(simulation) * spec.model.layout.size > LONG:
-        runtime = VMAP if sees_cuda() else quickest(spec.model.name, objective)
+        runtime = VMAP if sees_cuda() else quickest(spec.model.name)
     write_whole(path, runtime.encode(), durable=False)
     return runtime
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.errors import Malformed, StoreError, StoreFull
-from hushfleet.wire.format import forms
+from hushfleet.wire.format.forms import codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.symbols import BLOCK
 from hushfleet.wire.format.update import (
@@ -47,7 +47,7 @@ class UncodedUpdates:
     ) -> EncodedUpdate:
         """Writes the file; the blob names it. Raises `StoreFull`, and what `forms.encode` raises."""
         key = header.dither_key
-        sent = forms.seen(header.codec, values, counts=counts, steps=header.steps, dither_key=key)
+        sent = codec_of(header.codec).seen(values, header.coding(counts))
         path = self._folder / str(self._place)
         try:
             with path.open("r+b" if path.exists() else "wb", buffering=0) as file:
@@ -85,8 +85,6 @@ def coded_bytes(header: UpdateHeader, values: np.ndarray, counts: Sequence[int])
     stride = -(-values.size // BLOCK) or 1
     parts = [part[::stride] for part in np.split(values, np.cumsum(counts)[:-1])]
     sample = np.concatenate(parts)
-    coded = forms.encode(
-        header.codec, sample, counts=[len(part) for part in parts], steps=header.steps, dither_key=header.dither_key,
-        sent=np.empty_like(sample),
-    )  # fmt: skip
+    coding = header.coding([len(part) for part in parts])
+    coded = codec_of(header.codec).encode(sample, coding, np.empty_like(sample))
     return round(len(coded) * values.size / max(1, sample.size))

@@ -49,7 +49,7 @@ class Device(threading.Thread):
         config = self._config
         try:
             with DeviceStore(config.store_path, device=config.device.id, durable=False) as store:
-                Agent(config, partial(self._connect, store), store).run(self._stop_asked)
+                Agent(config, partial(self._connect, store), store, stop=self._stop_asked).run()
         except BaseException:
             _log.exception("%s has ended", config.device.id)
             self.failed = True

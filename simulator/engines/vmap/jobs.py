@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.engines.fast.jobs import REFUSALS, Answer, Job, TrainedJob, commit, declined, device_of
@@ -63,14 +64,15 @@ def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
             if stored is not None:
                 known[job.device] = Answer(job.device, trainer.store.identity.public_key, stored.data)
                 continue
+            round = DeviceRound(trainer, job.plan)
             try:
-                state = trainer.state_for(job.plan)
+                _ = round.charge
             except REFUSALS as error:
                 known[job.device] = declined(job, trainer, error)
                 continue
             jobs.append(job)
             rng, noise = trainer.randomness.order(job.plan.round), trainer.randomness.noise(job.plan.round)
-            members.append(Member(state, trainer.samples, rng, trainer.terms_of(job.plan), noise))
+            members.append(Member(round.state(), trainer.samples(), rng, round.terms, noise))
     if not jobs:
         return known, []
     try:

@@ -1,10 +1,10 @@
 """Local training of many clients at once: arrays `[c, d]` in one vmapped step, on the processor or on CUDA.
 
-It is the loop of `hushfleet.training.local_round` with an executor for many clients, and equals `train_round`, client
-by client, up to the rounding of float32: the same order of samples, augmentation and dropout masks, each client's own
-count of steps, with the privacy unit `record` each client's own noise. What a method asks of a device's own data before
-and after the training is answered client by client. What follows in a round (noise, codec, ledger, store) stays with
-the device's own code.
+It is the loop of `hushfleet.training.local_round` with an executor for many clients, and equals `LocalRound.train`,
+client by client, up to the rounding of float32: the same order of samples, augmentation and dropout masks, each
+client's own count of steps, with the privacy unit `record` each client's own noise. What a method asks of a device's
+own data before and after the training is answered client by client. What follows in a round (noise, codec, ledger,
+store) stays with the device's own code.
 
 Clients of a group are in step, not in the same epoch, since an epoch of many samples has more batches. Where epochs
 train different parts, groups are of clients whose epochs end together.
@@ -38,7 +38,6 @@ from hushfleet.methods.method import TaskMethod, TrainingConfig
 from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import NoiseSource, SecureNoise
-from hushfleet.privacy.record import RecordMechanism
 from hushfleet.simulator.engines.vmap.batch import CohortBatch
 from hushfleet.simulator.engines.vmap.device_data import GroupBatches, SamplesOnDevice
 from hushfleet.simulator.engines.vmap.memory import bytes_per_client
@@ -47,7 +46,7 @@ from hushfleet.simulator.engines.vmap.replay import ReplayedGradient
 from hushfleet.training.batch import Batch, NoisedBatch
 from hushfleet.training.draws import Inputs, epochs
 from hushfleet.training.entries import Entries
-from hushfleet.training.local_round import Step, Trained, train_vector
+from hushfleet.training.local_round import LocalRound, Step, Trained, train_vector
 from hushfleet.training.optim import Optimizer
 from hushfleet.training.own_samples import LoadedSamples
 
@@ -116,7 +115,7 @@ class CohortTrainer:
         groups of their own. The method sees one stacked context: `mask`, `own` and `start` `[c, d]`, private arrays
         `[c, ...]`, all on the device.
 
-        :param published: float32, read-only, as `TaskMethod.begin` takes it.
+        :param published: float32, read-only, as `TaskMethod.split` takes it.
         :raises BadInput: a member has no samples.
         """
         if not members:
@@ -150,7 +149,7 @@ class CohortTrainer:
 
     def _ready(self, method: TaskMethod, member: Member, samples: LabelledSamples, published: np.ndarray) -> _Ready:
         own_samples = LoadedSamples(samples, self.gradient, self.gradient.logits)
-        return _Ready(member, method.begin(member.state, published, member.terms, own_samples), own_samples)
+        return _Ready(member, LocalRound(method, member.state, published, member.terms, own_samples))
 
     def _memory(self, method: TaskMethod, ready: Sequence[_Ready], inputs: Inputs) -> tuple[int, int]:
         """Bytes that a client needs, and bytes that there are."""
@@ -159,12 +158,12 @@ class CohortTrainer:
                 self.gradient,
                 config=method.config,
                 inputs=inputs,
-                parts=max(len(training.order.masks(each.context)) for each in ready),
+                parts=max(len(training.order.masks(each.round.context)) for each in ready),
                 samples=max(len(each.member.samples) for each in ready),
                 image_bytes=max(each.member.samples.kept.nbytes for each in ready),
                 each=training.gradient.samples,
                 second=method.parts.own_training is not None,
-                record=_record(method, ready[0]) if noised else None,
+                record=ready[0].round.record if noised else None,
                 replayed=self.replayed is not None,
             )
             for training, noised in _trainings(method)
@@ -222,10 +221,10 @@ class CohortTrainer:
         group: Sequence[_Ready],
         inputs: Inputs,
     ) -> list[Trained]:
-        """Does what `train_round` does."""
+        """Does what `LocalRound.train` does."""
         if self.replayed is not None:
             self.replayed.begin()
-        context = self._stacked([each.context for each in group])
+        context = self._stacked([each.round.context for each in group])
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             shared = _ManyClients(self, method, method.training, group, inputs, noised=method.by_record)
             end = context.start.clone()
@@ -242,9 +241,8 @@ class CohortTrainer:
         lasting = {name: array.cpu().numpy() for name, array in remembered.items()}
         results = []
         for row, each in enumerate(group):
-            done = method.measured(each.context, owns[row], each.own_samples)
-            done = replace(done, remembered={name: array[row] for name, array in lasting.items()})
-            results.append(Trained(done, ends[row], owns[row], float(losses[row])))
+            remembered = {name: array[row] for name, array in lasting.items()}
+            results.append(each.round.ended(ends[row], owns[row], float(losses[row]), remembered))
         return results
 
     def _stacked(self, contexts: Sequence[RoundContext]) -> RoundContext:
@@ -275,8 +273,7 @@ class _Ready(NamedTuple):
     """A member at the beginning of its round."""
 
     member: Member
-    context: RoundContext
-    own_samples: LoadedSamples
+    round: LocalRound
 
     def with_noise(self, noise: NoiseSource) -> _Ready:
         return self._replace(member=replace(self.member, noise=noise))
@@ -297,7 +294,7 @@ class _ManyClients:
     ) -> None:
         self._trainer, self._group = trainer, group
         self._config: TrainingConfig = method.config
-        self._mechanisms = [_record(method, each) for each in group] if noised else []
+        self._mechanisms = [each.round.record for each in group if each.round.record] if noised else []
         distills = training.objective.distills
         self._batches = GroupBatches(
             [each.member.samples for each in group],
@@ -306,7 +303,7 @@ class _ManyClients:
             config=method.config,
             inputs=inputs,
             record=self._mechanisms[0] if self._mechanisms else None,
-            teachers=[training.teacher(each.context, each.own_samples) for each in group] if distills else (),
+            teachers=[training.teacher(each.round.context, each.round.samples) for each in group] if distills else (),
         )
         shape, device = (len(group), method.layout.size), trainer.device
         self._out = torch.empty(shape, device=device)
@@ -349,20 +346,16 @@ def _trainings(method: TaskMethod) -> list[tuple[Sgd, bool]]:
     return [(method.training, method.by_record), *([] if second is None else [(second, False)])]
 
 
-def _record(method: TaskMethod, ready: _Ready) -> RecordMechanism:
-    return method.record_mechanism(ready.member.terms)
-
-
 def _kind(method: TaskMethod, ready: _Ready) -> tuple[object, ...]:
     """Members of one kind can be trained together: their states can be stacked, and each step trains the same parts."""
-    context = ready.context
+    context = ready.round.context
     arrays = sorted((name, np.shape(value)) for name, value in context.state.private.items())
     rhythms = (_rhythm(method, training, ready, noised) for training, noised in _trainings(method))
     return ready.member.state.own is None, context.chosen is None, tuple(arrays), *rhythms
 
 
 def _rhythm(method: TaskMethod, training: Sgd, ready: _Ready, noised: bool) -> tuple[object, ...]:
-    record, parts = _record(method, ready) if noised else None, len(training.order.masks(ready.context))
+    record, parts = ready.round.record if noised else None, len(training.order.masks(ready.round.context))
     ends = tuple(epochs(len(ready.member.samples), method.config, record))
     active = {tuple(training.order.active(epoch, parts)) for epoch in range(len(ends))}
     clip_norm = None if record is None else record.clip_norm

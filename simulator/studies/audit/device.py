@@ -1,7 +1,7 @@
 """The game for a device: is this update the device's, or nothing?
 
 In one world local training ends with the canary update, in the other with no change at all (add or remove, as the
-ledger has it). All else is what a board runs: `Trainer.run_round` with its store and ledger, the method's release, the
+ledger has it). All else is what a board runs: `DeviceRound.run` with its store and ledger, the method's release, the
 codec. The adversary is the server: it decodes each update as the aggregator does and has its header and report. It also
 asks for each round a second time, as after a lost acknowledgement; if other bytes come, it takes the mean of both.
 
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hushfleet.edge_client.trainer import Trainer
-from hushfleet.methods.state import RoundContext
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.methods.state import DeviceState, RoundContext
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
 from hushfleet.simulator.studies.audit.canary import WorstData, canary_update
 from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
-from hushfleet.training.local_round import Trained
+from hushfleet.training.local_round import LocalRound, Trained
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader, decode_update
 
@@ -87,22 +87,20 @@ class _Game:
                 worlds = []
                 for update in (self.update, self.update * 0):
                     life += 1
-                    device = lives.enter_context(self.subject.device(life, trainer=_ScriptedTrainer))
-                    assert isinstance(device, _ScriptedTrainer)
                     start = self.subject.initial
-                    device.ends_with = Trained(self.context, start + update, start, 0.0)
-                    worlds.append(device)
+                    trained = Trained(self.context, start + update, start, 0.0)
+                    worlds.append((lives.enter_context(self.subject.device(life)), trained))
                 for round in range(1, min(rounds, count - first) + 1):
                     if not keep_going(first + round - 1):
                         return
-                    yield self._seen(worlds[0], round), True
-                    outside = self._seen(worlds[1], round)
+                    yield self._seen(*worlds[0], round), True
+                    outside = self._seen(*worlds[1], round)
                     yield outside._replace(vector=outside.vector - self.nothing), False
 
-    def _seen(self, trainer: Trainer, round: int) -> Seen:
+    def _seen(self, trainer: Trainer, trained: Trained, round: int) -> Seen:
         """Gives what the server receives in a round that it asks for twice."""
         plan = self.subject.plan(round)
-        sent = [trainer.run_round(plan, self.subject.initial).data for _ in range(2)]
+        sent = [_ScriptedRound(trainer, plan, trained).run(self.subject.initial).data for _ in range(2)]
         seen = [self._decoded(trainer, data) for data in dict.fromkeys(sent)]
         return Seen(np.mean([each.vector for each in seen], axis=0), seen[0].header)
 
@@ -128,20 +126,28 @@ def _round_of_a_member(subject: Subject, rng: np.random.Generator) -> RoundConte
     state, data = method.init_state(), WorstData(subject.classes, rng)
     for round in range(1, _EARLIER_ROUNDS + 1):
         update = canary_update(method.layout, subject.spec.privacy.clip_norm, rng) * np.float32(round)
-        context = method.measured(method.begin(state, initial, subject.terms, data), initial, data)
+        context = _ended(subject, state, data)
         release = method.release(context, update, SeededNoise(subject.seed, 0, round))
         state = method.advance(context, update=update, trained=initial, sent=release.values)
         state = replace(state, own=None)
-    return method.measured(method.begin(state, initial, subject.terms, data), initial, data)
+    return _ended(subject, state, data)
 
 
-class _ScriptedTrainer(Trainer):
-    """A device whose local training ends as the audit says."""
+def _ended(subject: Subject, state: DeviceState, data: WorstData) -> RoundContext:
+    """The context after a training that has changed nothing."""
+    initial = subject.initial
+    return LocalRound(subject.method, state, initial, subject.terms, data).ended(initial, initial, 0.0, {}).context
 
-    ends_with: Trained
 
-    def train(self, plan: RoundPlan, published: np.ndarray, **_: Any) -> Trained:
-        self.state_for(plan)
+class _ScriptedRound(DeviceRound):
+    """A round whose local training ends as the audit says."""
+
+    def __init__(self, trainer: Trainer, plan: RoundPlan, ends_with: Trained) -> None:
+        super().__init__(trainer, plan)
+        self.ends_with = ends_with
+
+    def train(self, *_: Any, **__: Any) -> Trained:
+        _ = self.charge
         return self.ends_with
 
 

@@ -12,23 +12,25 @@ real network on real images, each by a fair coin (Steinke, Nasr and Jagielski 20
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples, joined
 from hushfleet.edge_client.board.local_data import blank_samples
-from hushfleet.edge_client.trainer import Trainer
-from hushfleet.methods.state import DeviceState, RoundTerms
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.methods.state import DeviceState
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.progress import counted
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
 from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
 from hushfleet.training.batch import GradientFunction
+from hushfleet.training.local_round import LocalRound
+from hushfleet.training.own_samples import OwnSamples
 from hushfleet.wire.format.messages import RoundPlan
 
 GRADIENTS = "sees every noised gradient"
@@ -100,7 +102,7 @@ def play_one_run(
 
     with subject.device(1, gradient=gradient, samples=data, logits_of=logits_of) as trainer:
         for round in counted(range(1, rounds + 1), "one run with many canaries, on real images: rounds", total=rounds):
-            seen, moved = _watched(trainer, [subject.plan(round)], params, keep=projected)
+            seen, moved = _WatchedRound(trainer, subject.plan(round), keep=projected).watch(params)
             batches += [np.array(batch) for batch in seen]
             params = params + moved
     return OneRun(log_ratio(batches, mechanism.sample_rate, mechanism.noise_multiplier), included, rounds)
@@ -168,23 +170,13 @@ class _TwoWorlds:
     def _life(self, number: int, inserted: np.ndarray) -> Iterator[Trainer]:
         """A device whose records are the canaries `inserted`."""
         samples = blank_samples(self.subject.spec.model, inserted + self.subject.classes)
-        with self.subject.device(
-            number, trainer=_Newcomer, gradient=self._gradient, samples=samples, logits_of=_no_logits
-        ) as trainer:
+        with self.subject.device(number, gradient=self._gradient, samples=samples, logits_of=_no_logits) as trainer:
             yield trainer
 
     def seen(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
         """Gives what is seen of a round that the server asked for twice: all noised gradients, and the last update."""
-        batches, moved = _watched(trainer, [self.subject.plan(round)] * 2, self.subject.initial, keep=keep)
+        batches, moved = _NewcomersRound(trainer, self.subject.plan(round), keep=keep).watch(self.subject.initial, 2)
         return [np.array(batch, np.float64) for batch in batches], moved
-
-
-class _Newcomer(Trainer):
-    """A device that begins each round as if it had never taken part, so that rounds are alike."""
-
-    def state_for(self, plan: RoundPlan) -> DeviceState:
-        super().state_for(plan)
-        return self.method.init_state()
 
 
 @dataclass(frozen=True)
@@ -207,27 +199,36 @@ class _WatchedMechanism(RecordMechanism):
         return noised
 
 
-def _watched(
-    trainer: Trainer, plans: Sequence[RoundPlan], start: np.ndarray, *, keep: Keep
-) -> tuple[list[list[Any]], np.ndarray]:
-    """Collects what an adversary sees: the gradients of each batch, as `keep` has them, and the last update."""
-    batches: list[list[Any]] = []
-    moved: list[np.ndarray] = []
-    own = trainer.method.record_mechanism
+class _WatchedRound(DeviceRound):
+    """A round that an adversary watches, who is handed each noised gradient.
 
-    def watched(terms: RoundTerms) -> RecordMechanism:
-        mechanism = own(terms)
-        values = {each.name: getattr(mechanism, each.name) for each in fields(RecordMechanism)}
-        return _WatchedMechanism(**values, seen=batches, keep=keep)
+    :param keep: makes of a noised gradient what is kept of it.
+    """
 
-    trainer.observer = lambda trained: moved.append(trained.release.values)
-    trainer.method.record_mechanism = watched  # type: ignore[method-assign]
-    try:
-        for plan in plans:
-            trainer.run_round(plan, start)
-    finally:
-        del trainer.method.record_mechanism
-    return batches, moved[-1]
+    def __init__(self, trainer: Trainer, plan: RoundPlan, *, keep: Keep) -> None:
+        super().__init__(trainer, plan)
+        self._keep, self._batches = keep, list[list[Any]]()
+
+    def begun(self, published: np.ndarray, samples: OwnSamples) -> LocalRound:
+        """The device's local round, with a mechanism that shows what it noises."""
+        begun = super().begun(published, samples)
+        begun.record = _WatchedMechanism(**vars(begun.record), seen=self._batches, keep=self._keep)
+        return begun
+
+    def watch(self, start: np.ndarray, times: int = 1) -> tuple[list[list[Any]], np.ndarray]:
+        """Runs the round as often as it is asked for; returns each batch's gradients, as kept, and the last update."""
+        moved: list[np.ndarray] = []
+        self.trainer.observer = lambda _, __, release: moved.append(release.values)
+        for _ in range(times):
+            self.run(start)
+        return self._batches, moved[-1]
+
+
+class _NewcomersRound(_WatchedRound):
+    """A round that a device begins as if it had never taken part, so that rounds are alike."""
+
+    def state(self) -> DeviceState:
+        return self.method.init_state()
 
 
 def _no_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:

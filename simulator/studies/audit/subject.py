@@ -106,7 +106,6 @@ class Subject:
         self,
         life: int,
         *,
-        trainer: type[Trainer] = Trainer,
         gradient: GradientFunction | None = None,
         logits_of: LogitsOf | None = None,
         samples: LabelledSamples | None = None,
@@ -122,10 +121,11 @@ class Subject:
                 Path(folder) / "store.sqlite", device=DEVICE, durable=False, identity=key_of(self.seed, 0)
             ) as store,
         ):
-            yield trainer(
+            yield Trainer(
                 device=DEVICE,
                 store=store,
                 spec=self.spec,
+                method=self.method,
                 gradient=_not_asked if gradient is None else gradient,
                 logits_of=_not_asked if logits_of is None else logits_of,
                 samples=_not_asked if samples is None else lambda: samples,

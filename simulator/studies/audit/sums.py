@@ -1,11 +1,11 @@
 """The game for a secure sum: is this device's update, or this record of it, in the sum?
 
 The adversary is a server with as many corrupt devices as the task stands: it knows what these sent, and sees the sum.
-Hidden in it are the parts of the honest devices that the task counts on. One of them is what a board runs: `Trainer`
-with its store, ledger, release and ring, without the masks, which cancel. The adversary knows what the others have
-trained, so they have nothing here, and add noise by the ring. For a device the canary is what its training ends with;
-for a record it is the only one that it trains on, with the gradient's clipping and the round's step. The server asks
-twice for each round, and takes the mean where other bytes come.
+Hidden in it are the parts of the honest devices that the task counts on. One of them is what a board runs:
+`DeviceRound` with its store, ledger, release and ring, without the masks, which cancel. The adversary knows what the
+others have trained, so they have nothing here, and add noise by the ring. For a device the canary is what its training
+ends with; for a record it is the only one that it trains on, with the gradient's clipping and the round's step. The
+server asks twice for each round, and takes the mean where other bytes come.
 
 The score is the likelihood ratio of two normal distributions, as in `device`; variances are measured.
 """
@@ -14,16 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from hushfleet.edge_client.board.local_data import blank_samples
-from hushfleet.edge_client.trainer import Trainer
+from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import DeviceState
 from hushfleet.privacy.ring import Ring
 from hushfleet.secure.field import from_bytes
 from hushfleet.secure.ring_of import ring_of
+from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, WorstData, canary_update, disjoint_blocks
 from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
@@ -65,27 +67,29 @@ class _Game:
         self.data = WorstData(subject.classes, rng)
         self.shared = ~subject.method.init_state().public.mask
         with self.device(0, inside=True) as trainer:
-            trained = trainer.train(subject.plan(1), subject.initial)
+            trained = self._round(trainer, subject.plan(1), inside=True).train(subject.initial)
             noise = trainer.randomness.noise(1)  # which the ring adds, and not the release
             released = subject.method.release(trained.context, trained.update, noise)
         self.expected = released.values[self.shared].astype(np.float64)
 
     @contextmanager
-    def device(self, life: int, *, inside: bool) -> Iterator[_Newcomer]:
+    def device(self, life: int, *, inside: bool) -> Iterator[Trainer]:
         """A device with the canary, or without anything."""
         canary = np.full(int(inside), self.subject.classes)
         with self.subject.device(
             life,
-            trainer=_Newcomer,
             gradient=self.gradient,
             samples=blank_samples(self.subject.spec.model, canary),
             logits_of=lambda params, x: self.data.logits(params),
         ) as trainer:
-            assert isinstance(trainer, _Newcomer)
             trainer.make_secure_round = UnmaskedRound
-            if self.subject.spec.privacy.unit == "device":
-                trainer.ends_with = self.update * np.float32(inside), self.data
             yield trainer
+
+    def _round(self, trainer: Trainer, plan: RoundPlan, *, inside: bool) -> _NewcomersRound:
+        """A round of such a device. With the unit `device` training moves the canary, or nothing."""
+        scripted = self.subject.spec.privacy.unit == "device"
+        moves = (self.update * np.float32(inside), self.data) if scripted else None
+        return _NewcomersRound(trainer, plan, self.subject.roster, moves)
 
     def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[np.ndarray, bool]]:
         """Sums of both worlds in turn, each world in lives of its own; and whether the canary was in."""
@@ -96,16 +100,15 @@ class _Game:
                 for round in range(1, min(rounds, count - first) + 1):
                     if not keep_going(first + round - 1):
                         return
-                    yield self._seen(one, round), True
-                    yield self._seen(other, round), False
+                    yield self._seen(one, round, inside=True), True
+                    yield self._seen(other, round, inside=False), False
 
-    def _seen(self, trainer: Trainer, round: int) -> np.ndarray:
+    def _seen(self, trainer: Trainer, number: int, *, inside: bool) -> np.ndarray:
         """The sum of a round that the server asked for twice, float64 `[k]`."""
-        subject, plan = self.subject, self.subject.plan(round)
-        sent = [trainer.run_round(plan, subject.initial, subject.roster).data for _ in range(2)]
-        secure_round = trainer.secure_round(plan, subject.roster)
-        cost = self.cost
-        ring = ring_of(subject.spec, plan, secure_round, cost.bound, cost.noise_multiplier, cost.records)
+        subject, cost, plan = self.subject, self.cost, self.subject.plan(number)
+        round = self._round(trainer, plan, inside=inside)
+        sent = [round.run(subject.initial).data for _ in range(2)]
+        ring = ring_of(subject.spec, plan, round.secure, cost.bound, cost.noise_multiplier, cost.records)
         others = self._others(ring, trainer)
         sums = []
         for data in dict.fromkeys(sent):
@@ -122,22 +125,25 @@ class _Game:
         return total
 
 
-class _Newcomer(Trainer):
-    """A device that begins each round as if it had never taken part, so that rounds are alike.
+class _NewcomersRound(DeviceRound):
+    """A round that a device begins as if it had never taken part, so that rounds are alike.
 
-    `ends_with`: what training moves, if it is not run, and what a method may ask of the data.
+    :param moves: what training moves, if it is not run, and what a method may ask of the data.
     """
 
-    ends_with: tuple[np.ndarray, WorstData] | None = None
+    def __init__(
+        self, trainer: Trainer, plan: RoundPlan, roster: Roster | None, moves: tuple[np.ndarray, WorstData] | None
+    ) -> None:
+        super().__init__(trainer, plan, roster)
+        self._moves = moves
 
-    def state_for(self, plan: RoundPlan) -> DeviceState:
-        super().state_for(plan)
+    def state(self) -> DeviceState:
         return self.method.init_state()
 
-    def train(self, plan: RoundPlan, published: np.ndarray, **how: object) -> Trained:
-        if self.ends_with is None:
-            return super().train(plan, published)
-        (update, data), method = self.ends_with, self.method
-        context = method.begin(self.state_for(plan), published, self.terms_of(plan), data)
-        own = context.global_params
-        return Trained(method.measured(context, own, data), context.start + update, own, 0.0)
+    def train(self, published: np.ndarray, *_: object, **how: Any) -> Trained:
+        if self._moves is None:
+            return super().train(published, **how)
+        update, data = self._moves
+        begun = self.begun(published, data)
+        context = begun.context
+        return begun.ended(context.start + update, context.global_params, 0.0, {})

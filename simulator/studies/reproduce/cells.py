@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.data.download import ORIGINS
 from hushfleet.data.sets import is_at_hand, looked_for
+from hushfleet.data.torchvision_sets import ORIGINS
 from hushfleet.errors import BadInput
 from hushfleet.methods import METHODS
 from hushfleet.simulator.studies.reproduce.recipe import (

@@ -14,6 +14,7 @@ from hushfleet.aggregator.commands import devices as devices_cli
 from hushfleet.aggregator.commands import field_run
 from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
+from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.wire.format.identity import Identity
@@ -70,11 +71,14 @@ def test_the_list_shows_who_was_refused_and_who_was_seen(tmp_path: Path) -> None
     with DeviceRegister(tmp_path) as register:
         register.add([KnownDevice("one", KEY)])
         refused = [RefusedBirth("stranger", OTHER, 7, 0.0), RefusedBirth("one", KEY, 1, 0.0)]
-        register.note(seen={"one": ("[/pi-4]", 0.0)}, rounds={"one": 12}, refused=refused)
-        register.note(seen={"one": ("", 1.0)}, rounds={}, refused=refused)
+        register.put_refused_births(refused)
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log.write("presence", device="one", state="ready", board="[/pi-4]")
+        log.write("update", device="one", code="accepted", round=1)
+        log.write("update", device="one", code="late", round=2)
     rows = [line.split() for line in invoked("devices", "list", tmp_path).output.splitlines()]
     (known,) = [row for row in rows if row[:1] == ["one"]]
-    assert (known[:4], known[-1]) == (["one", "known", "[/pi-4]", "12"], KEY.hex())
+    assert (known[:4], known[-1]) == (["one", "known", "[/pi-4]", "1"], KEY.hex())
     (birth,) = [row for row in rows if row[:1] == ["stranger"]]
     assert (birth[1], birth[-1]) == ("7", OTHER.hex())
     invoked("devices", "add", tmp_path, "stranger", "--key", OTHER.hex())

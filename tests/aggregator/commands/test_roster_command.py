@@ -27,7 +27,7 @@ def test_a_signed_roster_of_those_who_are_accepted(tmp_path: Path) -> None:
     for name, public in keys.items():
         run("devices", "add", devices, name, "--key", public.hex())
     run("devices", "block", devices, "b")
-    operator = bytes.fromhex(run("devices", "roster-key", key).split('"')[1])
+    operator = bytes.fromhex(run("fleet", "key", key).strip())
     run("devices", "roster", devices, "--out", tmp_path / "list", "--federation", "shed", "--min-devices", 2)
     assert Roster.from_bytes((tmp_path / "list").read_bytes()).signature == b""
     said = run("fleet", "roster", "sign", tmp_path / "list", "--key", key, "--out", out, "--yes")

@@ -66,15 +66,15 @@ def test_by_hand_nobody_comes_in_before_the_operator_has_said_so(make_desk: Make
     board, stranger = Asker(FIRST, desk.token(FIRST)), Asker(FIRST, seed=9)
     assert desk.ask(stranger).verdict == "pending"
     assert desk.ask(board).verdict == "pending"
-    knocks = desk.registry.knocks(FIRST)
-    assert [(knock.public_key, knock.has_token) for knock in knocks] == [
+    refused = desk.registry.refused_requests(FIRST)
+    assert [(each.public_key, each.has_token) for each in refused] == [
         (board.identity.public_key, True),
         (stranger.identity.public_key, False),
     ]
     desk.registry.approve(FIRST, board.identity.public_key)
     assert desk.ask(stranger).verdict == "pending"
     assert desk.ask(board).verdict == "granted"
-    assert desk.registry.knocks(FIRST) == []
+    assert desk.registry.refused_requests(FIRST) == []
 
 
 def test_by_list_a_token_is_not_enough(make_desk: MakeDesk) -> None:

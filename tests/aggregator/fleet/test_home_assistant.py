@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hushfleet.aggregator.broker.config import mosquitto_acl
 from hushfleet.aggregator.fleet.folder import FILE_NAME, HOME_ASSISTANT_NAME, FleetFolder
-from hushfleet.aggregator.fleet.home_assistant import AGAIN_S, EVERY_S, YES_OR_NO, HomeAssistant, messages_of
+from hushfleet.aggregator.fleet.home_assistant import AGAIN_S, EVERY_S, HomeAssistant, messages_of
 from hushfleet.aggregator.fleet.members import check_board_name
-from hushfleet.aggregator.fleet.page.metrics import METRICS, metrics
+from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.errors import BadInput
@@ -86,7 +86,6 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     assert messages["hushfleet-home/greenhouse/board/greenhouse-07"]["hushfleet_board_temperature_celsius"] is None
     names = {each["name"] for each in messages[FLEET]["components"].values()}
     assert {"boards ready", "boards urgent", "accuracy", "uplink bytes", "declines budget", "round open"} <= names
-    assert set(YES_OR_NO) <= set(METRICS)
 
 
 def test_an_infinite_epsilon_is_no_number() -> None:

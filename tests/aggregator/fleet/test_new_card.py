@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.devices.charge_book import ChargeBook
-from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.fleet.enrolment import carried_rounds
-from hushfleet.aggregator.rounds.engine import terms_of
+from hushfleet.aggregator.ingest.checks import terms_of
 from hushfleet.config.schema import pack, unpack
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LedgerError
@@ -136,14 +138,38 @@ def test_a_board_that_declined_and_was_told_again_may_have_spent(make_fleet: Cal
         assert spent_by(register)[killed] == [2]
 
 
-def test_a_register_from_before_charges_is_upgraded(tmp_path: Path) -> None:
+OLD_REGISTER = """
+CREATE TABLE devices (
+    id TEXT PRIMARY KEY, public_key BLOB UNIQUE, pinned INTEGER NOT NULL, blocked TEXT,
+    board TEXT NOT NULL DEFAULT '', rounds INTEGER NOT NULL DEFAULT 0, last_seen REAL
+) WITHOUT ROWID;
+CREATE TABLE knocks (
+    id TEXT NOT NULL, public_key BLOB NOT NULL, count INTEGER NOT NULL, last_seen REAL NOT NULL,
+    PRIMARY KEY (id, public_key)
+) WITHOUT ROWID;
+INSERT INTO devices VALUES ('board-1', zeroblob(32), 1, NULL, 'pi', 7, 9.0);
+INSERT INTO devices VALUES ('board-2', NULL, 0, 'stolen', '', 0, NULL);
+INSERT INTO knocks VALUES ('who', zeroblob(32), 3, 9.0);
+"""
+OLD_CHARGES = """
+CREATE TABLE charges (
+    id TEXT NOT NULL, task TEXT NOT NULL, round INTEGER NOT NULL, charge BLOB NOT NULL, PRIMARY KEY (id, task, round)
+) WITHOUT ROWID;
+INSERT INTO charges VALUES ('board-1', 't-1', 1, x'01');
+"""
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_register_of_an_earlier_version_keeps_working(tmp_path: Path, version: int) -> None:
+    with contextlib.closing(sqlite3.connect(DeviceRegister.file_of(tmp_path))) as old:
+        old.executescript(OLD_REGISTER + OLD_CHARGES * (version == 2) + f"PRAGMA user_version = {version};")
     with DeviceRegister(tmp_path, durable=False) as register:
-        register.add([KnownDevice("board-1", bytes(32))])
-        register.write("DROP TABLE charges")
-        register.write("PRAGMA user_version = 1")
-    with DeviceRegister(tmp_path, durable=False) as register:
-        assert register.charges("board-1") == []
-        assert register.device("board-1") is not None
+        assert register.devices() == [
+            KnownDevice("board-1", bytes(32), pinned=True),
+            KnownDevice("board-2", blocked="stolen"),
+        ]
+        assert register.refused_births() == [RefusedBirth("who", bytes(32), 3, 9.0)]
+        assert register.charges("board-1") == [("t-1", 1, b"\1")] * (version == 2)
 
 
 @pytest.mark.parametrize("how", ["told", "not told", "killed"])

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
-from hushfleet.aggregator.fleet import words
+from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.watch import FleetWatch
@@ -119,6 +119,6 @@ def test_certificates_that_near_their_end_are_told_in_time(tmp_path: Path) -> No
     assert told(end[AUTHORITY] - 364 * DAY_S)[-1] == "the fleet's authority ends in 364 days"
     view = watch.view(first)
     assert (view.certificates_end, view.authority_end) == (first, end[AUTHORITY])
-    assert f"its authority {datetime.date.fromtimestamp(end[AUTHORITY])}" in words.certificates(view)
+    assert f"its authority {datetime.date.fromtimestamp(end[AUTHORITY])}" in descriptions.certificates(view)
     assert datetime.timedelta(seconds=end[AUTHORITY] - first) > datetime.timedelta(days=3000)
     watch.close()

@@ -19,7 +19,7 @@ from hushfleet.aggregator.fleet.cards import choose_boards
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.lock_out import LockOut
 from hushfleet.aggregator.fleet.members import counted
-from hushfleet.aggregator.fleet.registry import FleetRegistry, Knock
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.errors import BadInput, HushfleetError
@@ -54,7 +54,7 @@ def enrol(registry: FleetRegistry, device: str, key: bytes = KEY) -> None:
 
 
 def test_who_is_locked_out_is_not_let_in_by_approving_its_key(folder: FleetFolder, registry: FleetRegistry) -> None:
-    registry.knock(Knock(ONE, KEY, False, "waits", time.time()))
+    registry.add_refused_request(RefusedRequest(ONE, KEY, False, "waits", time.time()))
     fleet("block", folder.path, ONE, "--reason", "stolen")
     with pytest.raises(BadInput, match=rf"locked out \(stolen\).* fleet unblock {folder.path} {ONE}"):
         fleet("approve", folder.path, ONE)

@@ -22,7 +22,8 @@ from hushfleet.config.schema import pack as packed
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.release import Newest, Signed, Trust, pack
 from hushfleet.release.statements import read_keys
-from hushfleet.wire.format.fleet_messages import Health, ReleaseNews, SlotState
+from hushfleet.wire.format.fleet_messages import ReleaseNews
+from hushfleet.wire.format.health import Health, SlotState
 from hushfleet.wire.format.topics import Topics
 from support.desk import TASK, make_folder
 
@@ -62,7 +63,7 @@ def elsewhere(tmp_path: Path, *names: str) -> dict[str, tuple[Path, str]]:
     """Keys on other machines: file and public half."""
     (tmp_path / "elsewhere").mkdir(exist_ok=True)
     files = {name: tmp_path / "elsewhere" / f"{name}.key" for name in names}
-    return {name: (file, run("release-key", "new", file).strip()) for name, file in files.items()}
+    return {name: (file, run("key", file).strip()) for name, file in files.items()}
 
 
 def test_a_new_fleet_trusts_the_release_key_in_its_folder(folder: FleetFolder) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,6 @@ from support.releases import (
 from support.systemd import EmulatedBoard
 
 pytestmark = pytest.mark.needs("mosquitto")
-slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +68,16 @@ def emulated(folder: FleetFolder, home: Path, device: str, releases: Releases, *
 
 @contextlib.contextmanager
 def fleet(
-    tmp_path: Path, releases: Releases, *, boards: int = 1, **limits: float
+    tmp_path: Path, releases: Releases, *limits: Mapping[str, float], boards: int = 1
 ) -> Iterator[tuple[FleetFolder, list[EmulatedBoard]]]:
-    folder = make_folder(tmp_path / "greenhouse", boards=boards)
+    """:param limits: of each board, where they are not the usual ones."""
+    limits = limits or ({},) * boards
+    folder = make_folder(tmp_path / "greenhouse", boards=len(limits))
     text = (folder.path / "fleet.toml").read_text()
     (folder.path / "fleet.toml").write_text(text.replace("soak_minutes = 10.0", "soak_minutes = 0.0"))
     adopt(folder, releases.key)
-    devices = [f"greenhouse-{i + 1:02d}" for i in range(boards)]
-    made = [emulated(folder, tmp_path / device, device, releases, **limits) for device in devices]
+    named = {f"greenhouse-{i + 1:02d}": each for i, each in enumerate(limits)}
+    made = [emulated(folder, tmp_path / device, device, releases, **each) for device, each in named.items()]
     with served(folder), contextlib.ExitStack() as powered:
         for board in made:
             powered.enter_context(board)
@@ -126,29 +126,37 @@ def test_other_keys_and_the_newest_release_are_told_over_the_air(tmp_path: Path,
     assert board.slots("show").good == "2.1"
 
 
-@pytest.mark.parametrize(
-    ("change", "reason", "limits"),
-    [
-        (crashes, "was started 5 times", {}),
-        slow(cannot_be_imported, "was started 5 times", {}),
-        slow(hangs, "was not healthy within 30 minutes", {"check_s": 0.25, "watchdog_s": 5.0}),
-        slow(eats_memory, "was started 5 times", {"memory_mib": 300}),
-        slow(crashes_after_connecting, "was started 5 times", {}),
-        slow(never_connects, "was not healthy within 30 minutes", {"check_s": 0.25}),
-    ],
-)
-def test_a_board_finds_its_way_back_by_itself(
-    change: Change, reason: str, limits: dict[str, float], tmp_path: Path, releases: Releases
-) -> None:
-    with fleet(tmp_path, releases, **limits) as (folder, [board]):
-        roll_out(folder, releases.get("3.0", change), releases)
+def test_a_bad_release_stops_the_rollout(tmp_path: Path, releases: Releases) -> None:
+    with fleet(tmp_path, releases) as (folder, [board]):
+        roll_out(folder, releases.get("3.0", crashes), releases)
         until(lambda: outcomes(folder) == ["failed"])
         state = board.slots("show")
         assert (state.good, state.last, state.outcome) == ("1.0", "3.0", "returned")
-        assert reason in state.reason
         with FleetRegistry(folder.path) as registry:
             stopped = until(lambda: current(registry).state == "stopped" and current(registry))
         assert "greenhouse-01" in stopped.reason
+
+
+BAD: list[tuple[Change, str, dict[str, float]]] = [
+    (cannot_be_imported, "was started 5 times", {}),
+    (hangs, "was started 5 times", {"check_s": 60.0, "watchdog_s": 2.0}),
+    (eats_memory, "was started 5 times", {"memory_mib": 300}),
+    (crashes_after_connecting, "was started 5 times", {}),
+    (never_connects, "was not healthy within 30 minutes", {"check_s": 0.25}),
+]
+
+
+@pytest.mark.slow
+def test_each_board_returns_by_itself_from_a_release_that_is_bad_in_its_own_way(
+    tmp_path: Path, releases: Releases
+) -> None:
+    with fleet(tmp_path, releases, *(limits for _, _, limits in BAD)) as (_, boards):
+        for board, (change, _, _) in zip(boards, BAD, strict=True):
+            hand_over(load_config(board.home / "device.toml"), releases.get("3.0", change))
+        for board, (_, reason, _) in zip(boards, BAD, strict=True):
+            state = until(lambda board=board: (shown := board.slots("show")).last == "3.0" and shown)
+            assert (state.good, state.outcome) == ("1.0", "returned")
+            assert reason in state.reason
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from rich.console import Console
 from hushfleet.aggregator.commands.field_run import write_results
 from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.register import DeviceRegister
-from hushfleet.aggregator.fleet import words
+from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView, RunView
@@ -80,7 +80,7 @@ def test_a_report_says_what_boards_have_spent_in_all(
         f"epsilon_server {number(spent_in(6))} (exchange {number(spent_in(6, 'exchange'))}) over all"
     )
     page, terminal = (engine.store.folder / "report.html").read_text(), capsys.readouterr().out
-    status = words.privacy(RunView("t", "m", "device", 3, 3, epsilon=spent_in(3)), lifetimes["board-1"])
+    status = descriptions.run_privacy(RunView("t", "m", "device", 3, 3, epsilon=spent_in(3)), lifetimes["board-1"])
     for text in (page, terminal, status):
         assert said in text
         assert 0 <= text.index(said) < text.rindex(number(spent_in(3))), "lifetime first"
@@ -116,7 +116,7 @@ def test_a_board_that_declined_is_not_charged_while_the_round_is_open(whole: Who
     )
     assert found["board-2"] == pytest.approx(as_it_was), "it may be training"
     view = BoardView("board-2", spent=found["board-2"], limit=limit, undecided=True)
-    assert words.spent(view) == f"up to {number(as_it_was)} of {number(limit)}"
+    assert descriptions.spent(view) == f"up to {number(as_it_was)} of {number(limit)}"
     silent.store.close()
 
 
@@ -128,7 +128,7 @@ def test_a_number_above_the_cards_limit_is_explained(whole: Whole, register: Dev
     assert whole.drive(lambda: whole.coordinator.engine.finished)
     spent = Spending(LIMITS | {"epsilon_server": card}).update(register)["board-1"]
     view = with_problems(BoardView("board-1", spent=spent, limit=card), now=0.0, newest_round=3, service_runs=True)
-    assert words.spent(view) == f"{number(spent)}, above its card's {number(card)}"
+    assert descriptions.spent(view) == f"{number(spent)}, above its card's {number(card)}"
     (problem,) = view.problems
     assert problem.what == f"has spent epsilon_server {number(spent)}, above the limit of {number(card)} on its card"
     assert "Its owner has raised limits.epsilon_server" in problem.advice

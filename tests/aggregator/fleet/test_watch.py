@@ -16,9 +16,10 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
-from hushfleet.aggregator.fleet import owner_words, spending, words
+from hushfleet.aggregator.fleet import descriptions, spending
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.metrics import metrics
+from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.processes import Child
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
@@ -32,6 +33,7 @@ from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.wire.format.health import SHOWN
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, Health, Message, ServerState, encode_message
 from hushfleet.wire.format.topics import Topics
@@ -123,7 +125,7 @@ def test_a_board_that_is_kept_from_newer_releases_is_shown(
     first = view.boards[0]
     assert [problem.what for problem in first.problems] == what
     assert first.is_urgent == bool(freeze)
-    assert words.release(first) == shown
+    assert descriptions.release(first) == shown
     assert f'hushfleet_board_frozen{{board="board-1"}} {float(bool(freeze))}' in metrics(view).decode()
 
 
@@ -133,13 +135,15 @@ def test_boards_are_as_they_say(desk: Desk) -> None:
     desk.hear("board-1", desk.health("board-1", temperature_c=80, throttled=True, slot="returned", accelerator="cuda"))
     desk.hear("board-2", desk.birth("board-2", "training"))
     first, second, third = desk.view().boards
-    assert (first.state, first.version, first.temperature_c, first.slot) == ("ready", "0.3.0", 80, "returned")
+    assert first.health is not None
+    assert (first.state, first.health.temperature_c, first.health.slot) == ("ready", 80, "returned")
     assert [problem.what for problem in first.problems] == [
-        "has gone back to its former release",
+        "is at 80 °C",
         "is slowed down, for heat or weak power",
+        "has gone back to its former release",
     ]
-    assert words.health(first) == "80 °C, disk 30 %, memory 40 %, slowed down, trains on the GPU"
-    assert (second.state, second.disk_percent, third.state) == ("training", None, "absent")
+    assert descriptions.health(first) == "disk 30 %, memory 40 %, 80 °C, slowed down, trains on the GPU"
+    assert (second.state, second.health, third.state) == ("training", None, "absent")
     desk.hear("board-1", desk.birth("board-1", "lost"))
     desk.view()
     desk.start()  # after a restart the service knows what it knew
@@ -173,23 +177,23 @@ def test_what_is_old_or_of_somebody_else_changes_nothing(desk: Desk) -> None:
     with pytest.raises(BadSignature, match="no key"):
         desk.hear("board-1", desk.birth("board-1"), topic=desk.topics.state("stranger"))
     board = desk.view().boards[0]
-    assert (board.state, board.disk_percent) == ("ready", 50)
+    assert (board.state, board.health and board.health.disk_percent) == ("ready", 50)
     desk.keys["board-1"] = Identity.generate()  # its card was written anew: sessions begin again
     desk.hear("board-1", desk.birth("board-1", "training", session=1))
     board = desk.view().boards[0]
-    assert (board.state, board.disk_percent) == ("training", None)
+    assert (board.state, board.health) == ("training", None)
 
 
 def test_a_finished_task_is_no_fault() -> None:
     run = a_view().run
     assert run is not None
     view = replace(a_view(), aggregator="stopped", run=replace(run, finished=True, rounds_closed=20, open_round=None))
-    assert words.summary(view) == (
+    assert descriptions.summary(view) == (
         "8 of 12 boards are there, 4 need somebody (greenhouse-03, greenhouse-05, greenhouse-06, greenhouse-10), the "
         "task is finished"
     )
-    assert words.progress(run).startswith("greenhouse-hush-1a2b3c4d: round 12 of 20 is open")
-    assert words.progress(replace(run, finished=True)).endswith("hushfleet fleet task DIR TASK.toml")
+    assert descriptions.progress(run).startswith("greenhouse-hush-1a2b3c4d: round 12 of 20 is open")
+    assert descriptions.progress(replace(run, finished=True)).endswith("hushfleet fleet task DIR TASK.toml")
 
 
 @pytest.mark.parametrize(("code", "level", "told"), [(0, "INFO", "all is done"), (2, "WARNING", "it has ended (2)")])
@@ -271,15 +275,15 @@ def test_who_is_locked_out_waits_or_is_a_stranger(desk: Desk) -> None:
     with DeviceRegister(desk.folder.aggregator) as register:
         register.add([KnownDevice("board-1", b"1" * 32), KnownDevice("by-hand", b"2" * 32)])
         register.block("board-1", "stolen")
-        knocks = [RefusedBirth("board-2", b"3" * 32, 1, NOW), RefusedBirth("who", b"4" * 32, 5, NOW)]
-        register.note(seen={}, rounds={}, refused=knocks)
+        refused = [RefusedBirth("board-2", b"3" * 32, 1, NOW), RefusedBirth("who", b"4" * 32, 5, NOW)]
+        register.put_refused_births(refused)
     desk.registry.write("UPDATE boards SET state = 'pending', reason = 'waits for its operator' WHERE id = 'board-2'")
     view = desk.view()
     standing = {board.device: (board.standing, board.reason) for board in view.boards}
     assert standing["board-1"] == ("blocked", "stolen")
     assert standing["board-2"] == ("pending", "waits for its operator")
     assert standing["by-hand"][0] == "unlisted"
-    assert [stranger.device for stranger in view.strangers] == ["who"]
+    assert [each.device for each in view.refused_devices] == ["who"]
     assert [board.device for board in view.pending] == ["board-2"]
     assert [board.device for board in view.boards if board.is_urgent] == ["board-2"]
 
@@ -313,7 +317,7 @@ def test_terminal_and_json_say_first_what_was_spent_in_all(desk: Desk) -> None:
         (epsilon([Step(2.0, 1.0, 2)], delta=1e-5), False),
         (most, True),
     ]
-    assert words.spent(view.boards[1]).startswith(f"up to {number(most)}")
+    assert descriptions.spent(view.boards[1]).startswith(f"up to {number(most)}")
     assert view.lifetime is not None
     exchange = epsilon([Step(2.0, 1.0, 3)], delta=1e-5, adjacency="exchange")
     assert (view.lifetime.epsilon_server, view.lifetime.exchange_server) == (most, exchange)
@@ -325,7 +329,7 @@ def test_terminal_and_json_say_first_what_was_spent_in_all(desk: Desk) -> None:
 
 
 def test_an_owner_reads_four_sentences(desk: Desk) -> None:
-    assert owner_words.sentences(desk.view()) == {
+    assert descriptions.sentences(desk.view()) == {
         "boards": "0 of 3 boards are there",
         "photographs": "How many a board uses or leaves out, and why, is private and stays on it; read it there: "
         "sudo -u hushfleet hushfleet-edge status /etc/hushfleet/device.toml",
@@ -349,7 +353,7 @@ def test_an_owner_reads_four_sentences(desk: Desk) -> None:
     spent, rounds = epsilon([Step(2.0, 1.0, 3)], delta=1e-5), view.privacy_left and view.privacy_left.rounds
     assert rounds is not None
     assert epsilon([Step(2.0, 1.0, 3 + rounds)], delta=1e-5) <= 8.0 < epsilon([Step(2.0, 1.0, 4 + rounds)], delta=1e-5)
-    found = owner_words.sentences(view)
+    found = descriptions.sentences(view)
     assert found["photographs"].startswith("1 board has none that fit the task: board-3; look at data.path there")
     assert found["model"].startswith("The fleet's model is right on 74.1")
     assert found["privacy"] == (
@@ -357,9 +361,9 @@ def test_an_owner_reads_four_sentences(desk: Desk) -> None:
         f"protection); the rest is enough for {rounds} more rounds of this task, which has 1 to come"
     )
     left = replace(view, privacy_left=PrivacyLeft("board-2", 7.9, 8.0, 0))
-    assert "the rest is not enough for another round of this task" in owner_words.privacy(left)
+    assert "the rest is not enough for another round of this task" in descriptions.privacy_left(left)
     left = replace(view, privacy_left=PrivacyLeft("board-2", 28.4, 8.0, 0))
-    assert owner_words.privacy(left).endswith(
+    assert descriptions.privacy_left(left).endswith(
         "at 28.4, above the 8 that its card allows (epsilon; negligible protection); its owner alone can allow more"
     )
     shown = io.StringIO()
@@ -464,3 +468,20 @@ def test_the_terminal_shows_it_and_no_text_is_markup() -> None:
         assert said in text
     assert "greenhouse-03 was cut off" in text
     assert HOSTILE not in text, "the place of a board is for the page"
+
+
+def test_a_health_field_is_shown_as_its_metadata_say() -> None:
+    values = {"disk_percent": 90, "memory_percent": 70, "temperature_c": 85, "throttled": True, "last_error": "disk"}
+    values |= {"slot": "returned", "accelerator": "cuda", "freeze": "older"}
+    (board,) = (each for each in a_view(a_board(1, **values)).boards)
+    assert board.health is not None
+    page, told = render_parts(a_view(board))["boards"], metrics(a_view(board)).decode()
+    for name, shown in SHOWN.items():
+        value = values.get(name, board.health.uptime_s)
+        text = shown.text.format(value) if isinstance(shown.text, str) else shown.text.get(value, "")
+        assert text in page
+        if shown.metric:
+            number = float(bool(value)) if shown.flag else float(value) / shown.per
+            assert f'hushfleet_board_{shown.metric}{{board="greenhouse-01"}} {number}\n' in told
+        alarm = shown.alarm if shown.limit is not None else shown.alarms.get(str(value))
+        assert alarm is None or alarm.what.format(value) in [problem.what for problem in board.problems]

@@ -8,38 +8,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.ingest.checks import Admitted
-from hushfleet.aggregator.ingest.decoding import Decoded, Refusal, decode
-from hushfleet.aggregator.storage.store import UpdateRow
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.update import attach_public
 
 MakeFleet = Callable[..., Any]
 
 
-class Opened(NamedTuple):
+def opened(fleet: Any, name: str, data: bytes, *, held: PublicState | None = None) -> CheckedUpdate:
     """An update that has passed all checks."""
-
-    admitted: Admitted
-    decoded: Decoded
-    row: UpdateRow
-
-
-def opened(fleet: Any, name: str, data: bytes, *, held: PublicState | None = None) -> Opened:
-    key = fleet.devices.identities[name].public_key
-    checks = fleet.engine.checks
-    header, payload = checks.authenticate(name, data, public_key=key)
     known = held or fleet.prepared.method.init_state().public
-    admitted = checks.check_header(header, data, payload=payload, plan=fleet.engine.plan, held=known)
-    decoded = decode(header, data, admitted.counts)
-    return Opened(admitted, decoded, checks.check_values(admitted, decoded))
+    fleet.store.put_public_state(name, digest=known.digest(), state=known.to_bytes())
+    update = CheckedUpdate(name, data)
+    fleet.engine.checks.authenticate(update, public_key=fleet.devices.identities[name].public_key)
+    fleet.engine.checks.check(update, fleet.engine.plan)
+    return update
 
 
 def refused(fleet: Any, name: str, data: bytes, *, held: PublicState | None = None) -> Refusal:
@@ -84,9 +74,10 @@ def test_values_are_put_where_the_mask_says(make_fleet: MakeFleet) -> None:
     fleet.devices.states["dev-0"] = replace(state, public=PublicState(mask, 0))
     update = fleet.update("dev-0", advance=False)
     verified = opened(fleet, "dev-0", update.data, held=PublicState(mask, 0))
-    assert verified.admitted.counts == (202, 50)
-    assert np.array_equal(verified.admitted.shared, ~mask)
-    assert np.array_equal(verified.decoded.values, update.values.astype(np.float32))
+    assert verified.counts == (202, 50)
+    assert np.array_equal(verified.shared, ~mask)
+    assert np.array_equal(verified.values[~mask], update.values.astype(np.float32))
+    assert not verified.values[mask].any()
 
 
 def test_an_attached_state_is_used_only_where_its_digest_is_the_headers(make_fleet: MakeFleet) -> None:
@@ -100,7 +91,7 @@ def test_an_attached_state_is_used_only_where_its_digest_is_the_headers(make_fle
     wrong = PublicState.initial(256)
     assert refused(fleet, "dev-0", update.data, held=wrong).code == "state-unknown"
     attached = attach_public(update.data, before.to_bytes(), identity=identity)
-    assert opened(fleet, "dev-0", attached, held=wrong).admitted.public.digest() == before.digest()
+    assert opened(fleet, "dev-0", attached, held=wrong).before.digest() == before.digest()
     for section in (wrong.to_bytes(), b"\0", PublicState.initial(255).to_bytes(), before.to_bytes() + b"x"):
         forged = attach_public(update.data, section, identity=identity)
         assert refused(fleet, "dev-0", forged, held=wrong).code == "malformed"
@@ -132,7 +123,7 @@ def test_refusals_of_what_nobody_signed_are_not_final(make_fleet: MakeFleet) -> 
         (bytes(checks.max_bytes + 1), key, "malformed"),
     ):
         with pytest.raises(Refusal) as caught:
-            checks.authenticate("dev-0", data, public_key=public_key)
+            checks.authenticate(CheckedUpdate("dev-0", data), public_key=public_key)
         assert (caught.value.code, caught.value.final) == (code, False)
 
 
@@ -151,7 +142,7 @@ def test_a_layer_may_be_as_loud_as_its_bound_and_noise_allow_and_no_louder(make_
         values[204:] = norm / math.sqrt(52)
         data = fleet.devices.sign("dev-0", update.header, values, update.counts).data
         if passes:
-            assert opened(fleet, "dev-0", data).admitted.counts == (204, 52)
+            assert opened(fleet, "dev-0", data).counts == (204, 52)
         else:
             refusal = refused(fleet, "dev-0", data)
             assert (refusal.code, refusal.final) == ("out-of-bounds", True)
@@ -169,7 +160,7 @@ def test_a_quiet_layer_is_found_among_loud_ones(make_fleet: MakeFleet) -> None:
     values = update.values.copy()
     values[204:] *= 0.4  # 52 values are too few to be sure
     few = fleet.devices.sign("dev-0", update.header, values, update.counts)
-    assert opened(fleet, "dev-0", few.data).admitted.counts == (204, 52)
+    assert opened(fleet, "dev-0", few.data).counts == (204, 52)
 
 
 @pytest.mark.parametrize("size", [2.0**20 * 1.01, 1e30])

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.ingest.decoding import Refusal, decode
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
+from hushfleet.aggregator.ingest.decoding import decode
 from hushfleet.blocks import BLOCK
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
 from hushfleet.wire.format.update import UpdateHeader, encode_update
@@ -30,9 +31,16 @@ def blob(values: np.ndarray) -> bytes:
     return data.replace(plain.tobytes(), values.astype(np.float32).tobytes())
 
 
+def decoded(data: bytes) -> CheckedUpdate:
+    update = CheckedUpdate("dev", data, counts=COUNTS)
+    update.header, update.shared = HEADER, np.ones(SIZE, bool)
+    decode(update)
+    return update
+
+
 def refused(data: bytes) -> Refusal:
     with pytest.raises(Refusal) as caught:
-        decode(HEADER, data, COUNTS)
+        decoded(data)
     return caught.value
 
 
@@ -41,7 +49,7 @@ def test_the_largest_value_is_seen_wherever_it_is(place: int) -> None:
     values = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
     for odd in (99.0, -99.0):
         values[place] = odd
-        assert decode(HEADER, blob(values), COUNTS).largest == 99.0
+        assert max(decoded(blob(values)).peaks) == 99.0
     for odd in (math.nan, -math.nan, math.inf, -math.inf):
         values[place] = odd
         assert refused(blob(values)).code == "non-finite"
@@ -51,7 +59,7 @@ def test_the_largest_value_is_seen_wherever_it_is(place: int) -> None:
 
 def test_squares_and_peaks_are_those_of_the_layers() -> None:
     values = np.random.default_rng(1).normal(size=SIZE).astype(np.float32)
-    found = decode(HEADER, blob(values), COUNTS)
+    found = decoded(blob(values))
     assert np.array_equal(found.values, values)
     layers = np.split(values.astype(np.float64), np.cumsum(COUNTS)[:-1])
     assert found.peaks == tuple(float(np.abs(layer).max()) for layer in layers)

@@ -12,7 +12,8 @@ import pytest
 
 from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.ingest import robust
-from hushfleet.aggregator.ingest.robust import Sent, robust_sums
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
+from hushfleet.aggregator.ingest.robust import robust_sums
 from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, least_noise_stds
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import PublicState
@@ -23,13 +24,19 @@ MEDIAN = RoundSection(aggregation="median")
 TRIMMED = RoundSection(aggregation="trimmed-mean", trim=0.2)
 
 
-def updates(devices: int, size: int, *, masked: bool) -> tuple[np.ndarray, list[Sent]]:
+def sent(values: np.ndarray, shared: np.ndarray) -> CheckedUpdate:
+    update = CheckedUpdate("dev")
+    update.values, update.shared = values, shared
+    return update
+
+
+def updates(devices: int, size: int, *, masked: bool) -> tuple[np.ndarray, list[CheckedUpdate]]:
     """Values with NaN where a device shares nothing, and the same as updates."""
     rng = np.random.default_rng(devices)
     values = rng.normal(size=(devices, size)).astype(np.float32)
     shared = rng.random((devices, size)) < 0.6 if masked else np.ones((devices, size), bool)
-    sent = [Sent(np.where(mask, row, np.float32(0)), mask) for row, mask in zip(values, shared, strict=True)]
-    return np.where(shared, values, np.nan), sent
+    found = [sent(np.where(mask, row, np.float32(0)), mask) for row, mask in zip(values, shared, strict=True)]
+    return np.where(shared, values, np.nan), found
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -38,9 +45,9 @@ def test_the_median_is_that_of_a_parameters_senders(
     monkeypatch: pytest.MonkeyPatch, devices: int, masked: bool
 ) -> None:
     monkeypatch.setattr(robust, "BLOCK_BYTES", 4 * devices * 37)  # 100 entries in three passes
-    values, sent = updates(devices, 100, masked=masked)
+    values, found_updates = updates(devices, 100, masked=masked)
     passes = []
-    sums, counts = robust_sums(MEDIAN, lambda: passes.append(1) or iter(sent), devices=devices, size=100)
+    sums, counts = robust_sums(MEDIAN, lambda: passes.append(1) or iter(found_updates), devices=devices, size=100)
     shared = np.isfinite(values).any(axis=0)
     found = sums[shared] / counts[shared]
     assert found == pytest.approx(np.nanmedian(values[:, shared].astype(np.float64), axis=0), abs=1e-9)
@@ -49,9 +56,9 @@ def test_the_median_is_that_of_a_parameters_senders(
 
 
 def test_the_trimmed_mean_leaves_out_a_share_of_the_senders_rounded_down() -> None:
-    sent = [Sent(np.array([v], np.float32), np.array([True])) for v in (9.0, 1.0, 3.0, 2.0, -100.0, 1e6)]
+    six = [sent(np.array([v], np.float32), np.array([True])) for v in (9.0, 1.0, 3.0, 2.0, -100.0, 1e6)]
     for devices, total, kept in ((6, 1 + 2 + 3 + 9, 4), (5, 1 + 2 + 3, 3), (4, 15, 4)):
-        sums, counts = robust_sums(TRIMMED, lambda n=devices: iter(sent[:n]), devices=devices, size=1)
+        sums, counts = robust_sums(TRIMMED, lambda n=devices: iter(six[:n]), devices=devices, size=1)
         assert (float(sums[0]), int(counts[0])) == (float(total), kept)
 
 

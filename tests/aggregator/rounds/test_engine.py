@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_tables
 from hushfleet.aggregator.results.result import PrivacyRow
 from hushfleet.aggregator.rounds.policy import choose_cohort
@@ -133,14 +134,18 @@ def test_offers_and_updates_are_held_to_the_same_rules_in_the_same_words(make_fl
     }
     for code, (name, update) in cases.items():
         digest = hashlib.sha256(update.data).digest()
-        offered = engine.admission(name, task="tiny-0001", round=update.header.round, digest=digest)
+        offered = CheckedUpdate(name, kind="offer", task="tiny-0001", round=update.header.round, digest=digest)
+        assert not engine.admit(offered)
         came = engine.accept(name, update.data)
-        assert offered is not None
         assert (offered.code, offered.acknowledged) == (came.code, came.acknowledged) == (code, False)
         assert offered.reason == came.reason
-    assert "tiny-0002" in engine.admission("dev-1", task="tiny-0002", round=1, digest=bytes(32)).reason
-    assert engine.admission("dev-1", task="tiny-0001", round=1, digest=bytes(32)) is None
-    again = engine.admission("dev-0", task="tiny-0001", round=1, digest=hashlib.sha256(good.data).digest())
+    other_task = CheckedUpdate("dev-1", kind="offer", task="tiny-0002", round=1)
+    assert not engine.admit(other_task)
+    assert "tiny-0002" in other_task.reason
+    assert engine.admit(CheckedUpdate("dev-1", kind="offer", task="tiny-0001", round=1))
+    digest = hashlib.sha256(good.data).digest()
+    again = CheckedUpdate("dev-0", kind="offer", task="tiny-0001", round=1, digest=digest)
+    assert not engine.admit(again)
     assert (again.code, again.acknowledged, engine.accepted) == ("duplicate", True, 1)
 
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.errors import BadInput, StoreError, StoreFull
 from hushfleet.secure.field import PRIMES, add_into
 from hushfleet.secure.roster import RosterContent
@@ -288,7 +289,9 @@ def test_a_cohort_is_drawn_by_the_roster_and_the_round_alone(make: Make) -> None
     inside = min(cohort)
     data = fleet.update(inside)
     assert fleet.engine.accept(inside, data).code == "accepted"
-    assert fleet.engine.admission(outside, task="tiny-0001", round=1, digest=bytes(32)).code == "not-in-cohort"
+    offered = CheckedUpdate(outside, kind="offer", task="tiny-0001", round=1, digest=bytes(32))
+    assert not fleet.engine.admit(offered)
+    assert offered.code == "not-in-cohort"
     fleet.restart()
     assert set(fleet.engine.cohort) == cohort
 

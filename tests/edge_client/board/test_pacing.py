@@ -384,7 +384,7 @@ def test_what_ends_training_ends_a_wait(make_paced: MakePaced, what: str) -> Non
             elif what == "deadline":
                 bench.clock.now += 10_000
             else:
-                bench.agent._stop.set()
+                bench.agent.stop.set()
                 time.stopped = True
 
     time.on_wait = happen
@@ -392,7 +392,7 @@ def test_what_ends_training_ends_a_wait(make_paced: MakePaced, what: str) -> Non
     if what == "stop":
         with pytest.raises(Stopped):
             bench.steps()
-        bench.agent._stop.clear()
+        bench.agent.stop.clear()
     elif what == "deadline":
         bench.until(lambda: bench.server.declines != [])
         assert bench.server.declines[0].code == "busy"

@@ -44,12 +44,12 @@ def test_it_is_read_in_coarse_steps(in_fleet: DeviceConfig, tmp_path: Path, monk
     a_raspberry_pi(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(used=87.0, free=13.0))
     health = BoardHealth(in_fleet, now=100.0, root=tmp_path)
-    told = health.message(100.0, session=3, hushed=False)
+    told = health.message(100.0, session=3, omit_work=False)
     assert (told.device, told.session, told.uptime_s, told.slot, told.certificate_end) == (DEVICE, 3, 0, "none", 0)
     assert (told.memory_percent, told.disk_percent, told.temperature_c, told.throttled) == (60, 80, 55, True)
     (tmp_path / "sys/devices/platform/soc/soc:firmware/get_throttled").write_text("50000\n")
-    assert health.message(160.0, session=3, hushed=False).throttled is False, "it was slowed down, and is no more"
-    silent = health.message(220.0, session=3, hushed=True)
+    assert health.message(160.0, session=3, omit_work=False).throttled is False, "it was slowed down, and is no more"
+    silent = health.message(220.0, session=3, omit_work=True)
     assert [silent.memory_percent, silent.disk_percent, silent.temperature_c, silent.throttled] == [None] * 4
 
 
@@ -60,7 +60,7 @@ def test_zones_of_a_jetson_that_are_no_sensors_are_left_out(in_fleet: DeviceConf
     (nano / "type").write_text("PMIC-Die\n")
     (nano / "temp").write_text("100000\n")
     (orin / "temp").mkdir(parents=True)  # an error when it is read, as of a part that is not there
-    told = BoardHealth(in_fleet, now=0.0, root=tmp_path).message(0.0, session=1, hushed=False)
+    told = BoardHealth(in_fleet, now=0.0, root=tmp_path).message(0.0, session=1, omit_work=False)
     assert told.temperature_c == 55
 
 
@@ -68,7 +68,7 @@ def test_what_is_not_there_is_not_known(in_fleet: DeviceConfig, tmp_path: Path) 
     for file, text in (("proc/meminfo", "nothing"), ("sys/class/thermal/thermal_zone0/temp", "hot")):
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text(text)
-    told = BoardHealth(in_fleet, now=0.0, root=tmp_path).message(0.0, session=1, hushed=False)
+    told = BoardHealth(in_fleet, now=0.0, root=tmp_path).message(0.0, session=1, omit_work=False)
     assert (told.memory_percent, told.temperature_c, told.throttled) == (None, None, None)
 
 
@@ -77,7 +77,7 @@ def test_the_moments_are_fixed_at_the_start(in_fleet: DeviceConfig) -> None:
     due = []
     for now in (7.0, 67.5, 130.0, 1000.0):
         assert now >= health.due_at
-        health.message(now, session=1, hushed=True)
+        health.message(now, session=1, omit_work=True)
         due.append(health.due_at)
     assert due == [7.0 + EVERY_S * n for n in (1, 2, 3, 17)]
 
@@ -87,7 +87,7 @@ def test_the_end_of_its_certificate(in_fleet: DeviceConfig, tmp_path: Path) -> N
 
     end = datetime.datetime(2031, 5, 1, tzinfo=datetime.UTC)
     (tmp_path / "state" / "tls.pem").write_bytes(a_certificate(DEVICE, end=end))
-    told = BoardHealth(in_fleet, now=0.0).message(0.0, session=1, hushed=True)
+    told = BoardHealth(in_fleet, now=0.0).message(0.0, session=1, omit_work=True)
     assert told.certificate_end == end.timestamp()
 
 

@@ -17,6 +17,7 @@ from hushfleet.model.objectives import Objective
 from hushfleet.model.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.training.local_round import LocalRound
 from support.methods import Constant, advanced, context_of
 
 LAYOUT = ParamLayout(("a.weight", "b.weight"), ((2, 3), (4,)))
@@ -47,8 +48,13 @@ def outcome(*reports: tuple[float, ...]) -> ClosedRound:
     return ClosedRound(1, ZEROS, ZEROS, reports, None, None)
 
 
+def measured(method, terms: RoundTerms, data: Data):
+    begun = LocalRound(method, method.init_state(), ZEROS, terms, data)
+    return begun.ended(ZEROS, ZEROS, 0.0, {}).context
+
+
 def released(method, terms: RoundTerms, *, data: Data | None = None, update: np.ndarray = ZEROS, noise: Any = None):
-    context = method.measured(context_of(method, terms=terms), ZEROS, data or Data())
+    context = measured(method, terms, data or Data())
     return method.release(context, update, noise or Constant())
 
 
@@ -165,7 +171,7 @@ def test_the_agent_hears_trimmed_means_in_the_devices_units() -> None:
 def test_with_a_clip_norm_that_stays_nothing_is_reported(how: dict[str, Any]) -> None:
     method = acdp(**how)
     assert method.server.initial(0) == {} == method.server.controls({}, 1)
-    assert method.measured(context_of(method), ZEROS, Data()).measured is None
+    assert measured(method, RoundTerms(), Data()).measured is None
     release = released(method, RoundTerms(4))
     assert release.report == ()
     assert release.charge.noise_multiplier == {"fixed": 1.0}.get(how.get("clipping"), method.privacy.noise_multiplier)

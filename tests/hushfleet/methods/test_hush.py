@@ -20,14 +20,13 @@ from hushfleet.methods.hush import TailMean
 from hushfleet.methods.hush_rule import rule, signal
 from hushfleet.methods.method import Steps, TaskMethod
 from hushfleet.methods.server import ClosedRound
-from hushfleet.methods.state import RoundTerms
 from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.own_samples import HiddenSamples
-from support.methods import Constant, released
+from support.methods import Constant, context_of, released
 from support.methods import trained as train
 
 CLASSES, SHAPE = 4, (5, 2, 1)
@@ -157,7 +156,7 @@ def test_with_the_unit_record_no_label_is_counted() -> None:
     privacy = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
     method = method_of(privacy, local_epochs=1)
     start = np.arange(MODEL.layout.size, dtype=np.float32)
-    np.testing.assert_array_equal(method.begin(method.init_state(), start, RoundTerms(), Labels()).start, start)
+    np.testing.assert_array_equal(context_of(method, global_params=start, samples=Labels()).start, start)
     with pytest.raises(PrivacyError):
         HiddenSamples().label_counts(CLASSES)
 

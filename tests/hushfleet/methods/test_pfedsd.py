@@ -16,8 +16,7 @@ from hushfleet.model.evaluation import Evaluation
 from hushfleet.model.objectives import Objective
 from hushfleet.model.params import ParamLayout
 from hushfleet.training.draws import Inputs
-from hushfleet.training.local_round import train_round
-from support.methods import advanced, context_of, released
+from support.methods import advanced, context_of, released, train_round
 
 LAYOUT = ParamLayout(("w",), ((3,),))
 

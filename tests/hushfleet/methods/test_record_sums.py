@@ -22,7 +22,7 @@ from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring, Scale, scale_for
 from hushfleet.secure.field import PRIMES
 from hushfleet.training.draws import Inputs
-from hushfleet.training.local_round import train_round
+from support.methods import train_round
 
 CLASSES, COUNT = 10, 513
 LAYOUT = ParamLayout(("head.weight", "prior"), ((CLASSES, COUNT), (CLASSES,)))

@@ -17,11 +17,13 @@ from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.objectives import Objective
-from hushfleet.model.targets import CLASSES, Targets, random_targets
+from hushfleet.model.targets import CLASSES, Targets
 from hushfleet.models.losses import losses_of, mean_loss
 
 BINARY, SQUARED = Targets("binary"), Targets("squared", tolerance=0.5)
-TORCHS: dict[Any, Any] = {"binary": F.binary_cross_entropy_with_logits, "squared": F.mse_loss}
+TORCHS: dict[Any, Any] = {
+    "binary": F.binary_cross_entropy_with_logits, "squared": F.mse_loss, "huber": F.huber_loss
+}  # fmt: skip
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**32 - 1))
 
 
@@ -31,7 +33,7 @@ def test_losses_and_slopes_are_those_of_pytorch(kind: Any, size: tuple[int, int,
     batch, outputs, seed = size
     rng, objective = np.random.default_rng(seed), Objective(kind)
     z = torch.tensor(rng.standard_normal((batch, outputs)) * 8, requires_grad=True)
-    y = random_targets(objective, batch, outputs, rng)
+    y = objective.loss.random(batch, outputs, rng)
     expected = TORCHS[kind](z, torch.from_numpy(y).double(), reduction="none").mean(1)
     (slopes,) = torch.autograd.grad(expected.sum(), z)
     losses, ours = objective.loss_and_cotangent(z.detach().numpy(), y)
@@ -96,6 +98,7 @@ def test_evaluation_scales_for_the_loss_and_not_for_the_score() -> None:
     ("plain", "said"),
     [
         ({"loss": "squared"}, "tolerance = None: must be given"),
+        ({"loss": "huber"}, "tolerance = None: must be given"),
         ({"loss": "squared", "tolerance": 0.0}, "tolerance"),
         ({"loss": "binary", "tolerance": 0.5}, "tolerance"),
         ({"loss": "binary", "mean": [0.0], "std": [1.0]}, "mean, std"),
@@ -112,3 +115,16 @@ def test_what_makes_no_targets_is_refused(plain: dict[str, Any], said: str) -> N
 def test_a_task_of_classes_has_the_bytes_that_it_had() -> None:
     assert to_plain(CLASSES) == {"loss": "cross-entropy", "tolerance": None, "mean": (), "std": ()}
     assert from_plain(Targets, to_plain(SQUARED)) == SQUARED
+
+
+def test_an_outlier_moves_a_fit_by_huber_less_than_one_by_squares() -> None:
+    """Gradient descent on one constant: the mean of the targets, and Huber's estimate near their bulk."""
+    y = np.array([[0.0], [0.1], [-0.1], [0.2], [50.0]])
+    found = {}
+    for kind in ("squared", "huber"):
+        z = np.zeros((1, 1))
+        for _ in range(200):
+            z = z - 0.3 * Objective(kind).loss_and_cotangent(np.repeat(z, 5, 0), y)[1].mean()
+        found[kind] = float(z[0, 0])
+    assert found["squared"] == pytest.approx(10.04)
+    assert found["huber"] == pytest.approx(0.3)  # (0 + 0.1 - 0.1 + 0.2 + 1) / 4

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.commands.privacy_figures import view_of
-from hushfleet.aggregator.fleet import owner_words, words
+from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft, RunView
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
 from hushfleet.aggregator.planning.advice import Question
@@ -121,11 +121,11 @@ def test_all_say_the_same_of_one_epsilon(epsilon: float) -> None:
         "report": privacy_answer(judge(result), devices=2),
         "comparison": shown(comparison_table({"a": result, "b": result}, title="")),
         "end of a run": shown(summary_table(result)),
-        "fleet": words.privacy(run, None),
-        "page": words.meaning(run),
+        "fleet": descriptions.run_privacy(run, None),
+        "page": descriptions.meaning(run),
         "board": next(line for line in status.told(board) if line.startswith("privacy ")),
         "board, details": next(line for line in status.told(board, details=True) if line.startswith("means ")),
-        "fleet's owner": owner_words.privacy(FleetView("f", 0.0, privacy_left=PrivacyLeft("a", epsilon))),
+        "fleet's owner": descriptions.privacy_left(FleetView("f", 0.0, privacy_left=PrivacyLeft("a", epsilon))),
         "plan": show._promise(planned, needs(planned))["given away"],
     }
     if epsilon > 8:

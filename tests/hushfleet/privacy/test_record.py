@@ -25,7 +25,7 @@ from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import LEAST_CLIP_NORM, RecordMechanism, clipped_sum
 from hushfleet.training.draws import Inputs
-from hushfleet.training.local_round import train_round
+from support.methods import train_round
 from support.methods import trained as train
 
 CLASSES = 3

@@ -13,7 +13,6 @@ from numpy.lib.stride_tricks import as_strided
 
 from hushfleet.model.objectives import Objective
 from hushfleet.model.params import ParamLayout
-from hushfleet.model.targets import random_targets
 from hushfleet.privacy.clipping import clip
 from hushfleet.training.linear import LinearClipping
 
@@ -24,7 +23,7 @@ def layout_of(classes: int, features: int) -> ParamLayout:
 
 CLASSES, F = Objective(), torch.nn.functional
 LOSSES = {CLASSES: F.cross_entropy, Objective("binary"): F.binary_cross_entropy_with_logits}
-LOSSES[Objective("squared")] = F.mse_loss
+LOSSES |= {Objective("squared"): F.mse_loss, Objective("huber"): F.huber_loss}
 
 
 def drawn(
@@ -34,7 +33,7 @@ def drawn(
     rng = np.random.default_rng(seed)
     params = rng.normal(size=layout.size).astype(np.float32)
     x = rng.normal(scale=10 ** rng.uniform(-3, 1), size=(batch, features, 1, 1)).astype(np.float32)
-    return params, x, random_targets(objective, batch, classes, rng)
+    return params, x, objective.loss.random(batch, classes, rng)
 
 
 def single_gradients(

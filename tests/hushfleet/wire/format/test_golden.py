@@ -27,12 +27,12 @@ from hushfleet.wire.format.fleet_messages import (
     CarriedRounds,
     EnrolAnswer,
     EnrolRequest,
-    Health,
     ReleaseNews,
     ReleaseOffer,
     proven_by_token,
     token_seed,
 )
+from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.identity import Identity, verify
 from hushfleet.wire.format.messages import (
     Ack,

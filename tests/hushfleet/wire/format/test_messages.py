@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput, BadSignature, Malformed, OtherVersion, TooLarge
 from hushfleet.wire.format import messages
-from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, EnrolRequest, Health, ReleaseOffer
+from hushfleet.wire.format.fleet_messages import CarriedRounds, EnrolAnswer, EnrolRequest, ReleaseOffer
+from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.identity import Identity, verify
 from hushfleet.wire.format.messages import (
     KINDS,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hushfleet.config.spec import WireSpec
 from hushfleet.errors import Malformed, NotFinite, PrivacyError
-from hushfleet.wire.format.forms import added_variance, steps_for
+from hushfleet.wire.format.forms import codec_of, steps_for
 from hushfleet.wire.format.one_bit import VARIANCE_FACTOR, decode_signs, encode_signs, magnitude
 
 
@@ -40,13 +40,13 @@ def test_gain_is_one_and_the_variance_is_as_stated() -> None:
     decode_signs(encode_signs(noised), counts=[n], magnitudes=[magnitude(std)], out=out)
     assert out.mean(dtype=np.float64) == pytest.approx(signal, abs=4 * 1.26 * std / math.sqrt(n))
     assert out.var(dtype=np.float64) == pytest.approx(VARIANCE_FACTOR * std**2, rel=0.01)
-    added = added_variance("one-bit", step=magnitude(std), noise_std=std)
+    added = codec_of("one-bit").added_variance(magnitude(std), std)
     assert std**2 + added == pytest.approx(1.5708 * std**2, rel=1e-4)
 
 
 def test_quantisation_adds_what_it_says() -> None:
-    assert added_variance("quantized", step=0.6, noise_std=9.0) == pytest.approx(0.03)
-    assert added_variance("float16", step=0.0, noise_std=1.0) == added_variance("float32", step=0.0, noise_std=1.0) == 0
+    assert codec_of("quantized").added_variance(0.6, 9.0) == pytest.approx(0.03)
+    assert codec_of("float16").added_variance(0.0, 1.0) == codec_of("float32").added_variance(0.0, 1.0) == 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from typing import Any, get_args
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hushfleet.config.schema import to_plain
 from hushfleet.errors import BadSignature, Malformed, TooLarge
-from hushfleet.wire.format.forms import Form
+from hushfleet.wire.format.forms import CODECS
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.one_bit import magnitude
 from hushfleet.wire.format.update import (
@@ -27,7 +27,7 @@ from hushfleet.wire.format.update import (
     read_header,
 )
 
-FORMS = [form for form in get_args(Form) if form != "masked"]  # which is integers, and has no encoder of its own
+FORMS = [codec.name for codec in CODECS]
 DEVICE = Identity.from_bytes(bytes(range(32)))
 STRANGER = Identity.from_bytes(bytes(range(1, 33)))
 COUNTS = [700, 0, 300]

@@ -15,8 +15,9 @@ from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.board.config import LimitsSection
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.edge_client.trainer import SeededRandomness, Trainer
+from hushfleet.edge_client.trainer import Trainer
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.graphs.session import GradientGraph
@@ -206,6 +207,7 @@ def _updates(prepared: PreparedTask, folder: Path, *, rounds: int) -> list[bytes
             device="device-0",
             store=store,
             spec=spec,
+            method=prepared.method,
             gradient=GradientGraph(prepared.blobs[model.gradient.digest], model.layout),
             logits_of=prepared.inference,
             samples=lambda: prepared.dataset.train.take(np.arange(48)),

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
-from hushfleet.config.spec import Form
 from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
 from hushfleet.methods import METHODS
-from hushfleet.methods.state import DeviceState
 from hushfleet.model.own_head import HeadChoice
 from hushfleet.simulator.engines.fast import engine, jobs
 from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept, store_of
@@ -29,8 +27,9 @@ from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.training.local_round import Trained, train_round
-from hushfleet.wire.format import forms
+from hushfleet.training.local_round import LocalRound, Trained
+from hushfleet.wire.format.codec import Coding
+from hushfleet.wire.format.forms import codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import SIGNED, UpdateHeader, encode_update
 from support.kill import CALL, KillPoints
@@ -163,11 +162,13 @@ def test_where_training_diverges_it_is_the_same_and_what_is_not_kept_is_not_test
 ) -> None:
     """Noise alone is sent then, and the device has the own model that it had before."""
 
-    def diverges(method: Any, state: DeviceState, *arguments: Any, **others: Any) -> Trained:
-        trained = train_round(method, state, *arguments, **others)
-        return trained._replace(end=trained.end * np.nan) if state.public.participations == 1 else trained
+    plainly = LocalRound.train
 
-    monkeypatch.setattr("hushfleet.edge_client.trainer.train_round", diverges)
+    def diverges(self: LocalRound, **how: Any) -> Trained:
+        trained = plainly(self, **how)
+        return trained._replace(end=trained.end * np.nan) if self.state.public.participations == 1 else trained
+
+    monkeypatch.setattr(LocalRound, "train", diverges)
     plain: dict[str, Any] = {"method": {"name": "dp-fedavg"}}
     field, fast = as_in_the_field(tiny("field", **plain)), played(tiny("fast", **plain))
     assert left(fast, audit) == left(field, audit)
@@ -220,17 +221,17 @@ def test_a_run_of_the_live_engine_is_not_gone_on_with(tiny: Callable[..., Simula
 
 
 @pytest.mark.parametrize("form", ["quantized", "one-bit", "float16", "float32"])
-def test_a_sample_tells_the_size_of_a_large_update(form: Form, tmp_path: Path) -> None:
+def test_a_sample_tells_the_size_of_a_large_update(form: str, tmp_path: Path) -> None:
     counts = [300_000, 7, 50_000]
     steps = [0.5, 1.0, 2.0]  # as far from the noise in each layer
     values = (np.random.default_rng(3).normal(size=sum(counts)) * np.repeat(steps, counts)).astype(np.float32)
-    told = header(form, counts, steps if form in forms.STEPPED else [])
+    told = header(form, counts, steps if codec_of(form).step_of else [])
     updates, whole = UncodedUpdates(tmp_path), len(encode_update(told, values, counts=counts, identity=KEY).data)
     data = updates.encode(told, values, counts=counts, identity=KEY).data
     assert updates.sent_bytes(data) == pytest.approx(whole, rel=0.003)
 
 
-def header(codec: Form, counts: list[int], steps: list[float], *, round: int = 1, device: str = "dev") -> UpdateHeader:
+def header(codec: str, counts: list[int], steps: list[float], *, round: int = 1, device: str = "dev") -> UpdateHeader:
     zeros, ones = (0.0,) * len(counts), (1.0,) * len(counts)
     return UpdateHeader(
         task="t-1", round=round, device=device, codec=codec, value_count=sum(counts), steps=tuple(steps),
@@ -245,18 +246,17 @@ def header(codec: Form, counts: list[int], steps: list[float], *, round: int = 1
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=40, deadline=None)
-def test_values_are_seen_as_decoded(form: Form, counts: list[int], seed: int, tmp_path_factory: Any) -> None:
+def test_values_are_seen_as_decoded(form: str, counts: list[int], seed: int, tmp_path_factory: Any) -> None:
     rng, size = np.random.default_rng(seed), sum(counts)
     values = rng.normal(size=size).astype(np.float32)
-    steps = (10.0 ** rng.uniform(-4, 1, len(counts))).tolist() if form in forms.STEPPED else []
-    how: dict[str, Any] = {"counts": counts, "steps": steps, "dither_key": bytes(15) + b"k"}
-    sent = np.empty(size, np.float32)
-    coded = forms.encode(form, values, sent=sent, **how)
-    assert forms.seen(form, values, **how).tobytes() == forms.decode(form, coded, **how).tobytes() == sent.tobytes()
+    codec, sent = codec_of(form), np.empty(size, np.float32)
+    steps = [] if codec.step_of is None else (10.0 ** rng.uniform(-4, 1, len(counts))).tolist()
+    coding = Coding(counts, steps, bytes(15) + b"k")
+    coded = codec.encode(values, coding, sent)
+    assert codec.seen(values, coding).tobytes() == codec.decode(coded, coding, None).tobytes() == sent.tobytes()
     given_header, updates = header(form, counts, steps), UncodedUpdates(tmp_path_factory.mktemp("updates"), 3)
-    key = given_header.dither_key
     encoded = updates.encode(given_header, values, counts=counts, identity=KEY)
-    assert encoded.sent.tobytes() == forms.seen(form, values, counts=counts, steps=steps, dither_key=key).tobytes()
+    assert encoded.sent.tobytes() == codec.seen(values, given_header.coding(counts)).tobytes()
     found, _ = updates.authenticate(encoded.data, public_key=KEY.public_key)
     assert found == given_header
     assert updates.values(found, encoded.data, counts=counts).tobytes() == encoded.sent.tobytes()

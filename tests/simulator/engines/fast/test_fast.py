@@ -18,9 +18,8 @@ import torch
 from safetensors.numpy import load_file
 
 from hushfleet.edge_client.board.metrics import MetricsFile
-from hushfleet.edge_client.trainer import TrainedRound
+from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import HushfleetError
-from hushfleet.model.evaluation import Evaluation
 from hushfleet.simulator.engines.fast.engine import deliver
 from hushfleet.simulator.engines.fast.jobs import Answer
 from hushfleet.simulator.engines.fast.runtimes import RUNTIMES, unavailable
@@ -195,17 +194,17 @@ def test_killed_while_an_own_model_is_tested_it_loses_no_metrics(
     runs: Any, calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That takes long in the last round, and what a table says is the mean over the devices that were tested."""
-    simulation, tested = runs.copy(tmp_path / "run"), MetricsFile._evaluate
+    simulation, written = runs.copy(tmp_path / "run"), MetricsFile.write
 
-    def dies(self: MetricsFile, trained: TrainedRound, *arguments: Any) -> dict[str, Evaluation]:
-        if trained.round == calm.task.round.rounds:
+    def dies(self: MetricsFile, round: DeviceRound, *arguments: Any, **more: Any) -> None:
+        if round.plan.round == calm.task.round.rounds:
             raise KeyboardInterrupt
-        return tested(self, trained, *arguments)
+        written(self, round, *arguments, **more)
 
-    monkeypatch.setattr(MetricsFile, "_evaluate", dies)
+    monkeypatch.setattr(MetricsFile, "write", dies)
     with pytest.raises(KeyboardInterrupt):
         runs.fast(simulation)
-    monkeypatch.setattr(MetricsFile, "_evaluate", tested)
+    monkeypatch.setattr(MetricsFile, "write", written)
     runs.fast(simulation)
     for device in calm.fleet.devices:
         found, expected = (read_metrics(run, device.name) for run in (simulation, calm))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.edge_client.trainer import SeededRandomness
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.simulator.engines.fast.examples import choose_examples
 from hushfleet.simulator.engines.fast.local_only import Alone, train_alone

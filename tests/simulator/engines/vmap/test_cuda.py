@@ -11,7 +11,7 @@ import torch
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.trainer import SeededRandomness
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.methods import make_method
 from hushfleet.methods.method import TaskMethod
 from hushfleet.models import get_model

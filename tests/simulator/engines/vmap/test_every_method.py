@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hushfleet.config.spec import DropoutSpec, PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.trainer import SeededRandomness
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.heads import HeadFirstConfig
@@ -26,7 +26,8 @@ from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.models.tracing import export_gradient, export_inference
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
 from hushfleet.training.draws import Inputs
-from hushfleet.training.local_round import Trained, train_round
+from hushfleet.training.local_round import Trained
+from support.methods import train_round
 
 pytestmark = pytest.mark.slow
 

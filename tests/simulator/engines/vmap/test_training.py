@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.trainer import SeededRandomness
+from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.errors import BadInput
 from hushfleet.methods import make_method
 from hushfleet.methods.local import MeanGradient, Penalty, Sgd
@@ -27,7 +27,7 @@ from hushfleet.privacy.noise import SeededNoise
 from hushfleet.simulator.engines.vmap.device_data import CohortStep, GroupBatches
 from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member, Trained
 from hushfleet.training.draws import Inputs
-from hushfleet.training.local_round import train_round
+from support.methods import train_round
 
 PRIVACY = PrivacySpec("device", accounting="strict", clip_norm=0.05, noise_multiplier=1.0, delta=0.1)
 BY_RECORD = replace(PRIVACY, unit="record", clip_norm=1.0, sample_rate=0.3, batches=3)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.ingest.norm_test import FALSE_REFUSAL, exponent, square_limits, value_limit
+from hushfleet.aggregator.ingest.norm_check import FALSE_REFUSAL, exponent, square_limits, value_limit
 from hushfleet.methods import METHODS
 from hushfleet.training.optim import Adam, adam_reach
 from support.fleet import LAYOUT

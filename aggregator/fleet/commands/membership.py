@@ -8,18 +8,13 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.fleet.commands.desk import Dir, Id, applied, opened
+from hushfleet.aggregator.fleet.commands.setup import Dir, Id, applied, opened
 from hushfleet.errors import BadInput
 
-
-def register(fleet: typer.Typer) -> None:
-    fleet.command("approve")(_approve)
-    fleet.command("renew")(_renew)
-    fleet.command("block")(_block)
-    fleet.command("unblock")(_unblock)
-    fleet.command("forget")(_forget)
+app = typer.Typer()
 
 
+@app.command("approve")
 def _approve(
     path: Dir,
     device: Id,
@@ -36,11 +31,13 @@ def _approve(
             raise BadInput(
                 f"{device} is known by another key. If its card was written anew: hushfleet fleet renew {path} {device} --new-card"
             )
-        fitting = [knock for knock in registry.knocks(device) if knock.public_key.hex().startswith((key or "").lower())]
+        fitting = [
+            each for each in registry.refused_requests(device) if each.public_key.hex().startswith((key or "").lower())
+        ]
         if not fitting:
             raise BadInput(f"no board with such a key asks as {device}; who has asked: hushfleet fleet list {path}")
         if len(fitting) > 1:
-            keys = ", ".join(knock.public_key.hex()[:16] for knock in fitting)
+            keys = ", ".join(each.public_key.hex()[:16] for each in fitting)
             raise BadInput(f"several boards ask as {device}; choose one by --key: {keys}")
         registry.approve(device, fitting[0].public_key)
     print(
@@ -48,6 +45,7 @@ def _approve(
     )
 
 
+@app.command("renew")
 def _renew(
     path: Dir,
     device: Annotated[str | None, typer.Argument(metavar="[ID]", help="The board's id.")] = None,
@@ -116,6 +114,7 @@ def _renew_own(path: Path, *, drop_names: bool) -> None:
     )
 
 
+@app.command("block")
 def _block(
     path: Dir, device: Id, reason: Annotated[str, typer.Option(help="For the list, and for the board's log.")] = "by its operator"
 ) -> None:  # fmt: skip
@@ -127,6 +126,7 @@ def _block(
     print(f"{device} is locked out; to take it back: hushfleet fleet unblock {path} {device}{waits}")
 
 
+@app.command("unblock")
 def _unblock(path: Dir, device: Id) -> None:
     """Take a board back that was locked out, by an operator or by the aggregator itself."""
     from hushfleet.aggregator.devices.register import DeviceRegister
@@ -142,6 +142,7 @@ def _unblock(path: Dir, device: Id) -> None:
     print(f"{device} is no longer locked out{waits}")
 
 
+@app.command("forget")
 def _forget(path: Dir, device: Id) -> None:
     """Remove a board from the fleet. What was spent under its id is kept, should the id come back."""
     with opened(path) as (folder, registry):

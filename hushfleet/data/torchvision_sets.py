@@ -1,4 +1,8 @@
-"""Fetches public data sets with torchvision into the user's data folder, when nobody says where they are."""
+"""Public data sets by torchvision: downloads into the user's data folder, and the readers of CIFAR and SVHN.
+
+CIFAR is distributed as Python pickles, which can run code. torchvision compares the MD5 sum of each file with that of
+the published one before it opens any.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from hushfleet.errors import BadInput
+
+Images = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+Arrays = tuple[Images, Labels, Images, Labels]
+"""Training images uint8 `[n, C, H, W]` and labels int64 `[n]`, then those of the test part."""
 
 ORIGINS = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -23,36 +35,58 @@ _CLASSES = {
     "mnist": "MNIST", "fashion-mnist": "FashionMNIST", "emnist": "EMNIST",
     "cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN",
 }  # fmt: skip
+_PARTS = ("train", "test")
 
 
 def download(name: str, folder: Path, *, looked_for: str) -> None:
     """Downloads one set into `folder`, where `sets.load` then finds it.
 
-    :raises BadInput: torchvision is missing, or the download failed; says what to fetch by hand and where
-        to put it.
+    :raises BadInput: torchvision is missing, or the download failed; says what to fetch by hand and where to put it.
     """
     by_hand = (
         f"fetch it on another machine from {ORIGINS[name]} and put it into {folder}, or name its folder with "
         f"--data-dir: {looked_for}"
     )
-    try:
-        datasets: Any = import_torchvision().datasets
-    except ImportError as error:
-        raise BadInput(
-            f"{name} is not here, and downloading it needs torchvision, which does not import ({error}); "
-            f"pip install torchvision, or {by_hand}"
-        ) from error
     print(f"downloading {name} from {ORIGINS[name]} to {folder}", file=sys.stderr)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        make = getattr(datasets, _CLASSES[name])
-        if name == "svhn":
-            for split in ("train", "test"):
-                make(str(folder / "svhn"), split=split, download=True)
+        if name in ("mnist", "fashion-mnist"):
+            _set(name)(str(folder), download=True)
+        elif name == "emnist":
+            _set(name)(str(folder), split="letters", download=True)
         else:
-            make(str(folder), download=True, **({"split": "letters"} if name == "emnist" else {}))
+            _parts(name, folder / "svhn" if name == "svhn" else folder, download=True)
     except (OSError, RuntimeError, ImportError) as error:
         raise BadInput(f"{name} could not be downloaded ({error}); {by_hand}") from error
+
+
+def read(name: str, folder: Path) -> Arrays:
+    """CIFAR-10, CIFAR-100 or SVHN, from a folder that has torchvision's layout.
+
+    :raises BadInput: a file is missing or differs from the published one, or torchvision or scipy is not installed.
+    """
+    try:
+        train, test = _parts(name, folder)
+    except (OSError, RuntimeError, ImportError) as error:
+        raise BadInput(f"{name} in {folder} cannot be read ({error}); fetch it again from {ORIGINS[name]}") from error
+    return (*_arrays(train), *_arrays(test))
+
+
+def _set(name: str) -> Any:
+    return getattr(import_torchvision().datasets, _CLASSES[name])
+
+
+def _parts(name: str, folder: Path, **how: bool) -> list[Any]:
+    splits: list[dict[str, Any]] = [
+        {"split": part} if name == "svhn" else {"train": part == "train"} for part in _PARTS
+    ]
+    return [_set(name)(str(folder), **split, **how) for split in splits]
+
+
+def _arrays(part: Any) -> tuple[Images, Labels]:
+    is_svhn = hasattr(part, "labels")  # channels first
+    images = part.data if is_svhn else part.data.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(images), np.array(part.labels if is_svhn else part.targets, np.int64)
 
 
 _declared: list[Any] = []  # keeps the library alive: its declarations vanish with it

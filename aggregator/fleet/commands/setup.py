@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 
+app = typer.Typer()
+
 Dir = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The board's id.")]
 _FILE = {"exists": True, "dir_okay": False}
@@ -40,18 +42,11 @@ def opened(path: Path) -> Iterator[tuple[FleetFolder, FleetRegistry]]:
 
 def applied(folder: FleetFolder, registry: FleetRegistry) -> str:
     """Writes what follows from a change of the registry; a line on what waits for the operator's signature, or none."""
-    from hushfleet.aggregator.fleet import words
+    from hushfleet.aggregator.fleet import roster
     from hushfleet.aggregator.fleet.access import apply
 
     changes = apply(folder, registry)
-    return f"\n{words.roster_waits(changes)}: {words.roster_export(str(folder.path))}" if changes else ""
-
-
-def register(fleet: typer.Typer) -> None:
-    fleet.command("init")(_init)
-    fleet.command("add")(_add)
-    fleet.command("list")(_list)
-    fleet.command("show")(_show)
+    return f"\n{roster.describe_waiting(changes)}: {roster.export_command(str(folder.path))}" if changes else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +68,7 @@ class FleetOptions:
     # fmt: on
 
 
+@app.command("init")
 @with_options
 def _init(
     path: Dir,
@@ -83,7 +79,7 @@ def _init(
     Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` says who may be in a secure sum.
 
     Secure sums protect boards against whoever runs the server only if he does not hold the operator's key. So make it on
-    another machine (`hushfleet devices roster-key operator.key`), and give its public half here. Each change of the
+    another machine (`hushfleet fleet key operator.key`), and give its public half here. Each change of the
     boards is then signed there: `hushfleet fleet roster`.
 
     Examples:
@@ -158,6 +154,7 @@ def _init(
     )
 
 
+@app.command("add")
 def _add(
     path: Dir,
     count: Annotated[int | None, typer.Option(help="So many boards, named PREFIX-01, PREFIX-02, ...")] = None,
@@ -215,31 +212,33 @@ def _add(
     print(f"added {len(boards)}: {names}\nnext: hushfleet flash --fleet {path} --help")
 
 
+@app.command("list")
 def _list(path: Dir) -> None:
     """Show the boards, and who asked for a certificate without getting one."""
     from rich.console import Console
     from rich.table import Table
 
     with opened(path) as (_, registry):
-        boards, knocks = registry.boards(), registry.knocks()
+        boards, refused = registry.boards(), registry.refused_requests()
     console = Console(markup=False)
     table = Table("board", "kind", "place", "state", "certificate ends", box=None, header_style="bold")
     for row in boards:
         table.add_row(row.device, row.board, row.place, _state(row), _day(row.certificate_end))
     console.print(table if boards else f"no boards yet; see: hushfleet fleet add {path} --help")
-    if knocks:
+    if refused:
         console.print("\nnot let in:", highlight=False)
         table = Table("board", "token", "last asked", "key", "why", box=None, header_style="bold")
-        for knock in knocks:
-            token = "valid" if knock.has_token else "none"
-            table.add_row(knock.device, token, _day(knock.at), knock.public_key.hex()[:16], knock.reason)
+        for each in refused:
+            token = "valid" if each.has_token else "none"
+            table.add_row(each.device, token, _day(each.at), each.public_key.hex()[:16], each.reason)
         console.print(table)
 
 
+@app.command("show")
 def _show(path: Dir, device: Id) -> None:
     """Show all that is known of one board."""
     with opened(path) as (_, registry):
-        row, knocks = registry.needed(device), registry.knocks(device)
+        row, refused = registry.needed(device), registry.refused_requests(device)
     fields = {
         "board": row.board,
         "place": row.place,
@@ -254,8 +253,8 @@ def _show(path: Dir, device: Id) -> None:
     for name, value in fields.items():
         if value:
             print(f"  {name:12} {value}")
-    for knock in knocks:
-        print(f"  {'not let in':12} {_day(knock.at)}, key {knock.public_key.hex()}: {knock.reason}")
+    for each in refused:
+        print(f"  {'not let in':12} {_day(each.at)}, key {each.public_key.hex()}: {each.reason}")
 
 
 def _state(row: RegisteredBoard) -> str:

@@ -1,4 +1,4 @@
-"""The brokers read their lists a second time, some time after each change.
+"""Tells the brokers to read their lists a second time, some time after each change.
 
 Mosquitto clears its note of a signal when it has read its files, so a signal that comes while it reads is lost: of two
 changes one after the other the second one would never hold, and a board with a new card would stay deaf and mute, or
@@ -14,11 +14,11 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.service import Part, Service
 
 LOOK_EVERY_S = 0.5
-READ_AGAIN_S = 1.0
+RELOAD_AFTER_S = 1.0
 
 
-class ReadAgain(Part):
-    """A part of the fleet service: after its start, and after what it or a command has written."""
+class ReloadLists(Part):
+    """A part of the fleet service. It acts after its start, and after the service or a command has written a list."""
 
     def __init__(self, folder: FleetFolder) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class ReadAgain(Part):
         self._look_at = now + LOOK_EVERY_S
         written = lists_written(self._folder)
         if written != self._written:
-            self._written, self._ask_at = written, now + READ_AGAIN_S
+            self._written, self._ask_at = written, now + RELOAD_AFTER_S
         if now >= self._ask_at:
             self._ask_at = math.inf
             reload_brokers(self._folder)

@@ -1,17 +1,19 @@
-"""A fleet in words, the same on the terminal and on the page."""
+"""A fleet described in words, the same on the terminal and on the page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date
 
-from hushfleet.aggregator.devices.roster_signing import RosterChanges
-from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, Stranger, SumsView
+from hushfleet.aggregator.devices.register import RefusedBirth
+from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
 from hushfleet.aggregator.results.report.words import lifetime_words, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.privacy.protection import protection
+from hushfleet.wire.format.health import described
 
 SHOWN_NAMES = 4
+ON_THE_BOARD = "sudo -u hushfleet hushfleet-edge status /etc/hushfleet/device.toml"
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
@@ -58,13 +60,14 @@ def progress(run: RunView) -> str:
 
 
 def figures(view: FleetView) -> list[str]:
-    """What engineers and whoever answers for privacy ask besides, a line each."""
-    run = view.run
-    of_run = [] if run is None else [f"task {run.task}, method {run.method}", privacy(run, view.lifetime), traffic(run)]
-    return [line for line in (*of_run, certificates(view)) if line]
+    """Gives more figures, for engineers and whoever answers for privacy, a line each."""
+    found = [certificates(view)]
+    if (run := view.run) is not None:
+        found = [f"task {run.task}, method {run.method}", run_privacy(run, view.lifetime), traffic(run), *found]
+    return [line for line in found if line]
 
 
-def privacy(run: RunView, lifetime: Lifetime | None) -> str:
+def run_privacy(run: RunView, lifetime: Lifetime | None) -> str:
     """The privacy loss of the board that has spent most, as charged: over all tasks, and in this one."""
     delta = "" if run.delta is None else f" at delta {number(run.delta)}"
     in_all = "" if lifetime is None else f"{lifetime_words(lifetime)}; "
@@ -101,22 +104,6 @@ def roster(sums: SumsView) -> str:
     )
 
 
-def roster_waits(changes: RosterChanges) -> str:
-    """`12 boards wait for a signed roster, and 1 is to leave it`."""
-    joining, leaving = len(changes.added) + len(changes.changed), len(changes.removed)
-    if joining:
-        told = f"{joining} board{'s wait' if joining > 1 else ' waits'} for a signed roster"
-        return told + f", and {leaving} {'are' if leaving > 1 else 'is'} to leave it" * bool(leaving)
-    if leaving:
-        return f"{leaving} board{'s are' if leaving > 1 else ' is'} to leave the roster, which waits to be signed"
-    return "the limits of the roster have changed, which waits to be signed"
-
-
-def roster_export(folder: str = "DIR") -> str:
-    """The command that writes the list to be signed."""
-    return f"hushfleet fleet roster export {folder} --out FILE"
-
-
 def certificates(view: FleetView) -> str:
     """`its certificates end 2036-11-20, its authority 2046-11-18`; empty where it is not known."""
     if view.certificates_end is None or view.authority_end is None:
@@ -125,8 +112,8 @@ def certificates(view: FleetView) -> str:
     return f"its certificates end {own}, its authority {authority}"
 
 
-def stranger(stranger: Stranger) -> str:
-    return f"{stranger.device} announced itself {stranger.count} times with a key that nobody has accepted"
+def refused_device(refused: RefusedBirth) -> str:
+    return f"{refused.device} announced itself {refused.count} times with a key that nobody has accepted"
 
 
 def state(board: BoardView) -> str:
@@ -141,21 +128,14 @@ def state(board: BoardView) -> str:
 
 
 def release(board: BoardView) -> str:
-    mark = {"trial": " (on trial)", "returned": " (went back)"}.get(board.slot, "")
-    frozen = {"unheard": ", hears of no newer one", "older": ", not the newest"}.get(board.freeze, "")
-    return f"{board.version or '-'}{mark}{frozen}"
+    """Describes the release: `0.3.0, on trial`."""
+    more = () if board.health is None else described(board.health, "release")
+    return ", ".join((board.version or "-", *more))
 
 
 def health(board: BoardView) -> str:
-    """`48 °C, disk 30 %, memory 40 %, trains on the GPU`."""
-    told = [
-        None if board.temperature_c is None else f"{board.temperature_c} °C",
-        None if board.disk_percent is None else f"disk {board.disk_percent} %",
-        None if board.memory_percent is None else f"memory {board.memory_percent} %",
-        "slowed down" if board.throttled else None,
-        {"cuda": "trains on the GPU", "cpu": "trains on the processor"}.get(board.accelerator),
-    ]
-    return ", ".join(filter(None, told)) or "-"
+    """Describes the health: `disk 30 %, memory 40 %, 48 °C, trains on the GPU`."""
+    return ", ".join(() if board.health is None else described(board.health, "health")) or "-"
 
 
 def spent(board: BoardView) -> str:
@@ -170,3 +150,56 @@ def spent(board: BoardView) -> str:
 
 def sent(board: BoardView) -> str:
     return size(board.sent_bytes) if board.sent_bytes else "-"
+
+
+def sentences(view: FleetView) -> dict[str, str]:
+    """Answers the four questions of a fleet's owner, by name.
+
+    Are the boards well; how many photographs are used; is the fleet's model better than a board's own; how much privacy
+    is left, and for how many rounds. Results that follow from a board's photographs without a charge stay on the board
+    (docs/privacy.md, "Health"), so the second and the third answer say where to read them.
+    """
+    return {
+        "boards": summary(view),
+        "photographs": photographs(view),
+        "model": model(view),
+        "privacy": privacy_left(view),
+    }
+
+
+def photographs(view: FleetView) -> str:
+    where = f"How many a board uses or leaves out, and why, is private and stays on it; read it there: {ON_THE_BOARD}"
+    without = [board.device for board in view.boards if board.decline is not None and board.decline.code == "no-data"]
+    if not without:
+        return where
+    who = f"{len(without)} boards have" if len(without) > 1 else "1 board has"
+    cure = "look at data.path there, and at the names of its folders"
+    return f"{who} none that fit the task: {named(without)}; {cure}. {where}"
+
+
+def model(view: FleetView) -> str:
+    better, where = "is better on a board than the board's own", "is private, too, and told by the same command there"
+    if view.run is None or view.run.accuracy is None:
+        return f"Whether the fleet's {better} {where}"
+    right = f"The fleet's model is right on {percent(view.run.accuracy)} of the public test images"
+    return f"{right}. Whether it {better} {where}"
+
+
+def privacy_left(view: FleetView) -> str:
+    left = view.privacy_left
+    if left is None:
+        return "Nothing is spent yet"
+    told = f"{left.device}, which has spent most, stands at {number(left.spent)}"
+    above = left.limit is not None and left.spent > left.limit
+    if left.limit is not None:
+        told += f"{', above' if above else ' of'} the {number(left.limit)} that its card allows"
+    told += f" (epsilon; {protection(left.spent)})"
+    if above:
+        return f"{told}; its owner alone can allow more"
+    if left.rounds is None:
+        return told
+    more = f"enough for {left.rounds} more round{'s' * (left.rounds > 1)}"
+    told += f"; the rest is {more if left.rounds else 'not enough for another round'} of this task"
+    if view.run is None or view.run.finished:
+        return told
+    return f"{told}, which has {view.run.rounds - view.run.rounds_closed} to come"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.errors import Malformed
-from hushfleet.wire.format.codec import MIN_STEP, decode_values, dither, encode_values, max_coded_bytes
+from hushfleet.wire.format.quantized import MIN_STEP, decode_values, dither, encode_values, max_coded_bytes
 from hushfleet.wire.format.symbols import BLOCK, MAX_LEVEL
 
 KEY = bytes(range(16))

@@ -1,0 +1,109 @@
+"""An update on its way in: one value from the offer to the acknowledgement, and the reasons why one is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from hushfleet.aggregator.storage.store import UpdateRow
+from hushfleet.methods.state import PublicState
+from hushfleet.wire.format.messages import Ack, Offer, Refused
+from hushfleet.wire.format.update import UpdateHeader
+
+FAULTS = frozenset({"malformed", "wrong-shape", "non-finite", "out-of-bounds", "below-noise"})
+"""Codes of final refusals for which a device is to blame: no honest device sends such an update."""
+
+
+class Refusal(Exception):
+    """An update is not taken. Every check raises this; `RoundEngine` writes it into the update.
+
+    :param code: a code of docs/wire.md.
+    :param reason: the same in words.
+    :param final: whether the device signed it for this round, so that sending it again does not help.
+    """
+
+    def __init__(self, code: str, reason: str, final: bool = True) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.final = final
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the device that signed the update, and nobody else, is to blame."""
+        return self.final and self.code in FAULTS
+
+
+@dataclass(eq=False)
+class CheckedUpdate:
+    """An update, or a committee member's answer, on its way in. Each step fills in what it finds.
+
+    The sender says:
+
+    :param device: its name.
+    :param data: the signed blob; empty while it is only offered.
+    :param kind: `offer` while only the offer is known.
+    :param task, round, digest: of the offer; then of the header, with the digest of header and values.
+    :param offer: what was offered; None without a network.
+
+    The signature and the checks show:
+
+    :param header: the authenticated header.
+    :param before: the device's public state before this update.
+    :param after: the device's public state after it.
+    :param counts: number of values in each layer.
+    :param shared: bool `[d]`, True where a value was sent.
+    :param values: float32 `[d]`, zero where nothing was sent; of a secure sum masked integers and corrections.
+    :param peaks: the largest magnitude in each layer; empty where it was not measured.
+    :param squares: the sum of squares in each layer.
+    :param row: what the store keeps.
+
+    The end is:
+
+    :param code: `accepted`, `duplicate`, or another code of docs/wire.md.
+    :param acknowledged: whether the update is in the store, from this call or an earlier one.
+    :param held: SHA-256 of the update that the store has of this device and round.
+    :param faults: number of rounds with a fault of this device; 0 unless this is the round's first one.
+    :param reply: what the device is told.
+    """
+
+    device: str
+    data: bytes = field(default=b"", repr=False)
+    kind: Literal["offer", "update", "answer"] = "update"
+    task: str = ""
+    round: int = 0
+    digest: bytes = b""
+    offer: Offer | None = None
+
+    header: UpdateHeader = field(init=False, repr=False)
+    before: PublicState = field(init=False, repr=False)
+    after: PublicState = field(init=False, repr=False)
+    counts: tuple[int, ...] = field(default=(), repr=False)
+    shared: np.ndarray = field(init=False, repr=False)
+    values: Any = field(init=False, repr=False)
+    peaks: tuple[float, ...] = field(default=(), repr=False)
+    squares: tuple[float, ...] = field(default=(), repr=False)
+    row: UpdateRow | None = None
+
+    code: str = ""
+    reason: str = ""
+    acknowledged: bool = False
+    held: bytes | None = None
+    faults: int = 0
+    reply: Ack | Refused | None = None
+
+    @classmethod
+    def offered(cls, device: str, offer: Offer) -> CheckedUpdate:
+        """An update of which only the offer is known."""
+        return cls(device, kind="offer", task=offer.task, round=offer.round, digest=offer.digest, offer=offer)
+
+    def refuse(self, code: str, reason: str) -> CheckedUpdate:
+        """Sets the code and the reason; returns the update."""
+        self.code, self.reason = code, reason
+        return self
+
+    def acknowledge(self, code: Literal["accepted", "duplicate"]) -> None:
+        """Marks the update as one that is in the store."""
+        self.code, self.acknowledged = code, True

@@ -1,0 +1,204 @@
+"""The losses that a network can learn by, each one value in `LOSSES`: targets, formula, and which answers are right.
+
+| loss | targets | a sample's loss | right |
+|---|---|---|---|
+| `cross-entropy` | a class, int64 `[n]` | -log softmax, of its class | the class of the largest output |
+| `binary` | float32 `[n, outputs]` of 0 and 1 | mean binary cross-entropy of outputs | yes or no in all outputs |
+| `squared` | float32 `[n, outputs]` | mean squared error of outputs, not halved | all outputs within the tolerance |
+| `huber` | float32 `[n, outputs]` | mean Huber loss of outputs, which turns linear at an error of 1 | as `squared` |
+
+A new loss is a class below and its place in `LOSSES`: tasks, boards, every runtime and the report follow. `each` is
+written once for NumPy and PyTorch. Boards and compiled programs have no automatic differentiation and take the slope
+from it; PyTorch and exported graphs differentiate the value.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hushfleet.array_api import Array, array_namespace
+
+_PASSES = 3  # over the outputs, in the search for the best constant
+
+
+class Loss:
+    """A loss of targets float32 `[n, outputs]`, which is the mean of the losses of the outputs.
+
+    :cvar of_classes: the targets are classes, int64 `[n]`.
+    :cvar of_numbers: the targets have a unit, in which they may be scaled, and a tolerance.
+    """
+
+    name: ClassVar[str]
+    of_classes: ClassVar[bool] = False
+    of_numbers: ClassVar[bool] = False
+    misfit: ClassVar[str]
+    """Describes targets that do not `fit`."""
+
+    def each(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        """The loss of each output `[B, C]`, and its derivative by that output; NumPy or PyTorch."""
+        raise NotImplementedError
+
+    def losses_and_slopes(self, outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Each sample's loss float64 `[B]`, and its derivative by the outputs, float64 `[B, C]`."""
+        losses, slopes = self.each(outputs, y)
+        return losses.mean(1), slopes / outputs.shape[1]
+
+    def blank(self, count: int, outputs: int) -> np.ndarray:
+        """Zeros in place of targets that are not known."""
+        return np.zeros((count, outputs), np.float32)
+
+    def random(self, count: int, outputs: int, rng: np.random.Generator) -> np.ndarray:
+        """Targets to try a gradient with."""
+        raise NotImplementedError
+
+    def fit(self, targets: np.ndarray) -> np.ndarray:
+        """Marks the samples whose (scaled) targets float32 `[n, outputs]` can be learned, bool `[n]`."""
+        raise NotImplementedError
+
+    def predicted(self, outputs: np.ndarray) -> np.ndarray:
+        """The answers that a network's outputs float64 `[n, outputs]` stand for: probabilities, or numbers."""
+        return outputs
+
+    def right(self, outputs: np.ndarray, targets: np.ndarray, reach: float) -> np.ndarray:
+        """Marks the right answers, bool `[n]`.
+
+        :param outputs: float64 `[n, outputs]`, in the unit of the targets.
+        :param reach: the largest error of a right number.
+        """
+        raise NotImplementedError
+
+    def constant_right(self, targets: np.ndarray, reach: float) -> float:
+        """The share of `targets` `[n, outputs]` that the best constant answer gets right; n above 0."""
+        return float(np.unique(targets, axis=0, return_counts=True)[1].max() / len(targets))
+
+    def score(self, tolerance: float | None) -> str:
+        """Says what the score counts; empty where it is plain accuracy."""
+        return ""
+
+
+class CrossEntropy(Loss):
+    """One class of several. `hushfleet.models.losses` has it in PyTorch, whose own is one operator."""
+
+    name = "cross-entropy"
+    of_classes = True
+
+    def losses_and_slopes(self, outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """:param y: the classes `[B]`."""
+        label = np.arange(outputs.shape[1]) == y[:, None]
+        logs = log_softmax(outputs)
+        return -logs[label], np.exp(logs) - label
+
+    def blank(self, count: int, outputs: int) -> np.ndarray:
+        return np.zeros(count, np.int64)
+
+    def random(self, count: int, outputs: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.integers(0, outputs, count)
+
+    def predicted(self, outputs: np.ndarray) -> np.ndarray:
+        odds = np.exp(outputs - outputs.max(1, keepdims=True))
+        probabilities: np.ndarray = odds / odds.sum(1, keepdims=True)
+        return probabilities
+
+    def right(self, outputs: np.ndarray, targets: np.ndarray, reach: float) -> np.ndarray:
+        return np.asarray(outputs.argmax(1) == targets)
+
+
+class Binary(Loss):
+    """Yes or no to each output: the binary cross-entropy of its sigmoid, log(1 + e^z) - y z."""
+
+    name = "binary"
+    misfit = "neither 0 nor 1"
+
+    def each(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        xp: Any = array_namespace(outputs)
+        zero = xp.zeros_like(outputs)
+        # With logaddexp PyTorch's slope is right at 0 too, where a linear model begins.
+        return xp.logaddexp(zero, outputs) - y * outputs, xp.exp(-xp.logaddexp(zero, -outputs)) - y
+
+    def random(self, count: int, outputs: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.integers(0, 2, (count, outputs)).astype(np.float32)
+
+    def fit(self, targets: np.ndarray) -> np.ndarray:
+        return np.asarray(((targets == 0) | (targets == 1)).all(1))
+
+    def predicted(self, outputs: np.ndarray) -> np.ndarray:
+        return np.asarray(np.exp(-np.logaddexp(0, -outputs)))
+
+    def right(self, outputs: np.ndarray, targets: np.ndarray, reach: float) -> np.ndarray:
+        return np.asarray(((outputs > 0) == (targets > 0)).all(1))
+
+    def score(self, tolerance: float | None) -> str:
+        return "with all labels right"
+
+
+class Numbers(Loss):
+    """The base of losses for regression."""
+
+    of_numbers = True
+    misfit = "no finite float32 numbers"
+
+    def random(self, count: int, outputs: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.standard_normal((count, outputs), np.float32)
+
+    def fit(self, targets: np.ndarray) -> np.ndarray:
+        return np.asarray(np.isfinite(targets).all(1))
+
+    def right(self, outputs: np.ndarray, targets: np.ndarray, reach: float) -> np.ndarray:
+        return np.asarray((np.abs(outputs - targets) <= reach).all(1))
+
+    def constant_right(self, targets: np.ndarray, reach: float) -> float:
+        """With several outputs the constant is sought output by output, and may not be the best."""
+        right = np.ones(targets.shape, bool)
+        for column in list(range(targets.shape[1])) * (1 if targets.shape[1] == 1 else _PASSES):
+            right[:, column] = True
+            values = np.sort(targets[right.all(1), column].astype(np.float64))
+            # The best window of two tolerances begins at a value.
+            held = np.searchsorted(values, values + 2 * reach, "right") - np.arange(len(values))
+            first = int(held.argmax())
+            middle = (values[first] + values[first + held[first] - 1]) / 2
+            right[:, column] = np.abs(targets[:, column] - middle) <= reach
+        return float(right.all(1).mean())
+
+    def score(self, tolerance: float | None) -> str:
+        return f"within {tolerance} of the target"
+
+
+class Squared(Numbers):
+    """The squared error, not halved."""
+
+    name = "squared"
+
+    def each(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        errors = outputs - y
+        return errors**2, 2 * errors
+
+
+class Huber(Numbers):
+    """Half the squared error up to 1, and the error less 1/2 above it (Huber, Robust Estimation of a Location
+    Parameter, 1964), so that no outlier's slope is above 1. Errors are in the unit of the scaled target."""
+
+    name = "huber"
+
+    def each(self, outputs: Array, y: Array) -> tuple[Array, Array]:
+        errors = outputs - y
+        slopes = array_namespace(outputs).clip(errors, -1, 1)
+        return slopes * (errors - slopes / 2), slopes
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """The logarithms of the softmax over the last axis of `[B, C]`."""
+    shifted = logits - logits.max(1, keepdims=True)
+    normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return normalized
+
+
+LOSSES: dict[str, Loss] = {each.name: each for each in (CrossEntropy(), Binary(), Squared(), Huber())}
+
+
+def find_loss(name: str) -> Loss:
+    """Raises ValueError for a name that is no loss."""
+    if name not in LOSSES:
+        raise ValueError(f"loss = {name!r}: must be one of {', '.join(LOSSES)}")
+    return LOSSES[name]

@@ -1,0 +1,201 @@
+"""A board's health, and how each of its fields is shown to people and to other programs.
+
+A new field is one entry of `Health` with its `Shown`. The table, the page, `/metrics`, Home Assistant and the advice
+follow from it. The board reads its value in `edge_client/fleet/health.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Any, Literal, get_args
+
+from msgspec import Meta
+
+from hushfleet.config.schema import Checked, Count, later
+from hushfleet.wire.format.fields import DeclineCode, Text
+from hushfleet.wire.format.topics import Name
+
+SlotState = Literal["none", "good", "trial", "returned"]
+ErrorCode = Literal["disk", "link", "graph", "data", "update", "other"]
+Freeze = Literal["", "unheard", "older"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem that a person may have to solve.
+
+    :param what: the problem, in metadata with `{}` for the value; `advice`: what to do about it.
+    :param urgent: the problem stays until somebody acts.
+    """
+
+    what: str
+    advice: str
+    urgent: bool = False
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a health field is shown.
+
+    :param text: words with `{}` for the value, or words by value; empty: not in the table and the page.
+    :param column: the column of the table that has the text.
+    :param metric: the name after `hushfleet_board_`, with its unit at the end; empty: no metric.
+    :param help: meaning of the metric.
+    :param per: units of the field in one unit of the metric; `flag`: the metric is 1 or 0.
+    :param limit: lowest value of a number, or of a flag as 0 or 1, that raises `alarm`.
+    :param alarm: for numbers and flags; `alarms`: by code.
+    :param shows_work: whether the value could show how long a board trains. With `limits.constant_time` it is None.
+    """
+
+    text: str | Mapping[Any, str] = ""
+    column: Literal["health", "release"] = "health"
+    metric: str = ""
+    help: str = ""
+    per: int = 1
+    flag: bool = False
+    limit: float | None = None
+    alarm: Problem | None = None
+    alarms: Mapping[str, Problem] = field(default_factory=dict)
+    shows_work: bool = False
+
+
+def _shown(default: Any = MISSING, **how: Any) -> Any:
+    """Declares a field with its `Shown`. One with a default came after the format was fixed (`schema.later`)."""
+    metadata = {"shown": Shown(**how)} | ({} if default is MISSING else {"default": default})
+    return field(default=default, metadata=metadata)
+
+
+_LOG = "The board's log has the cause: journalctl -u hushfleet-client."
+_FAILED = "had an error since its client started: {}"
+
+
+@dataclass(frozen=True)
+class Health(Checked):
+    """A retained message with a board's health. No field depends on the board's images (docs/privacy.md, "Health").
+
+    :param session: as in the board's `Birth`.
+    :param uptime_s: seconds since the client started.
+    :param disk_percent, memory_percent: used share, in steps of ten; None: not known, or not told.
+    :param temperature_c: the processor's, in steps of five.
+    :param throttled: whether the board slows its processor down, for heat or weak power.
+    :param last_decline, last_error: codes, never texts.
+    :param certificate_end: unix seconds; 0: no certificate.
+    :param slot: state of the release that was offered last: `returned` means that it was refused, or failed and was
+        undone; `none`: this board takes no releases.
+    :param platform: the board's Python, as manifests of releases name it: `cp313-aarch64`.
+    :param tried, attempt: the version and the `ReleaseOffer.attempt` that `slot` is about; empty before the first.
+    :param accelerator: what a trial on random numbers chose for the task; empty where there was nothing to choose.
+    :param freeze: what has been so for a week in which the client ran: `unheard`: no new word of the newest release has
+        come; `older`: the board runs an older release than the newest. Somebody may hold back what it should hear.
+    """
+
+    device: Name
+    session: Count
+    version: Text
+    uptime_s: Count = _shown(metric="uptime_seconds", help="of its client")
+    disk_percent: Annotated[int, Meta(ge=0, le=100)] | None = _shown(
+        text="disk {} %",
+        metric="disk_used_ratio",
+        help="in steps of a tenth",
+        per=100,
+        limit=90,
+        alarm=Problem("its disk is {} % full", "Free space on the board's card.", urgent=True),
+        shows_work=True,
+    )
+    memory_percent: Annotated[int, Meta(ge=0, le=100)] | None = _shown(
+        text="memory {} %", metric="memory_used_ratio", help="in steps of a tenth", per=100, shows_work=True
+    )
+    temperature_c: Annotated[int, Meta(ge=-100, le=200)] | None = _shown(
+        text="{} °C",
+        metric="temperature_celsius",
+        help="of its processor, in steps of five",
+        limit=80,
+        alarm=Problem("is at {} °C", "Cooling."),
+        shows_work=True,
+    )
+    throttled: bool | None = _shown(
+        text={True: "slowed down"},
+        metric="throttled",
+        flag=True,
+        help="1 where it is slowed down, for heat or weak power",
+        limit=1,
+        alarm=Problem("is slowed down, for heat or weak power", "A better power supply, or cooling."),
+        shows_work=True,
+    )
+    last_decline: DeclineCode | None
+    last_error: ErrorCode | None = _shown(
+        alarms=dict.fromkeys(get_args(ErrorCode), Problem(_FAILED, _LOG))
+        | {"disk": Problem(_FAILED, "Free space on the board's card, or change the card.")}
+    )
+    certificate_end: Count
+    slot: SlotState = _shown(
+        text={"trial": "on trial", "returned": "went back"},
+        column="release",
+        alarms={
+            "returned": Problem(
+                "has gone back to its former release", "Its log says why the new one failed", urgent=True
+            )
+        },
+    )
+    platform: Text = later("")
+    tried: Text = later("")
+    attempt: Count = later(0)
+    accelerator: Literal["", "cpu", "cuda"] = _shown(
+        "", text={"cuda": "trains on the GPU", "cpu": "trains on the processor"}
+    )
+    freeze: Freeze = _shown(
+        "",
+        text={"unheard": "hears of no newer one", "older": "not the newest"},
+        column="release",
+        metric="frozen",
+        flag=True,
+        help="1 where it hears of no newer release, or gets none, for a week",
+        alarms={
+            "unheard": Problem(
+                "has not been told the newest release for a week",
+                "Is its broker the fleet's? Look at the board's log.",
+                urgent=True,
+            ),
+            "older": Problem(
+                "has run an older release than the newest for a week",
+                "hushfleet fleet rollout DIR says why; if it was offered, somebody holds the offer back.",
+                urgent=True,
+            ),
+        },
+    )
+
+
+SHOWN: Mapping[str, Shown] = {each.name: each.metadata["shown"] for each in fields(Health) if "shown" in each.metadata}
+"""How each field is shown, by its name."""
+
+
+def described(health: Health, column: str) -> Iterator[str]:
+    """Yields the texts of a column of the table; fields that are not known have none."""
+    for name, shown in SHOWN.items():
+        value = getattr(health, name)
+        if shown.column == column and value is not None:
+            text = shown.text.format(value) if isinstance(shown.text, str) else shown.text.get(value, "")
+            if text:
+                yield text
+
+
+def alarms(health: Health) -> Iterator[Problem]:
+    """Yields what a person has to see to."""
+    for name, shown in SHOWN.items():
+        value = getattr(health, name)
+        raised = shown.alarms.get(value)
+        if shown.limit is not None and value is not None and value >= shown.limit:
+            raised = shown.alarm
+        if raised is not None:
+            yield Problem(raised.what.format(value), raised.advice, raised.urgent)
+
+
+def metric_value(health: Health, name: str) -> float | None:
+    """Gives the value of a field's metric: a number in the metric's unit, 1 or 0 for a text. None: not known."""
+    value, per = getattr(health, name), SHOWN[name].per
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return float(bool(value))
+    return value if per == 1 else value / per
