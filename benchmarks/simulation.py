@@ -40,7 +40,7 @@ from hushfleet.data.sets import load
 from hushfleet.models import get_model
 from hushfleet.simulator.fleet import make_fleet
 
-FAMILIES = ("ours", "lean", "plain", "pfl", "flower")
+FAMILIES = ("ours", "plain", "pfl", "flower")
 PEERS = ("pfl", "flower")
 """The other frameworks."""
 RUNTIMES = ("onnx", "native", "torch", "vmap")
@@ -84,12 +84,11 @@ def frameworks_of(options: argparse.Namespace, job: Job, data_dir: Path) -> list
             python = next((str(path) for path in (root / ".venv" / "bin").glob("python")), python)
         found.append(Framework(label, family, command, python, root))
 
-    for family in ("ours", "lean", BEFORE):
+    for family in ("ours", BEFORE):
         for runtime in options.runtimes if family != BEFORE or options.before else ():
             # On a GPU as well: one process trains there, and those of the other cores noise and encode.
-            run_folder, lean = job.folder / f"{family}-{runtime}", ("lean",) * (family == "lean")
-            label = f"ours --lean, {runtime}" if lean else f"{family}, {runtime}"
-            add(f"{label}, {_counted(cores())}", family, "ours", runtime, cores(), run_folder, data_dir, *lean)
+            run_folder, label = job.folder / f"{family}-{runtime}", f"{family}, {runtime}, {_counted(cores())}"
+            add(label, family, "ours", runtime, cores(), run_folder, data_dir)
     for count in counts:
         add(f"plain loop, {_counted(count)}", "plain", "plain_loop", count)
         launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")

@@ -22,14 +22,12 @@ class Work:
     :param total: how many parts it has; None where that is not known.
     :param done: parts that are finished, also by an earlier process.
     :param alike: whether each part takes about as long; if not, no time is said.
-    :param ends_at: when it will end, by the monotonic clock, where whoever does it has measured that otherwise.
     """
 
     what: str
     total: int | None = None
     done: int = 0
     alike: bool = True
-    ends_at: float | None = None
     began: float = field(default_factory=time.monotonic)
     _warm: tuple[float, int] | None = None
 
@@ -49,8 +47,6 @@ class Work:
     def left_s(self) -> float | None:
         """Seconds that are left, by the parts after the first, which warms up; None until there are two of them."""
         now = time.monotonic()
-        if self.ends_at is not None:
-            return max(0.0, self.ends_at - now)
         if self.total is None or not self.alike or self._warm is None or self.done - self._warm[1] < 2:
             return None
         since, before = self._warm

@@ -1,4 +1,4 @@
-"""What the trained models say of the common test set: confusion matrices, and some images to look at.
+"""Asks the trained models for the common test set: confusion matrices, and some images to look at.
 
 All of it is the simulation's own data. In the field images, labels and answers stay with their owners.
 """
@@ -33,7 +33,7 @@ def confusion(labels: np.ndarray, said: np.ndarray, classes: int) -> np.ndarray:
 def with_answers(
     result: Result, simulation: Simulation, workers: WorkerPool, alone: Sequence[Alone], *, runtime: str
 ) -> Result:
-    """The result with what its models say; of the first devices that took part. As it is without classes to name."""
+    """Adds the predictions of the models of the first devices that took part. Without classes it changes nothing."""
     if not simulation.prepared.spec.model.targets.are_classes:
         return result
     test = simulation.fleet.common_test
@@ -54,7 +54,7 @@ def with_answers(
 
 
 def _ask(job: AfterRound) -> np.ndarray | None:
-    """What the device's own model says, None where it has none; without a device's name, what the global one says."""
+    """Gives the own model's predictions, None where there is none; without a device's name, the global model's."""
     run = job.run
     if job.device:
         with store_of(run.folder.device(job.device), job.device) as store:
@@ -90,7 +90,7 @@ def _examples(
 
 
 def _png(image: np.ndarray) -> str:
-    """Of uint8 `[C, H, W]`, as base64."""
+    """Codes an image uint8 `[C, H, W]` as a PNG in base64."""
     file = io.BytesIO()
     pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
     Image.fromarray(np.ascontiguousarray(pixels), _MODES[len(image)]).save(file, "PNG", optimize=True)

@@ -1,4 +1,4 @@
-"""What `import hushfleet as hf` offers a script or a notebook: the commands' own code, as functions.
+"""The functions of `import hushfleet as hf`, for scripts and notebooks: the commands' own code.
 
 import hushfleet as hf
 
@@ -49,7 +49,7 @@ _preparing = threading.Lock()
 
 
 def task(source: TaskSource, changes: Mapping[str, Any] | None = None) -> Task:
-    """A task: of a file, of the same sections as a dict, or another one.
+    """Reads a task: from a file, from a dict with the same sections, or from another task.
 
     Example: `hf.task("tasks/digits-hush.toml", {"privacy.epsilon": 2})`
 
@@ -74,7 +74,7 @@ def simulate(
     quiet: bool = False,
     **options: Any,
 ) -> Run:
-    """Runs a fleet on this machine, as `hushfleet simulate` does, and gives what came of it.
+    """Runs a fleet on this machine, as `hushfleet simulate` does, and gives the run.
 
     Example: `hf.simulate(task, {"data.devices": 10}, model=Net, data=(x, y))` with a `torch.nn.Module` and arrays
 
@@ -129,7 +129,7 @@ def _run_options(options: Mapping[str, Any]) -> RunOptions:
 
 
 def events(source: TaskSource, *, out: Path | str, **options: Any) -> Iterator[dict[str, Any]]:
-    """As `simulate`, and gives the events while they come: for plots that move. The run is then `open_run(out)`.
+    """Simulates as `simulate` does, and gives the events while they come. The run is then `open_run(out)`.
 
     Leaving the loop ends the run as Ctrl-C does: `resume=True` goes on with it.
 
@@ -174,7 +174,7 @@ def _interrupt(thread: threading.Thread) -> None:
 
 
 def _named(section: str, given: Any) -> dict[str, str]:
-    """What a task says of a model or a method that is given as an argument."""
+    """Gives the task key for a model or a method that is given as an argument."""
     if given is None:
         return {}
     if isinstance(given, Published):
@@ -201,6 +201,6 @@ def _toml(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Without NumPy's types, and lists in the place of tuples."""
+    """Converts NumPy's types to Python's, and tuples to lists."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -119,7 +119,7 @@ class FleetMix:
         return cls(tuple(kinds.values()), tuple(numbers[names[device % len(names)]] for device in range(devices)))
 
     def to_plain(self) -> dict[str, Any]:
-        """For a run folder: JSON without the file that it came from."""
+        """Gives plain values for the run folder."""
         return asdict(self)
 
     @classmethod
@@ -169,7 +169,7 @@ class _MixFile(Checked):
 
 
 def read_boards(text: str, *, devices: int | None = None, seed: int = 0) -> FleetMix:
-    """What `--boards` says: names, or the file of a mix (which ends in `.toml`). Raises `BadInput`.
+    """Reads `--boards`: names, or the file of a mix (which ends in `.toml`). Raises `BadInput`.
 
     :param devices: how many there are; None for what the counts of the file come to.
     :param seed: shuffles the devices of a mix, so that no kind of board comes first.

@@ -86,7 +86,7 @@ class Fleet:
 
 
 def device_names(count: int) -> list[str]:
-    """Of a simulated fleet of so many devices, all of one length."""
+    """Names the devices of a simulated fleet; all names have one length."""
     digits = len(str(count - 1))
     return [f"device-{index:0{digits}d}" for index in range(count)]
 
@@ -183,7 +183,7 @@ def _check_testable(mix: np.ndarray, dataset: DataSet) -> None:
 
 
 def _like_own(shares: np.ndarray, test: Samples, *, seed: int, index: int) -> np.ndarray:
-    """As many common test images as the scarcest class allows, in the shares that the device's samples are drawn by.
+    """Draws common test images in the shares of the device's samples, as many as the scarcest class allows.
 
     :param shares: float64 `[classes]`, as `Division.mixes` has them: the labels of a few images are no yardstick.
     """

@@ -110,7 +110,7 @@ def read_metrics(simulation: Simulation, device: str) -> Metrics:
 
 
 def _own_heads(metrics: dict[str, Metrics], names: Sequence[str], last: int) -> list[OwnHead | None]:
-    """What each device chose; empty where the model leaves no choice."""
+    """Gives the head that each device chose; empty where the model leaves no choice."""
     chosen = [metrics[name].get(last, {}).get("own_head") for name in names]
     return [each and OwnHead.model_validate(each) for each in chosen] if any(chosen) else []
 

@@ -96,7 +96,7 @@ class RunFolder:
         return DeviceFolder(self.path / "devices" / name)
 
     def of_seed(self, seed: int) -> RunFolder:
-        """Where the same run with another seed lies."""
+        """Gives the folder of the same run with another seed."""
         return RunFolder(self.path / "seeds" / str(seed))
 
 

@@ -79,7 +79,7 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What happened, oldest first; docs/result.md has the kinds."""
+        """The events, oldest first; docs/result.md has the kinds."""
         return EventTail(self._files.events).read()
 
     @property

@@ -1,4 +1,4 @@
-"""What happens when to a simulated fleet: the task's scenario, with names drawn and times laid out.
+"""The schedule of a simulated fleet: the task's scenario, with names drawn and times laid out.
 
 A `Schedule` holds windows: from then to then a target is down, or cut off. Those of a round count from its opening,
 which nobody knows beforehand, and a night returns for ever. So there is no list of actions in advance: `Playback` gives
@@ -226,7 +226,7 @@ class Playback:
 
     @property
     def unplayed(self) -> tuple[Window, ...]:
-        """Of what is not left out: windows that have not begun, and late devices that have not come."""
+        """Windows that have not begun and late devices that have not come, without those left out."""
         return tuple(self._unplayed.values())
 
     def round_opened(self, round: int, now_s: float) -> None:
@@ -235,7 +235,7 @@ class Playback:
             self._add(_edges(window, number, now_s))
 
     def due(self, now_s: float) -> list[Action]:
-        """What has to be done by now and was not given before, in order of time.
+        """Gives the actions that are due by now and were not given before, in order of time.
 
         A target that is down for another reason, too, is neither killed nor started. So each device's `kill` or
         `stop` and `start` alternate, as do its `cut` and `mend`.

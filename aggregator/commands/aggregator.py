@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hushfleet.aggregator.commands.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
+    from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.wire.link.interface import Link, Will
 
 INTERRUPTED = 130
@@ -23,152 +26,171 @@ DeviceName = StrEnum("DeviceName", ["auto", "cpu", "cuda"])
 EnrolmentMode = StrEnum("EnrolmentMode", ["closed", "open"])
 
 
-def register(app: typer.Typer) -> None:
-    @app.command("aggregator")
-    def aggregator(
-        context: typer.Context,
-        task_file: Annotated[Path | None, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")] = None,
-        broker: Annotated[str | None, typer.Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")] = None,
-        fleet: Annotated[Path | None, typer.Option(metavar="DIR", help="A fleet's folder, which has task, broker, certificates, key and devices; goes on with its run, if there is one.")] = None,
-        federation: Annotated[str, typer.Option(help="As in the devices' files.")] = "default",
-        devices: Annotated[Path | None, typer.Option(metavar="FILE|RUN", help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None,
-        roster: Annotated[Path | None, typer.Option(help="Of secure sums: who may be in them, as `hushfleet fleet roster sign` wrote it. Default: all accepted devices.", **_FILE)] = None,
-        enrolment: Annotated[EnrolmentMode, typer.Option(help="`open`: whoever reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed,
-        device: Annotated[DeviceName, typer.Option(help="Where sums are held; auto is cuda where torch sees one. The result has the same bits on either.")] = DeviceName.auto,
-        out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/TASK-TIME.")] = None,
-        resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
-        data_dir: Annotated[Path | None, typer.Option(help="Where the test set's files are.")] = None,
-        settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key.")] = None,
-        identity: Annotated[Path | None, typer.Option(help="This aggregator's key, which devices pin; default: one for each federation in the user's configuration folder.")] = None,
-        run_id: Annotated[str | None, typer.Option(help="Last part of the task's id; default: random.")] = None,
-        ca_file: Annotated[Path | None, typer.Option(help="CA that signed the broker's certificate.", **_FILE)] = None,
-        cert_file: Annotated[Path | None, typer.Option(help="This aggregator's certificate.", **_FILE)] = None,
-        key_file: Annotated[Path | None, typer.Option(help="Its key.", **_FILE)] = None,
-        username: Annotated[str | None, typer.Option(help="For the broker.")] = None,
-        password_file: Annotated[Path | None, typer.Option(help="A file with the password.", **_FILE)] = None,
-    ) -> None:  # fmt: skip
-        """Run a task with the devices behind a broker. Safe to kill at any time; `--resume` goes on.
+@dataclass(frozen=True, kw_only=True)
+class AggregatorOptions:
+    """A run in the field: its broker, its devices and its files."""
 
-        Examples:
+    # fmt: off
+    broker: Annotated[str | None, Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")] = None
+    fleet: Annotated[Path | None, Option(metavar="DIR", help="A fleet's folder, which has task, broker, certificates, key and devices; goes on with its run, if there is one.")] = None
+    federation: Annotated[str, Option(help="As in the devices' files.")] = "default"
+    devices: Annotated[Path | None, Option(metavar="FILE|RUN", help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None
+    roster: Annotated[Path | None, Option(help="Of secure sums: who may be in them, as `hushfleet fleet roster sign` wrote it. Default: all accepted devices.", **_FILE)] = None
+    enrolment: Annotated[EnrolmentMode, Option(help="`open`: whoever reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed
+    device: Annotated[DeviceName, Option(help="Where sums are held; auto is cuda where torch sees one. The result has the same bits on either.")] = DeviceName.auto
+    out: Annotated[Path | None, Option(help="Run folder; default: runs/TASK-TIME.")] = None
+    resume: Annotated[bool, Option("--resume", help="Go on with the run in --out, if there is one.")] = False
+    data_dir: Annotated[Path | None, Option(help="Where the test set's files are.")] = None
+    settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override any key.")] = None
+    identity: Annotated[Path | None, Option(help="This aggregator's key, which devices pin; default: one for each federation in the user's configuration folder.")] = None
+    run_id: Annotated[str | None, Option(help="Last part of the task's id; default: random.")] = None
+    ca_file: Annotated[Path | None, Option(help="CA that signed the broker's certificate.", **_FILE)] = None
+    cert_file: Annotated[Path | None, Option(help="This aggregator's certificate.", **_FILE)] = None
+    key_file: Annotated[Path | None, Option(help="Its key.", **_FILE)] = None
+    username: Annotated[str | None, Option(help="For the broker.")] = None
+    password_file: Annotated[Path | None, Option(help="A file with the password.", **_FILE)] = None
+    # fmt: on
 
-        `hushfleet aggregator tasks/digits-fedglp-adp.toml --broker mqtt://localhost:1883 --enrolment open`
-
-        `hushfleet aggregator task.toml --broker mqtts://broker:8883 --ca-file ca.pem --devices devices.toml --out runs/a --resume`
-
-        `hushfleet aggregator --fleet greenhouse`
-        """
-        from rich.console import Console
-        from rich.markup import escape
-
-        from hushfleet.aggregator.commands.field_run import (
-            enrolment_of,
-            nobody_is_known,
-            prepared_under_its_id,
-            resume_command,
-            run_rounds,
-            sum_facts_of,
-            torch_device,
-            write_results,
+    def of(self, fleet: FleetFolder) -> AggregatorOptions:
+        """The same for a fleet, whose folder has the broker, the certificates, the key and the run."""
+        return replace(
+            self,
+            broker=fleet.local_broker,
+            federation=fleet.config.federation,
+            out=fleet.run,
+            resume=True,
+            identity=fleet.aggregator / "identity.key",
+            ca_file=fleet.ca / "ca.pem",
+            cert_file=fleet.aggregator / "cert.pem",
+            key_file=fleet.aggregator / "cert.key",
         )
-        from hushfleet.aggregator.config.task import load_task
-        from hushfleet.aggregator.devices.charge_book import ChargeBook
-        from hushfleet.aggregator.devices.devices_file import read_devices
-        from hushfleet.aggregator.devices.register import FILES, DeviceRegister
-        from hushfleet.aggregator.devices.roster_file import RosterFile
-        from hushfleet.aggregator.fleet.folder import FleetFolder
-        from hushfleet.aggregator.fleet.spending import Spending
-        from hushfleet.aggregator.observe.progress import shown
-        from hushfleet.aggregator.planning.advice import worth_it
-        from hushfleet.aggregator.results.server_sees import server_sees
-        from hushfleet.aggregator.rounds.engine import RoundEngine
-        from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
-        from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
-        from hushfleet.privacy.terms import AS_PUBLISHED
-        from hushfleet.user_files import checked_folder, refuse_others
-        from hushfleet.wire.format.topics import check_name
-        from hushfleet.wire.link.address import BrokerAddress
-        from hushfleet.wire.link.mqtt import MqttLink
 
-        of_fleet = None if fleet is None else FleetFolder(fleet)
+
+def register(app: typer.Typer) -> None:
+    app.command("aggregator")(_aggregator)
+
+
+@with_options
+def _aggregator(
+    context: typer.Context,
+    options: AggregatorOptions,
+    task_file: Annotated[Path | None, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")] = None,
+) -> None:
+    """Run a task with the devices behind a broker. Safe to kill at any time; `--resume` goes on.
+
+    Examples:
+
+    `hushfleet aggregator tasks/digits-fedglp-adp.toml --broker mqtt://localhost:1883 --enrolment open`
+
+    `hushfleet aggregator task.toml --broker mqtts://broker:8883 --ca-file ca.pem --devices devices.toml --out runs/a --resume`
+
+    `hushfleet aggregator --fleet greenhouse`
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from hushfleet.aggregator.commands.field_run import (
+        enrolment_of,
+        nobody_is_known,
+        prepared_under_its_id,
+        resume_command,
+        run_rounds,
+        sum_facts_of,
+        torch_device,
+        write_results,
+    )
+    from hushfleet.aggregator.config.task import load_task
+    from hushfleet.aggregator.devices.charge_book import ChargeBook
+    from hushfleet.aggregator.devices.devices_file import read_devices
+    from hushfleet.aggregator.devices.register import FILES, DeviceRegister
+    from hushfleet.aggregator.devices.roster_file import RosterFile
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.spending import Spending
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.planning.advice import worth_it
+    from hushfleet.aggregator.results.server_sees import server_sees
+    from hushfleet.aggregator.rounds.engine import RoundEngine
+    from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
+    from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
+    from hushfleet.privacy.terms import AS_PUBLISHED
+    from hushfleet.user_files import checked_folder, refuse_others
+    from hushfleet.wire.format.topics import check_name
+    from hushfleet.wire.link.address import BrokerAddress
+    from hushfleet.wire.link.mqtt import MqttLink
+
+    of_fleet = None if options.fleet is None else FleetFolder(options.fleet)
+    if of_fleet is not None:
+        for name in ("task_file", "broker", *_OF_A_FLEET):
+            if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
+                word = "TASK.toml" if name == "task_file" else f"--{name.replace('_', '-')}"
+                raise BadInput(f"--fleet DIR says that itself: leave {word} away")
+        task_file, options = of_fleet.task, options.of(of_fleet)
+    if task_file is None or options.broker is None:
+        raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
+    task = load_task(task_file, tuple(options.settings or ()))
+    if options.roster is not None and task.privacy.accounting != "secure":
+        raise BadInput(f"--roster belongs to secure sums, and the task's accounting is {task.privacy.accounting!r}")
+    folder = checked_folder(options.out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    check_name(options.federation, "the federation's name")
+    address = BrokerAddress.parse(
+        options.broker, username=options.username, password_file=options.password_file,
+        ca_file=options.ca_file, cert_file=options.cert_file, key_file=options.key_file,
+    )  # fmt: skip
+    if of_fleet is None and not (options.resume and AggregatorStore.exists(folder)):
+        refuse_used(folder)
+        refuse_others(folder, FILES)  # which `hushfleet devices add` makes, also before the first start
+    console = Console()
+    closed = options.enrolment is EnrolmentMode.closed
+    listed = [] if options.devices is None else read_devices(options.devices)
+    if of_fleet is None and closed and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder)):
+        raise nobody_is_known(folder)
+    with AggregatorStore(folder) as store, DeviceRegister(of_fleet.aggregator if of_fleet else folder) as known:
+        policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
+        with shown(console):
+            prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)
+        if task.privacy.accounting == "as-published":
+            console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)
+        model = prepared.spec.model
+        advice = worth_it(task, classes=len(model.class_names), shape=model.image_shape)
+        if advice is not None and advice.warning is not None:
+            console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
+        engine = RoundEngine(store, prepared, device=torch_device(options.device.value))
+        if of_fleet is None and closed and policy.count < engine.min_devices:  # `fleet up` says so of a fleet
+            few = f"a round opens with {engine.min_devices} devices, and {policy.count} may take part"
+            more = f"it waits until you add more (hushfleet devices add {folder} ID --key KEY)"
+            console.print(f"[yellow]note:[/] {escape(f'{few}: {more}')}", highlight=False, soft_wrap=True)
+        key_path = options.identity or default_path(options.federation)
+        key = load_or_create(key_path)
+        epoch = next_epoch(key_path)
+
+        def connect(will: Will) -> Link:
+            return MqttLink(address, client_id=key.client_id(f"aggregator-{options.federation}"), will=will)
+
+        listed_in = of_fleet.roster if of_fleet else options.roster
+        roster_file = None if listed_in is None else RosterFile(listed_in)
+        facts, secure = sum_facts_of(store, of_fleet, roster_file), engine.spec.privacy.secure
+        if secure is not None:
+            said = server_sees(facts, min_devices=secure.min_devices)
+            console.print(escape(said), highlight=False, soft_wrap=True)
+        finished = run_rounds(
+            engine,
+            connect,
+            key,
+            policy,
+            roster=roster_file,
+            charges=ChargeBook(known, engine) if of_fleet else None,
+            epoch=epoch,
+            federation=options.federation,
+            console=console,
+        )
+        if finished:
+            limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
+            lifetimes = Spending(limits).lifetimes(known) if of_fleet else None
+            write_results(store, prepared, console, sums=facts, federation=options.federation, lifetimes=lifetimes)
+    if not finished:
         if of_fleet is not None:
-            for name in ("task_file", "broker", *_OF_A_FLEET):
-                if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
-                    word = "TASK.toml" if name == "task_file" else f"--{name.replace('_', '-')}"
-                    raise BadInput(f"--fleet DIR says that itself: leave {word} away")
-            task_file, broker, federation = of_fleet.task, of_fleet.local_broker, of_fleet.config.federation
-            out, resume, identity = of_fleet.run, True, of_fleet.aggregator / "identity.key"
-            ca_file = of_fleet.ca / "ca.pem"
-            cert_file, key_file = of_fleet.aggregator / "cert.pem", of_fleet.aggregator / "cert.key"
-        if task_file is None or broker is None:
-            raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
-        task = load_task(task_file, tuple(settings or ()))
-        if roster is not None and task.privacy.accounting != "secure":
-            raise BadInput(f"--roster belongs to secure sums, and the task's accounting is {task.privacy.accounting!r}")
-        folder = checked_folder(out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        check_name(federation, "the federation's name")
-        address = BrokerAddress.parse(
-            broker, username=username, password_file=password_file,
-            ca_file=ca_file, cert_file=cert_file, key_file=key_file,
-        )  # fmt: skip
-        if of_fleet is None and not (resume and AggregatorStore.exists(folder)):
-            refuse_used(folder)
-            refuse_others(folder, FILES)  # which `hushfleet devices add` makes, also before the first start
-        console = Console()
-        closed = enrolment is EnrolmentMode.closed
-        listed = [] if devices is None else read_devices(devices)
-        if (
-            of_fleet is None
-            and closed
-            and not (listed or AggregatorStore.exists(folder) or DeviceRegister.exists(folder))
-        ):
-            raise nobody_is_known(folder)
-        with AggregatorStore(folder) as store, DeviceRegister(of_fleet.aggregator if of_fleet else folder) as known:
-            policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
-            with shown(console):
-                prepared = prepared_under_its_id(task, store, data_dir=data_dir, run_id=run_id)
-            if task.privacy.accounting == "as-published":
-                console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)
-            model = prepared.spec.model
-            advice = worth_it(task, classes=len(model.class_names), shape=model.image_shape)
-            if advice is not None and advice.warning is not None:
-                console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
-            engine = RoundEngine(store, prepared, device=torch_device(device.value))
-            if of_fleet is None and closed and policy.count < engine.min_devices:  # `fleet up` says so of a fleet
-                few = f"a round opens with {engine.min_devices} devices, and {policy.count} may take part"
-                more = f"it waits until you add more (hushfleet devices add {folder} ID --key KEY)"
-                console.print(f"[yellow]note:[/] {escape(f'{few}: {more}')}", highlight=False, soft_wrap=True)
-            key_path = identity or default_path(federation)
-            key = load_or_create(key_path)
-            epoch = next_epoch(key_path)
-
-            def connect(will: Will) -> Link:
-                return MqttLink(address, client_id=key.client_id(f"aggregator-{federation}"), will=will)
-
-            listed_in = of_fleet.roster if of_fleet else roster
-            roster_file = None if listed_in is None else RosterFile(listed_in)
-            facts, secure = sum_facts_of(store, of_fleet, roster_file), engine.spec.privacy.secure
-            if secure is not None:
-                said = server_sees(facts, min_devices=secure.min_devices)
-                console.print(escape(said), highlight=False, soft_wrap=True)
-            finished = run_rounds(
-                engine,
-                connect,
-                key,
-                policy,
-                roster=roster_file,
-                charges=ChargeBook(known, engine) if of_fleet else None,
-                epoch=epoch,
-                federation=federation,
-                console=console,
-            )
-            if finished:
-                limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
-                lifetimes = Spending(limits).lifetimes(known) if of_fleet else None
-                write_results(store, prepared, console, sums=facts, federation=federation, lifetimes=lifetimes)
-        if not finished:
-            if of_fleet is not None:
-                words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {of_fleet.path}"
-            else:
-                words = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
-            console.print(f"\n{words}", highlight=False, soft_wrap=True)
-            raise typer.Exit(INTERRUPTED)
+            words = f"[bold]stopped[/]; the run goes on when the fleet does: hushfleet fleet up {of_fleet.path}"
+        else:
+            words = f"[bold]interrupted[/]; nothing is lost. Go on with:\n  {resume_command(context, folder)}"
+        console.print(f"\n{words}", highlight=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED)

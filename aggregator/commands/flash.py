@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hushfleet.aggregator.commands.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
@@ -22,25 +23,35 @@ if TYPE_CHECKING:
 DAY_S = 86400.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class FlashOptions:
+    """Which cards are written, and what goes onto them."""
+
+    # fmt: off
+    fleet: Annotated[Path, Option(metavar="DIR", help="The fleet's folder.")]
+    image: Annotated[Path | None, Option(metavar="IMAGE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None
+    boot: Annotated[Path | None, Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None
+    out: Annotated[Path | None, Option(metavar="FOLDER", help="Where the images go; with --image.")] = None
+    count: Annotated[int | None, Option(min=1, help="So many cards, for boards that have none yet. Default: for all of them.")] = None
+    device: Annotated[list[str] | None, Option(metavar="ID", help="For this board; may be given again.")] = None
+    writer: Annotated[str | None, Option(help="cloud-init or firstrun. Default: found from the image.")] = None
+    python: Annotated[str | None, Option(metavar="3.X", help="The Python of the system. Default: found from the image.")] = None
+    images: Annotated[Path | None, Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None
+    ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Who has this key may log in. Default: nobody.")] = None
+    ssh_user: Annotated[str, Option(help="The user with that key.")] = "hushfleet-admin"
+    wheels: Annotated[Path | None, Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None
+    force: Annotated[bool, Option("--force", help="Also for boards that have a card; its token then holds no longer.")] = False
+    # fmt: on
+
+
 def register(app: typer.Typer) -> None:
     app.command("flash")(_flash)
 
 
+@with_options
 def _flash(
-    fleet: Annotated[Path, typer.Option(metavar="DIR", help="The fleet's folder.")],
-    image: Annotated[Path | None, typer.Option(metavar="IMAGE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None,
-    boot: Annotated[Path | None, typer.Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the images go; with --image.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="So many cards, for boards that have none yet. Default: for all of them.")] = None,
-    device: Annotated[list[str] | None, typer.Option(metavar="ID", help="For this board; may be given again.")] = None,
-    writer: Annotated[str | None, typer.Option(help="cloud-init or firstrun. Default: found from the image.")] = None,
-    python: Annotated[str | None, typer.Option(metavar="3.X", help="The Python of the system. Default: found from the image.")] = None,
-    images: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None,
-    ssh_key: Annotated[Path | None, typer.Option(metavar="KEY.pub", help="Who has this key may log in. Default: nobody.")] = None,
-    ssh_user: Annotated[str, typer.Option(help="The user with that key.")] = "hushfleet-admin",
-    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also for boards that have a card; its token then holds no longer.")] = False,
-) -> None:  # fmt: skip
+    options: FlashOptions,
+) -> None:
     """Write cards: the software, the configuration and a one-time token of each board, on its boot partition.
 
     No root is needed, and no device is ever written to: write the finished images with rpi-imager or dd, or name the
@@ -71,40 +82,46 @@ def _flash(
     from hushfleet.firmware_profiles.cards.writers import choose_writer, named_writer
     from hushfleet.user_files import checked_folder
 
-    if (image is None) == (boot is None):
+    image = options.image
+    if (image is None) == (options.boot is None):
         raise BadInput("name the stock image (--image IMAGE --out FOLDER) or a mounted boot partition (--boot MOUNT)")
-    if (image is None) != (out is None):
+    if (image is None) != (options.out is None):
         raise BadInput("--image and --out FOLDER go together: the boards' images go there, IMAGE itself is not changed")
-    if boot is not None and len(device or ()) != 1:
+    if options.boot is not None and len(options.device or ()) != 1:
         raise BadInput("a mounted boot partition is one card: name its board with one --device ID")
-    if python is not None:
-        require_python(python)  # before an image is unpacked
-    named = None if writer is None else named_writer(writer)
-    if out is not None:
-        checked_folder(out)
-    ssh_keys = [] if ssh_key is None else [read_ssh_key(ssh_key)]
-    with opened(fleet) as (folder, registry), contextlib.ExitStack() as temporary:
-        boards = choose_boards(registry, devices=device or (), count=count, again=force, now=time.time())
+    if options.python is not None:
+        require_python(options.python)  # before an image is unpacked
+    named = None if options.writer is None else named_writer(options.writer)
+    if options.out is not None:
+        checked_folder(options.out)
+    ssh_keys = [] if options.ssh_key is None else [read_ssh_key(options.ssh_key)]
+    with opened(options.fleet) as (folder, registry), contextlib.ExitStack() as temporary:
+        boards = choose_boards(
+            registry, devices=options.device or (), count=options.count, again=options.force, now=time.time()
+        )
         partition: BootPartition
-        if image is not None and out is not None:
-            image = temporary.enter_context(_unpacked(image, out))
+        if image is not None and options.out is not None:
+            image = temporary.enter_context(_unpacked(image, options.out))
             partition, system = ImageBoot(image), read_system(image)
         else:
-            partition, system = MountedBoot(boot or Path()), System()
+            partition, system = MountedBoot(options.boot or Path()), System()
         how = named or choose_writer(partition, system)
-        target = choose_target(boards, how, system, python=python)
-        cards = [card_of(folder, row, target=target, images=images, user=ssh_user, ssh_keys=ssh_keys) for row in boards]
+        target = choose_target(boards, how, system, python=options.python)
+        cards = [
+            card_of(folder, row, target=target, images=options.images, user=options.ssh_user, ssh_keys=ssh_keys)
+            for row in boards
+        ]
         # what is wrong on the partition is said before a release is built
         kept = [name for name in how.files(cards[0], partition) if original(partition, name) is not None]
         with shown(Console()):
-            release = release_of(folder, registry, [target], wheels=wheels)
+            release = release_of(folder, registry, [target], wheels=options.wheels)
         cards = [replace(card, release=folder.releases / release.file) for card in cards]
         written: list[str] = []
-        for card, place in _copies(cards, image, out) if image and out else [(cards[0], partition)]:
+        for card, place in _copies(cards, image, options.out) if image and options.out else [(cards[0], partition)]:
             written = write_card(place, card, how)
             expires = time.time() + folder.config.enrolment.token_days * DAY_S
             registry.add_token(card.device, card.token.encode(), expires=expires)
-    _tell(cards, how, target, release, written, kept, boot=boot, out=out, expires=expires)
+    _tell(cards, how, target, release, written, kept, boot=options.boot, out=options.out, expires=expires)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -28,18 +28,16 @@ class Option:
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives typer the fields of a command's dataclasses as options, and the command the dataclasses."""
     hints, groups = get_type_hints(command, include_extras=True), dict[str, Any]()
-
-    def parameters() -> Iterator[inspect.Parameter]:
-        for name, parameter in inspect.signature(command).parameters.items():
-            if is_dataclass(kind := hints[name]):
-                groups[name], types = kind, get_type_hints(kind, include_extras=True)
-                for field in fields(kind):
-                    default = inspect.Parameter.empty if field.default is MISSING else field.default
-                    yield _parameter(field.name, types[field.name], default)
-            else:
-                yield _parameter(name, kind, parameter.default)
-
-    shown = list(parameters())
+    shown, options = list[inspect.Parameter](), list[inspect.Parameter]()
+    for name, parameter in inspect.signature(command).parameters.items():
+        if is_dataclass(kind := hints[name]):
+            groups[name], types = kind, get_type_hints(kind, include_extras=True)
+            for field in fields(kind):
+                default = inspect.Parameter.empty if field.default is MISSING else field.default
+                options.append(_parameter(field.name, types[field.name], default))
+        else:
+            shown.append(_parameter(name, kind, parameter.default))
+    shown += options
 
     @functools.wraps(command)
     def expanded(**given: Any) -> None:

@@ -8,11 +8,13 @@ two guesses: whether a unit was in or nothing (add or remove), and which of two 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 import typer
 
+from hushfleet.aggregator.commands.options import Option, with_options
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.terms import TRUST, Accountant, Accounting, Unit
 
@@ -39,118 +41,144 @@ the papers do, with Rényi's bound, which is larger.
 """
 
 
-def register(app: typer.Typer) -> None:
-    @app.command(help=HELP)
-    def privacy(
-        rounds: Annotated[int, typer.Option(help="Rounds; with --unit record, batches over the whole task.")],
-        delta: Annotated[float, typer.Option(help="Probability with which the promise may fail.")],
-        noise_multiplier: Annotated[float | None, typer.Option(help="Noise of the sum of --noise-split devices, over the clip norm.")] = None,
-        target: Annotated[float | None, typer.Option("--epsilon", help="Find the noise multiplier that gives this epsilon to the released models.")] = None,
-        sample_rate: Annotated[float, typer.Option(help="Probability that a unit takes part in a round (Poisson).")] = 1.0,
-        noise_split: Annotated[int, typer.Option(help="Devices that divide the noise: each adds 1/sqrt(N) of it. 1 is local privacy.")] = 1,
-        participants: Annotated[int | None, typer.Option(help="Devices whose updates are added up; --noise-split if not given.")] = None,
-        unit: Annotated[Unit, typer.Option(help="What is protected.")] = "device",
-        units: Annotated[int | None, typer.Option(help="How many of them there are, to judge delta by.")] = None,
-        parameters: Annotated[int | None, typer.Option(help="Values sent, for the signal-to-noise ratio of one device's update.")] = None,
-        accounting: Annotated[Accounting | None, typer.Option(help="Whom a device must trust: strict (nobody), secure (sums of enough honest devices), as-published.")] = None,
-        devices: Annotated[int | None, typer.Option(help="Devices in a secure sum, where none is missing.")] = None,
-        honest_fraction: Annotated[float, typer.Option(help="Of them, at least; with secure sums.")] = 0.9,
-        min_devices: Annotated[int | None, typer.Option(help="The fewest devices of a sum that is opened; nine tenths if not given.")] = None,
-        accountant: Annotated[Accountant, typer.Option(help="How epsilon is found; rdp as in the papers.")] = "exact",
-        check: Annotated[bool, typer.Option("--check", help="Print what Opacus' RDP and PRV accountants say, too; takes seconds.")] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON; an unbounded epsilon is null.")] = False,
-    ) -> None:  # fmt: skip
-        from hushfleet.aggregator.commands.privacy_figures import (
-            checked,
-            honest_of,
-            print_json,
-            print_table,
-            sums_of,
-            view_of,
-        )
-        from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
-        from hushfleet.privacy.accounting.epsilon import check_delta
-        from hushfleet.privacy.adversaries import multipliers
-        from hushfleet.privacy.adversaries import noise_multiplier as noise_multiplier_of
-        from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, RECORD_ADJACENCY
-        from hushfleet.privacy.snr import snr_db
+@dataclass(frozen=True, kw_only=True)
+class PrivacyOptions:
+    """The question: noise, rounds, and who takes part."""
 
-        if (noise_multiplier is None) == (target is None):
-            raise BadInput("give either --noise-multiplier or --epsilon, the other one is computed")
-        if rounds < 1:
-            raise BadInput(f"--rounds must be 1 or more, got {rounds}")
-        if unit == "record" and (noise_split != 1 or participants not in (None, 1)):
-            raise BadInput("record-level noise is added whole on each device: leave out --noise-split, --participants")
-        if unit == "record" and parameters is not None:
-            raise BadInput("--parameters asks about device-level noise: leave it out with --unit record")
-        if accounting == "strict" and noise_split != 1:
-            raise BadInput("strict noise is not divided: leave out --noise-split")
-        if (accounting == "secure") != (devices is not None):
-            raise BadInput("--accounting secure and --devices go together")
-        try:
-            if devices is not None:
-                if unit == "record" or noise_split != 1 or participants is not None or sample_rate != 1:
-                    raise BadInput("of a secure sum give --devices, --honest-fraction and --min-devices alone")
-                least = min_devices if min_devices is not None else max(2, math.ceil(LEAST_SHARE * devices - 1e-9))
-                noise_split = honest_of(least, devices, honest_fraction)
-            summed = participants if participants is not None else noise_split
-            if noise_multiplier is None:
-                noise_multiplier = noise_multiplier_of(
-                    target or 0.0,
-                    rounds=rounds,
-                    delta=delta,
-                    sample_rate=sample_rate,
-                    noise_split=noise_split,
-                    participants=summed,
-                    accountant=accountant,
-                )
-            noise = multipliers(noise_multiplier, noise_split=noise_split, participants=summed, unit=unit)
-            own, rate = "its own updates: server, broker, wire", sample_rate if unit == "record" else 1.0
-            seen = noise.server
-            if devices is not None:
-                own, seen = "sums, and what the corrupt devices know", noise.release
-            view = partial(view_of, unit=unit, rounds=rounds, delta=delta, accountant=accountant)
-            both = (
-                view("server", own, seen, rate),
-                view("release", "released models only", noise.release, sample_rate),
+    # fmt: off
+    rounds: Annotated[int, Option(help="Rounds; with --unit record, batches over the whole task.")]
+    delta: Annotated[float, Option(help="Probability with which the promise may fail.")]
+    noise_multiplier: Annotated[float | None, Option(help="Noise of the sum of --noise-split devices, over the clip norm.")] = None
+    target: Annotated[float | None, Option("--epsilon", help="Find the noise multiplier that gives this epsilon to the released models.")] = None
+    sample_rate: Annotated[float, Option(help="Probability that a unit takes part in a round (Poisson).")] = 1.0
+    noise_split: Annotated[int, Option(help="Devices that divide the noise: each adds 1/sqrt(N) of it. 1 is local privacy.")] = 1
+    participants: Annotated[int | None, Option(help="Devices whose updates are added up; --noise-split if not given.")] = None
+    unit: Annotated[Unit, Option(help="What is protected.")] = "device"
+    units: Annotated[int | None, Option(help="How many of them there are, to judge delta by.")] = None
+    parameters: Annotated[int | None, Option(help="Values sent, for the signal-to-noise ratio of one device's update.")] = None
+    accounting: Annotated[Accounting | None, Option(help="Whom a device must trust: strict (nobody), secure (sums of enough honest devices), as-published.")] = None
+    devices: Annotated[int | None, Option(help="Devices in a secure sum, where none is missing.")] = None
+    honest_fraction: Annotated[float, Option(help="Of them, at least; with secure sums.")] = 0.9
+    min_devices: Annotated[int | None, Option(help="The fewest devices of a sum that is opened; nine tenths if not given.")] = None
+    accountant: Annotated[Accountant, Option(help="How epsilon is found; rdp as in the papers.")] = "exact"
+    check: Annotated[bool, Option("--check", help="Print what Opacus' RDP and PRV accountants say, too; takes seconds.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print JSON; an unbounded epsilon is null.")] = False
+    # fmt: on
+
+
+def register(app: typer.Typer) -> None:
+    app.command("privacy", help=HELP)(_privacy)
+
+
+@with_options
+def _privacy(
+    options: PrivacyOptions,
+) -> None:
+    from hushfleet.aggregator.commands.privacy_figures import (
+        checked,
+        honest_of,
+        print_json,
+        print_table,
+        sums_of,
+        view_of,
+    )
+    from hushfleet.aggregator.config.secure_sums import LEAST_SHARE
+    from hushfleet.privacy.accounting.epsilon import check_delta
+    from hushfleet.privacy.adversaries import multipliers
+    from hushfleet.privacy.adversaries import noise_multiplier as noise_multiplier_of
+    from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, RECORD_ADJACENCY
+    from hushfleet.privacy.snr import snr_db
+
+    noise_multiplier, noise_split = options.noise_multiplier, options.noise_split
+    if (noise_multiplier is None) == (options.target is None):
+        raise BadInput("give either --noise-multiplier or --epsilon, the other one is computed")
+    if options.rounds < 1:
+        raise BadInput(f"--rounds must be 1 or more, got {options.rounds}")
+    if options.unit == "record" and (noise_split != 1 or options.participants not in (None, 1)):
+        raise BadInput("record-level noise is added whole on each device: leave out --noise-split, --participants")
+    if options.unit == "record" and options.parameters is not None:
+        raise BadInput("--parameters asks about device-level noise: leave it out with --unit record")
+    if options.accounting == "strict" and noise_split != 1:
+        raise BadInput("strict noise is not divided: leave out --noise-split")
+    if (options.accounting == "secure") != (options.devices is not None):
+        raise BadInput("--accounting secure and --devices go together")
+    try:
+        if options.devices is not None:
+            if (
+                options.unit == "record"
+                or noise_split != 1
+                or options.participants is not None
+                or options.sample_rate != 1
+            ):
+                raise BadInput("of a secure sum give --devices, --honest-fraction and --min-devices alone")
+            least = (
+                options.min_devices
+                if options.min_devices is not None
+                else max(2, math.ceil(LEAST_SHARE * options.devices - 1e-9))
             )
-            judged = units if units is not None else (summed if summed > 1 else None)
-            notes = [] if judged is None else check_delta(delta, judged, as_published=True)
-            sums = None
-            if devices is not None:
-                if parameters is None:
-                    raise BadInput("how many bits a value takes depends on how many there are: give --parameters")
-                sums = sums_of(noise_multiplier, noise_split, devices, parameters)
-                notes.append(
-                    f"{noise_split} of the fewest {least} devices are honest for certain; {sums['bits']} bits a value, "
-                    f"{sums['steps']:.1f} steps in a clip norm, noise of {sums['noise']:.1f} steps in the sum and "
-                    f"{sums['part']:.1f} from each device; rounding costs {100 * sums['extra']:.2f} % of noise"
-                )
-            elif parameters is not None:
-                ratio = snr_db(1.0, both[0].noise_multiplier, parameters)
-                notes.append(f"signal-to-noise ratio of one device's {parameters} values: {ratio:.1f} dB at most")
-            opinions = checked(both, (rate, sample_rate), rounds, accountant) if check else {}
-        except PrivacyError as error:
-            raise BadInput(str(error)) from error
-        if sample_rate < 1 and unit == "device":
-            notes.append("the server sees who takes part: its number is for a device that is drawn in every round")
-        facts = {
-            "unit": unit,
-            "adjacency": RECORD_ADJACENCY if unit == "record" else DEVICE_ADJACENCY,
-            "accountant": accountant,
-            "noise_multiplier": noise_multiplier,
-            "rounds": rounds,
-            "sample_rate": sample_rate,
-            "noise_split": noise_split,
-            "participants": summed,
-            "trust": None if accounting is None else TRUST[accounting],
-            "sums": sums,
-        }
-        if check:
-            facts["check"] = [opinion._asdict() | {"differs": opinion.differs} for opinion in opinions.values()]
-        if as_json:
-            print_json(facts, both, notes)
-        else:
-            print_table(facts, both, notes)
-            for name, opinion in opinions.items():
-                print(f"check: {name}: {opinion.words}")
+            noise_split = honest_of(least, options.devices, options.honest_fraction)
+        summed = options.participants if options.participants is not None else noise_split
+        if noise_multiplier is None:
+            noise_multiplier = noise_multiplier_of(
+                options.target or 0.0,
+                rounds=options.rounds,
+                delta=options.delta,
+                sample_rate=options.sample_rate,
+                noise_split=noise_split,
+                participants=summed,
+                accountant=options.accountant,
+            )
+        noise = multipliers(noise_multiplier, noise_split=noise_split, participants=summed, unit=options.unit)
+        own, rate = "its own updates: server, broker, wire", options.sample_rate if options.unit == "record" else 1.0
+        seen = noise.server
+        if options.devices is not None:
+            own, seen = "sums, and what the corrupt devices know", noise.release
+        view = partial(
+            view_of, unit=options.unit, rounds=options.rounds, delta=options.delta, accountant=options.accountant
+        )
+        both = (
+            view("server", own, seen, rate),
+            view("release", "released models only", noise.release, options.sample_rate),
+        )
+        judged = options.units if options.units is not None else (summed if summed > 1 else None)
+        notes = [] if judged is None else check_delta(options.delta, judged, as_published=True)
+        sums = None
+        if options.devices is not None:
+            if options.parameters is None:
+                raise BadInput("how many bits a value takes depends on how many there are: give --parameters")
+            sums = sums_of(noise_multiplier, noise_split, options.devices, options.parameters)
+            notes.append(
+                f"{noise_split} of the fewest {least} devices are honest for certain; {sums['bits']} bits a value, "
+                f"{sums['steps']:.1f} steps in a clip norm, noise of {sums['noise']:.1f} steps in the sum and "
+                f"{sums['part']:.1f} from each device; rounding costs {100 * sums['extra']:.2f} % of noise"
+            )
+        elif options.parameters is not None:
+            ratio = snr_db(1.0, both[0].noise_multiplier, options.parameters)
+            notes.append(f"signal-to-noise ratio of one device's {options.parameters} values: {ratio:.1f} dB at most")
+        opinions = (
+            checked(both, (rate, options.sample_rate), options.rounds, options.accountant) if options.check else {}
+        )
+    except PrivacyError as error:
+        raise BadInput(str(error)) from error
+    if options.sample_rate < 1 and options.unit == "device":
+        notes.append("the server sees who takes part: its number is for a device that is drawn in every round")
+    facts = {
+        "unit": options.unit,
+        "adjacency": RECORD_ADJACENCY if options.unit == "record" else DEVICE_ADJACENCY,
+        "accountant": options.accountant,
+        "noise_multiplier": noise_multiplier,
+        "rounds": options.rounds,
+        "sample_rate": options.sample_rate,
+        "noise_split": noise_split,
+        "participants": summed,
+        "trust": None if options.accounting is None else TRUST[options.accounting],
+        "sums": sums,
+    }
+    if options.check:
+        facts["check"] = [opinion._asdict() | {"differs": opinion.differs} for opinion in opinions.values()]
+    if options.as_json:
+        print_json(facts, both, notes)
+    else:
+        print_table(facts, both, notes)
+        for name, opinion in opinions.items():
+            print(f"check: {name}: {opinion.words}")

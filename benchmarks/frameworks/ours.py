@@ -1,6 +1,6 @@
 """Hushfleet's own fast engine, through its public functions: trainer, codec, ledger, store and round engine.
 
-    python -m benchmarks.frameworks.ours FOLDER RUNTIME PROCESSES RUN_FOLDER DATA_DIR [lean]
+    python -m benchmarks.frameworks.ours FOLDER RUNTIME PROCESSES RUN_FOLDER DATA_DIR
 
 Left out of a round are the tests of accuracy, as on all sides.
 """
@@ -90,8 +90,7 @@ def main() -> None:
     with Workers(processes) as workers, HeldLog(simulation, job.workload.epochs) as events:
         try:
             # The last round, in which devices' own models would be tested, is never reached.
-            options = {"lean": True} if sys.argv[6:] == ["lean"] else {}  # an older checkout knows none
-            run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=ROUNDS + 1, **options)
+            run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=ROUNDS + 1)
         except Enough:
             return
     sys.exit(f"the engine ended after {ROUNDS} rounds, before the benchmark had enough")

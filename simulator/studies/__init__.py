@@ -1,1 +1,1 @@
-"""What is asked of many runs: sweeps, the papers, audits."""
+"""Studies of many runs: sweeps, the papers, audits."""

@@ -56,7 +56,7 @@ def with_seeds(result: Result, others: Sequence[Result]) -> Result:
 
 
 def seed_point(result: Result) -> SeedPoint:
-    """Where a run ends, as one of several seeds."""
+    """Makes the point of a run among several seeds."""
     assert result.seed is not None  # of a simulation
     alone = result.local_only
     return SeedPoint(
@@ -68,7 +68,7 @@ def seed_point(result: Result) -> SeedPoint:
 
 
 def noise_point(result: Result) -> SweepPoint:
-    """Where a run ends, as a point of a sweep over noise."""
+    """Makes the point of a run in a sweep over noise."""
     return SweepPoint(
         noise_multiplier=result.noise_multiplier,
         epsilon_server=max((row.epsilon_server for row in result.privacy), default=0.0),

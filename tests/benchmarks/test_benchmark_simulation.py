@@ -36,12 +36,12 @@ def test_ours_and_the_plain_loop_train_learn_and_are_shown(
     words = f"--workloads W1 --turns 2 --check --runtimes onnx --peers-python none-such --before {ROOT}"
     (comparison,) = figures_of(simulation.main, words)["workloads"]
     rows = {row["label"]: row for row in comparison["frameworks"]}
-    labels = ("ours, onnx", "ours --lean, onnx", "before, onnx", "plain loop", "pfl")
-    ours, lean, before, plain, pfl = (rows.pop(f"{label}, 1 process") for label in labels)
+    labels = ("ours, onnx", "before, onnx", "plain loop", "pfl")
+    ours, before, plain, pfl = (rows.pop(f"{label}, 1 process") for label in labels)
     flower = rows.pop("Flower, 1 actor")
     assert not rows
-    assert ours["accuracy"] == before["accuracy"] == lean["accuracy"], "the same seed and the same code"
-    for row in (ours, lean, before, plain):
+    assert ours["accuracy"] == before["accuracy"], "the same seed and the same code"
+    for row in (ours, before, plain):
         assert row["failure"] is None
         # The warm-up and two turns of two rounds; only the turns count.
         assert [answer["samples"] for answer in row["rounds"]] == [360] * 5

@@ -168,6 +168,11 @@ def test_a_folder_with_a_users_files_stays_as_it_is(tmp_path: Path, name: str) -
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(name, "mine")]
 
 
+def test_an_option_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(BadInput, match=r"simulate has no option lean; it has engine, out, .*, sweep"):
+        hf.simulate({}, lean=True)
+
+
 def test_two_threads_of_one_program_prepare_their_runs_in_turn(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     inside, gate, folders = threading.Lock(), threading.Barrier(2), []

@@ -8,11 +8,13 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hushfleet.aggregator.commands.options import Option, with_options
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 
@@ -47,21 +49,31 @@ def applied(folder: FleetFolder, registry: FleetRegistry) -> str:
     return f"\n{roster.describe_waiting(changes)}: {roster.export_command(str(folder.path))}" if changes else ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions:
+    """What a new fleet is made of."""
+
+    # fmt: off
+    broker_name: Annotated[list[str], Option(help="Where boards reach the broker: a host name or address. Give it again for more names in its certificate; boards are told the first.")]
+    task: Annotated[Path, Option(metavar="TASK.toml", help="What the fleet trains.", **_FILE)]
+    federation: Annotated[str | None, Option(help="Its name on the broker. Default: the folder's name.")] = None
+    port: Annotated[int, Option(min=1, max=65535, help="Of the broker, for boards with a certificate.")] = 8883
+    enrolment_port: Annotated[int, Option(min=1, max=65535, help="For boards that have none yet.")] = 8884
+    page_port: Annotated[int, Option(min=1, max=65535, help="Of the status page.")] = 8443
+    classes: Annotated[str | None, Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None
+    honest_fraction: Annotated[float, Option(min=0.01, max=1, help="Of secure sums: the share of the boards that is honest, at least. Boards decline a task that counts on more.")] = HONEST_FRACTION
+    min_devices: Annotated[int, Option(min=2, help="Of secure sums: the fewest boards in one. Boards decline a task that opens smaller ones.")] = MIN_DEVICES
+    operator_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="The operator's key, which signs who may be in a secure sum, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None
+    root_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="Root's key, which says who signs releases, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None
+    # fmt: on
+
+
 @app.command("init")
+@with_options
 def _init(
     path: Dir,
-    broker_name: Annotated[list[str], typer.Option(help="Where boards reach the broker: a host name or address. Give it again for more names in its certificate; boards are told the first.")],
-    task: Annotated[Path, typer.Option(metavar="TASK.toml", help="What the fleet trains.", **_FILE)],
-    federation: Annotated[str | None, typer.Option(help="Its name on the broker. Default: the folder's name.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the broker, for boards with a certificate.")] = 8883,
-    enrolment_port: Annotated[int, typer.Option(min=1, max=65535, help="For boards that have none yet.")] = 8884,
-    page_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the status page.")] = 8443,
-    classes: Annotated[str | None, typer.Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None,
-    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of secure sums: the share of the boards that is honest, at least. Boards decline a task that counts on more.")] = HONEST_FRACTION,
-    min_devices: Annotated[int, typer.Option(min=2, help="Of secure sums: the fewest boards in one. Boards decline a task that opens smaller ones.")] = MIN_DEVICES,
-    operator_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="The operator's key, which signs who may be in a secure sum, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
-    root_key: Annotated[str | None, typer.Option(metavar="FILE|PUBLIC", help="Root's key, which says who signs releases, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None,
-) -> None:  # fmt: skip
+    options: FleetOptions,
+) -> None:
     """Make a fleet: its authority, keys, broker configuration and registry, in a new folder.
 
     Keep DIR safe, and a copy of it: `ca/ca.key` admits boards, `operator.key` says who may be in a secure sum.
@@ -89,20 +101,20 @@ def _init(
     from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.wire.format.topics import check_new_name
 
-    name = check_new_name(federation or path.resolve().name, "the federation's name (--federation)")
-    names = [] if classes is None else [each.strip() for each in classes.split(",")]
-    checked = load_task(task, (f"data.class_names={json.dumps(names)}",) if names else ())
+    name = check_new_name(options.federation or path.resolve().name, "the federation's name (--federation)")
+    names = [] if options.classes is None else [each.strip() for each in options.classes.split(",")]
+    checked = load_task(options.task, (f"data.class_names={json.dumps(names)}",) if names else ())
     try:
-        broker = BrokerPart(tuple(broker_name), port, enrolment_port)
+        broker = BrokerPart(tuple(options.broker_name), options.port, options.enrolment_port)
     except ValueError as error:
         raise BadInput(f"--broker-name: {error}") from error
-    operator = None if operator_key is None else keys.read_public(operator_key, "--operator-key")
-    sums = SecureSumsPart(honest_fraction, min_devices)
+    operator = None if options.operator_key is None else keys.read_public(options.operator_key, "--operator-key")
+    sums = SecureSumsPart(options.honest_fraction, options.min_devices)
     check_sums(checked, sums)
-    page = PagePart(port=page_port)
+    page = PagePart(port=options.page_port)
     check_ports(broker, page)
     config = FleetConfig(name, broker, page=page, secure_sums=sums)
-    made = create_fleet(path, config, task, classes=names, operator=operator, root=root_key)
+    made = create_fleet(path, config, options.task, classes=names, operator=operator, root=options.root_key)
     try:
         with opened(path) as (folder, registry):
             apply(folder, registry)

@@ -1,4 +1,4 @@
-"""What devices have done and what it cost them, and the log's lines about it. Nothing here decides what comes next."""
+"""Accounts of devices: bytes, seconds and charges, and the log's lines about them. They decide nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hushfleet.wire.format.messages import Ask, Birth, Known, Want
 
 
 class Books:
-    """Of one fleet; `version` is that of the global model."""
+    """Keeps the accounts of one fleet; `version` is that of the global model."""
 
     def __init__(self, queue: EventQueue, sizes: Sizes) -> None:
         self._queue, self._sizes = queue, sizes
@@ -17,13 +17,13 @@ class Books:
         self.version = 0
 
     def announce(self, named: int) -> int:
-        """A plan that names so many devices goes to all that are linked. Its bytes."""
+        """Announces a plan that names so many devices to all that are linked; gives its bytes."""
         plan_bytes = self._sizes.plan_wire_bytes(named)
         self._announced += plan_bytes
         return plan_bytes
 
     def came(self, device: Device, *, linked_at: float, named: int) -> None:
-        """Its link is up since `linked_at`; a new process loads the task, and a new device fetches it before.
+        """Counts a link that is up since `linked_at`; a new process loads the task, and a new device fetches it before.
 
         :param named: how many devices the plan names that is retained.
         """
@@ -41,7 +41,7 @@ class Books:
                 spent.down_bytes += sum(sizes.blob_wire_bytes(size, down=True) for size in sizes.task_blobs)
 
     def hears_nothing(self, device: Device) -> None:
-        """From now on."""
+        """Ends the counting of announced plans for a device whose link ends."""
         if device.announced_from is not None:
             device.spent.down_bytes += self._announced - device.announced_from
             device.announced_from = None
@@ -77,5 +77,5 @@ class Books:
             device.spent.charged[current.size] += 1
 
     def presence(self, device: Device, state: str, *, at: float | None = None) -> None:
-        """For the log alone."""
+        """Logs a change of presence; nothing else depends on it."""
         self._queue.log("presence", at=at, device=device.name, state=state, board=device.board)

@@ -44,7 +44,7 @@ it by --samples. A [scenario] in the task file (days and nights, drop-outs, outa
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastOptions:
-    """The options of a forecast and of its display."""
+    """Options of a forecast."""
 
     # fmt: off
     boards: Annotated[str, Option(help="A mix file, or profiles dealt to the devices in turn, with commas between.")] = "generic-x86"

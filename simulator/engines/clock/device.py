@@ -89,7 +89,7 @@ class Attempt:
 
 
 class Ending(NamedTuple):
-    """How an attempt ends that was not accepted.
+    """The end of an attempt that was not accepted.
 
     :param computed_until: likewise `sent_until`.
     :param free_at: when the device can begin another one.
@@ -103,7 +103,7 @@ class Ending(NamedTuple):
 
 @dataclass(slots=True)
 class Spent:
-    """What a device has done so far, for the totals of a forecast.
+    """Totals of one device so far, for a forecast.
 
     :param up_bytes: whole packets; likewise `down_bytes`.
     :param chosen: rounds, of which each is then `used`, `late`, `given_up`, `declined` or `lost`.
@@ -230,7 +230,7 @@ class Device:
         attempt.arrive_at = attempt.sent_from + self.times.latency_s + attempt.wire_bytes * self.times.up_s_per_byte
 
     def send_in_vain(self, attempt: Attempt, until: float) -> None:
-        """What has left the device by then will be sent once more."""
+        """Counts the bytes that have left the device by then and must be sent again."""
         self.spent.up_bytes += self.sent_bytes(attempt, until)
 
     def sent_bytes(self, attempt: Attempt, until: float) -> float:
@@ -253,7 +253,7 @@ class Device:
         return attempt.download.wire * ((until - began_at) / fetch_s + more) if until > began_at else 0.0
 
     def ending(self, attempt: Attempt, closed_at: float) -> Ending:
-        """What becomes of an attempt whose round closes without it.
+        """Ends an attempt whose round closes without it.
 
         Linked, the device hears of it and gives up before its next batch; without a network it goes on until its own
         deadline. Once the last batch has begun, it commits.

@@ -1,4 +1,4 @@
-"""How long one device takes for each part of a round, from its board, its link and what the work costs.
+"""Durations of each part of a round on one device, from its board, its link and the costs of the work.
 
     plan ── model down ── stored ── steps ── clip, noise, encode ── commit ── update up ── ack
 
@@ -41,7 +41,7 @@ LOST_NOTICED_S = 90.0
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What the work costs, measured once for a task (`hushfleet.simulator.engines.clock.measure`).
+    """The costs of the work, measured once for a task (`hushfleet.simulator.engines.clock.measure`).
 
     The first five are CPU seconds of one core of the board generic-x86, the last two seconds of the aggregator.
 
@@ -70,7 +70,7 @@ class Costs:
                 raise BadInput(f"costs: {name} = {value!r}: must be seconds, 0 or more")
 
     def step_s(self, batch_size: int) -> float:
-        """Of a batch of this size."""
+        """Gives the CPU seconds of a batch of this size."""
         return self.batch_s + batch_size * self.sample_s
 
 

@@ -142,11 +142,11 @@ class FleetClock:
         return choose_cohort(self._present, size=self._rules.cohort_size, seed=self._seed, round=round)
 
     def _told_of(self, cohort: list[str]) -> dict[str, Any]:
-        """The log's fields."""
+        """Gives the log's fields about the cohort."""
         return {"cohort": cohort}
 
     def _named(self, current: OpenRound | None) -> int:
-        """How many devices the plan names."""
+        """Counts the devices that the plan names."""
         return 0 if current is None else current.size
 
     def _begin_waiting(self, current: OpenRound) -> None:
@@ -154,7 +154,7 @@ class FleetClock:
         self._queue.at(self._rule.deadline, self._check_close, current)
 
     def _wait_again(self, current: OpenRound) -> None:
-        """After a restart of the aggregator."""
+        """Waits anew after a restart of the aggregator."""
         self._begin_waiting(current)
         for name in current.arrivals:
             self._rule.accept(name)
@@ -196,7 +196,7 @@ class FleetClock:
         self._queue.at(attempt.arrive_at, self._arrive, device, device.number, current)
 
     def _download(self, device: Device) -> Download | None:
-        """What brings the global model to the device; None if it holds it."""
+        """Gives the download that brings the global model to the device; None if it holds the model."""
         if device.held == self._books.version:
             return None
         return self._sizes.download(None if device.held < 0 else self._books.version - device.held)
@@ -244,7 +244,7 @@ class FleetClock:
             self._extend(current)
 
     def _extend(self, current: OpenRound) -> None:
-        """Who still trains gives up at its own deadline and begins anew; who has not begun has more time."""
+        """Extends a round: a device that trains gives up at its deadline and begins anew; others have more time."""
         now = self._queue.now
         self._queue.log("round_extended", round=current.number, accepted=self._rule.accepted)
         plan_bytes = self._books.announce(self._named(current))
@@ -309,7 +309,7 @@ class FleetClock:
             self._queue.at(now + self._rules.deadline_s + _ROUNDING_S, self._open_round)
 
     def _fate(self, device: Device, current: OpenRound) -> str:
-        """What a round that closes came to for a device of its cohort; the name of a count of `Spent`."""
+        """Gives the outcome of a closing round for a device of its cohort, as the name of a count of `Spent`."""
         if device.name in current.arrivals:
             return "used"
         attempt = device.attempt

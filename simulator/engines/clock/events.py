@@ -1,4 +1,4 @@
-"""What happens when on a virtual clock, the events of it for a log, and what a round came to."""
+"""The agenda of a virtual clock, its events for a log, and the outcome of a round."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EventQueue:
 
     @property
     def next_s(self) -> float:
-        """When something happens next; infinite if nothing does."""
+        """The moment of the next event; infinite without one."""
         return self._heap[0][0] if self._heap else math.inf
 
     def at(self, moment: float, handler: Callable[..., None], *arguments: Any) -> None:
@@ -52,7 +52,7 @@ class EventQueue:
         handler(*arguments)
 
     def log(self, event: str, *, at: float | None = None, **fields: Any) -> None:
-        """An event of now, or of another moment."""
+        """Notes an event of now, or of another moment."""
         if self._logging:
             moment = self.now if at is None else at
             heapq.heappush(self._log, (moment, next(self._order), LogEvent(moment, event, fields)))
@@ -77,7 +77,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class ClosedRound:
-    """What a round came to; times in virtual seconds since the run's start.
+    """The outcome of a round; times in virtual seconds since the run's start.
 
     Every member of the cohort is in one of `arrivals` (accepted in time, in this order), `late` (committed and
     charged, but not accepted), `given_up` (ended by the close before anything was spent), `declined`, or `lost`

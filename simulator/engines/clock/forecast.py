@@ -1,4 +1,4 @@
-"""What a round policy would cost a fleet: time, stragglers, bytes, energy and privacy, without any training."""
+"""Forecasts the cost of a round policy: time, stragglers, bytes, energy and privacy, without any training."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
 
 @dataclass(frozen=True)
 class BoardShare:
-    """What became of the places in cohorts that one kind of board had; the five parts sum to 1.
+    """The outcomes of one kind of board's places in cohorts; the five parts sum to 1.
 
     :param places: how many there were.
     """
@@ -113,7 +113,7 @@ class Forecast:
         return sum(board.stragglers * board.places for board in self.boards) / max(places, 1)
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON; an infinite epsilon is `"inf"`."""
+        """Gives plain values for JSON; an infinite epsilon is `"inf"`."""
         plain: dict[str, Any] = to_json(asdict(self) | {"stragglers": self.stragglers})
         return plain
 

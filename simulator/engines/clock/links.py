@@ -1,4 +1,4 @@
-"""Who has power and a network, and when: the schedule's effects on devices, broker and aggregator.
+"""Power and network over time: the schedule's effects on devices, broker and aggregator.
 
 A device is linked while it is on, its network is not cut, and the broker runs. A link that broke is tried again after
 waits with full jitter, as `mqtt` does, and each attempt that finds the way still blocked fails at once.
@@ -27,7 +27,7 @@ _STREAM = 0x434C4B42
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOptions:
-    """What takes time when a link breaks.
+    """Durations after a link breaks.
 
     :param lost_noticed_s: until the broker notices; 0 where a process is killed and its system closes the connection,
         as in the live engine.

@@ -1,4 +1,4 @@
-"""What a task's work costs, by a short trial on this machine with the field's own code.
+"""Measures the costs of a task's work by a short trial on this machine, with the field's own code.
 
 A few rounds of a device are run by `Trainer` with the task's own graph: with few batches and with many, of the task's
 size and of a quarter of it. So a batch, a sample and the rest of a round are told apart. Their updates go through an
@@ -206,7 +206,7 @@ def _start_s() -> float:
 
 
 def _measured(work: Callable[[], Value]) -> tuple[Value, float]:
-    """What it returns, and the CPU seconds that this thread took for it."""
+    """Runs the work; gives its value, and the CPU seconds that this thread took."""
     began = time.thread_time()
     value = work()
     return value, time.thread_time() - began

@@ -199,7 +199,7 @@ class VirtualRounds:
         return hear(answer, self._engine, plan, board=self._devices[answer.device].board, with_public=with_public)
 
     def _with_public(self, plan: RoundPlan, answer: Answer) -> bytes:
-        """As `hushfleet.edge_client.net.upload` does for a device whose last update came too late."""
+        """Attaches the public state, as `hushfleet.edge_client.net.upload` does after an update that came too late."""
         path = self._simulation.folder.device(answer.device).state
         identity = key_of(self._simulation.seed, self._devices[answer.device].index)
         store = DeviceFile(path, device=answer.device, identity=identity)

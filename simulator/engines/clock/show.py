@@ -1,4 +1,4 @@
-"""A forecast for people: tables, and a plot. What it needs of a task."""
+"""Shows a forecast: tables and a plot. Reads from a task what a forecast needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hushfleet.simulator.units import shown_time
 
 
 def sample_counts(task: Task, prepared: PreparedTask) -> list[int]:
-    """How many training samples each device of the task's own partition has."""
+    """Counts the training samples of each device of the task's own partition."""
     if prepared.dataset is None:
         raise BadInput("the task's data are in the field only; say by --samples how many a device has")
     return [len(device.train) for device in make_fleet(task, prepared.dataset).devices]
@@ -55,7 +55,7 @@ _FIGURES: dict[str, Callable[[Forecast], str]] = {
 
 
 def print_forecasts(console: Console, forecasts: Sequence[Forecast], costs: Costs, *, step_s: float) -> None:
-    """For people: a column a policy; then the stragglers, a row a board.
+    """Prints a table with a column for each policy, then the stragglers with a row for each board.
 
     :param step_s: of a batch on one core of generic-x86.
     """

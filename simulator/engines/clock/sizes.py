@@ -49,7 +49,7 @@ _TOPICS = Topics("default")
 
 
 class UpdateSizes(NamedTuple):
-    """Of one update: its blob, what a commit writes into the device's store, and offer and chunks as packets."""
+    """Bytes of one update: its blob, what a commit writes into the device's store, and offer and chunks as packets."""
 
     blob: int
     stored: int
@@ -57,7 +57,7 @@ class UpdateSizes(NamedTuple):
 
 
 class Download(NamedTuple):
-    """What brings the global model to a device.
+    """The blobs that bring the global model to a device.
 
     :param differences: how many, one after the other; 0 for the whole model.
     :param wire: packets of all chunks.
@@ -111,7 +111,7 @@ class Sizes:
         return min(MAX_DIFFERENCES, (self.model_bytes - 1) // self.difference_bytes)
 
     def download(self, behind: int | None) -> Download:
-        """For a device whose global model is so many versions old; None for one that has none."""
+        """Gives the download of a device whose global model is so many versions old; None: it has none."""
         if behind is None or behind > self.offered:
             return Download(0, self.blob_wire_bytes(self.model_bytes, down=True), self.model_bytes)
         wire = self.blob_wire_bytes(self.difference_bytes, down=True)
@@ -223,7 +223,7 @@ def sizes_of(prepared: PreparedTask, *, name_bytes: int) -> Sizes:
 
 
 def _roster_bytes(prepared: PreparedTask, name_bytes: int) -> tuple[int, ...]:
-    """Of secure sums: the list of devices and keys, which a device fetches once."""
+    """Gives the size of the roster of secure sums, which a device fetches once."""
     if prepared.spec.privacy.secure is None:
         return ()
     return ((name_bytes + 1 + KEY_BYTES) * prepared.task.data.devices,)

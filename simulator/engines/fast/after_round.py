@@ -1,4 +1,4 @@
-"""What workers do with a run after one of its rounds, device by device."""
+"""Jobs for workers after one of a run's rounds, device by device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AfterRound:
         return loaded_run(self.path, self.runtime)
 
     def published(self) -> np.ndarray:
-        """What the round ended with, float32: the global model, and the method's vectors behind it."""
+        """Reads what the round ended with, float32: the global model, and the method's vectors behind it."""
         layout, vectors = self.run.spec.model.layout, self.run.method.server.vectors
         return Checkpoints(self.run.folder.aggregator, layout, vectors=vectors, durable=False).read(self.round)
 

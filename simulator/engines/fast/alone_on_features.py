@@ -1,4 +1,4 @@
-"""What a device reaches alone where the model is one linear layer on fixed features: five ways, the best in hindsight.
+"""Baseline of a device alone where the model is one linear layer on fixed features: the best of five ways.
 
 Softmax regression with three penalties, the nearest neighbour and the nearest class mean, on the same features. Which
 of them is best is chosen by the fleet's mean on the test itself, for each test anew, which no device could do: the
@@ -69,5 +69,5 @@ def _ways() -> list[str]:
 
 
 def _nearest(x: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """For each row of `x [n, F]` which row of `others [m, F]` is nearest, int `[n]`."""
+    """Finds the nearest row of `others [m, F]` for each row of `x [n, F]`; int `[n]`."""
     return np.asarray(((others * others).sum(1) - 2 * x @ others.T).argmin(1))

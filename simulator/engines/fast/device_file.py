@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,7 +72,7 @@ class _Ledger(LedgerView):
 
 
 class DeviceFile:
-    """FOR SIMULATION ONLY: keeps what `DeviceStore` keeps for one task, in a file that each round writes anew.
+    """Keeps what `DeviceStore` keeps for one task, in a file that each round writes anew. FOR SIMULATION ONLY.
 
     :param identity: as for `DeviceStore`; None to read only.
     :param keeps_own: False for a device whose own model no round reads again: in a large fleet those would take most
@@ -82,6 +83,7 @@ class DeviceFile:
         self._path, self._keeps_own = path, keeps_own
         self.device = device
         self.identity = identity or Identity.from_bytes(bytes(32))
+        self._version = _version(path)
         self._kept, self._own = _read(path) if path.exists() else ({}, None)
         self.ledger = _Ledger(device, [_entry(plain) for plain in self._kept.get("entries", ())])
 
@@ -147,9 +149,19 @@ class DeviceFile:
         return OutboxEntry(commit.task, commit.round, commit.update, digest, commit.public_before, "pending")
 
     def _keep(self, kept: dict[str, Any], own: np.ndarray | None) -> None:
+        if _version(self._path) != self._version:  # a worker of Ray that was taken for dead goes on, say
+            raise StoreError(f"{self._path} was written by another process meanwhile")
         head, values = msgpack.packb(kept), b"" if own is None else np.ascontiguousarray(own, "<f4").data
         write_whole(self._path, b"".join((_LENGTH.pack(len(head)), head, values)), durable=False)
-        self._kept, self._own = kept, own
+        self._kept, self._own, self._version = kept, own, _version(self._path)
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Tells one writing of the file from the next; None without a file."""
+    with suppress(FileNotFoundError):
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns
+    return None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], np.ndarray | None]:

@@ -30,7 +30,7 @@ from hushfleet.wire.format.messages import RoundPlan
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker must know; all else is in the run folder.
+    """A job for a worker; all else is in the run folder.
 
     :param evaluate: whether the device's own model is tested after training.
     :param epsilon_limit: what the device allows against the server, at the task's delta.
@@ -52,14 +52,14 @@ class Job:
 
 @dataclass(frozen=True)
 class TrainedJob:
-    """The same for a device that was trained elsewhere."""
+    """A job for a device that was trained elsewhere."""
 
     job: Job
     trained: Trained
 
 
 class Answer(NamedTuple):
-    """What a device sends.
+    """The answer of a device.
 
     :param update: empty where it declines the round.
     :param refusal: why it declines.

@@ -1,4 +1,4 @@
-"""What a worker needs of a run folder, loaded at its first use and kept."""
+"""The contents of a run folder, loaded at their first use and kept in the worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEPT_BYTES = 1 << 29  # of training images, in each worker; more are read anew w
 
 
 class LoadedRun:
-    """What a worker needs of a run folder.
+    """Loads the contents of a run folder when they are first used.
 
     :param runtime: what computes gradients, one of `hushfleet.simulator.engines.fast.runtimes.RUNTIMES`.
     """
@@ -53,7 +53,7 @@ class LoadedRun:
 
     @cached_property
     def network(self) -> str:
-        """As `get_model` knows it: of a network in a file, devices are told the file's name and not where it lies."""
+        """The name for `get_model`: devices know a network in a file by the file's name, not by its path."""
         name = self.spec.model.name
         return json.loads(self.folder.task.read_text())["model"]["name"] if in_file(name) else name
 
@@ -66,14 +66,14 @@ class LoadedRun:
 
     @cached_property
     def inference(self) -> LogitsOf:
-        """The runtime's own where it has one: testing own models on large sets takes as long as training."""
+        """The runtime's own inference where it has one: testing own models on large sets takes as long as training."""
         model = self.spec.model
         own = getattr(self.gradient, "logits", None)
         return own or InferenceGraph(self._graph(model.inference), model.layout)
 
     @cached_property
     def features(self) -> FeatureGraph | None:
-        """What makes features of images, each set once in a run; None where the task trains on images."""
+        """The graph that makes features of images, each set once in a run; None where the task trains on images."""
         spec = self.spec.model.features
         if spec is None:
             return None
@@ -95,7 +95,7 @@ class LoadedRun:
         return self._global[1]
 
     def roster(self, plan: RoundPlan) -> Roster | None:
-        """That a round with a secure sum names."""
+        """The roster named by a round with a secure sum."""
         return None if plan.secure is None else self._roster
 
     @cached_property
@@ -103,7 +103,7 @@ class LoadedRun:
         return Roster.from_bytes(self.folder.roster.read_bytes())
 
     def secure_round(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> SecureRound:
-        """Without masks, and one for all devices."""
+        """Gives one round without masks for all devices."""
         if self._secure is None or self._secure[0] != plan:
             self._secure = plan, UnmaskedRound(spec, plan, roster, size=size)
         return self._secure[1]
@@ -143,5 +143,5 @@ class LoadedRun:
 
 @lru_cache(maxsize=2)
 def loaded_run(path: Path, runtime: str) -> LoadedRun:
-    """What this process has loaded of a run folder."""
+    """Gives this process's loaded run of a folder."""
     return LoadedRun(path, runtime)

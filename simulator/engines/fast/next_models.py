@@ -1,4 +1,4 @@
-"""What each device's next round begins with, tested in a simulation: the part that is its own, in the new global model.
+"""Tests the model that each device's next round begins with: its own part in the new global model.
 
 FedRep's code tests all clients so, after each aggregation, and so do the papers that take their settings from it. A
 device's own metrics are of its model after training instead, before aggregation, and of the round's cohort alone.
@@ -53,7 +53,7 @@ def _test(jobs: Sequence[AfterRound]) -> list[float]:
 
 
 def begin_of(job: AfterRound) -> np.ndarray:
-    """What the device's next round begins with, float32 `[d]`."""
+    """Gives the model that the device's next round begins with, float32 `[d]`."""
     run, params = job.run, job.global_params()
     method, spec, files = run.method, run.spec, run.folder.device(job.device)
     state = method.init_state()

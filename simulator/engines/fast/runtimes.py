@@ -1,4 +1,4 @@
-"""What computes gradients in the fast engine.
+"""The runtimes that compute gradients in the fast engine.
 
 `onnx` are the devices' own graphs: its results are the live engine's, bit for bit. The others are quicker on some
 machines and networks, and sum in another order, so a run with them is the same experiment with other rounding. With
@@ -114,7 +114,7 @@ def make_optimizer(name: str, learning_rate: float, momentum: float = 0.0) -> Op
 
 
 def make_noise(seed: int, device_index: int, round: int) -> NoiseSource:
-    """As `SeededNoise`, by the quickest implementation here; all of them give the same bits."""
+    """Makes `SeededNoise` by the quickest implementation here; all of them give the same bits."""
     return (native.NativeNoise if _has_compiled_noise() else SeededNoise)(seed, device_index, round)
 
 

@@ -20,19 +20,19 @@ from hushfleet.wire.format.identity import Identity
 
 
 class UnmaskedRound(SecureRound):
-    """FOR SIMULATION ONLY: whoever sees an update sees what the device sent, with its part of the noise."""
+    """Leaves masks out, so that updates show what devices send, with their part of the noise. FOR SIMULATION ONLY."""
 
     def masked(self, agreement: KeyAgreement, device: str, values: np.ndarray) -> Masked:
         return Masked(values, np.zeros((self.rule.may_miss, self.width), np.uint32))
 
 
 def key_of(seed: int, index: int) -> Identity:
-    """FOR SIMULATION ONLY: a device's key, from the run's seed: who is drawn follows from the keys."""
+    """Makes a device's key from the run's seed, since the draw follows from the keys. FOR SIMULATION ONLY."""
     return Identity.from_bytes(hashlib.sha256(f"hushfleet simulated device|{seed}|{index}".encode()).digest())
 
 
 def write_roster(simulation: Simulation, store: AggregatorStore) -> Roster:
-    """Of the whole fleet; workers find it in the run folder."""
+    """Writes the roster of the whole fleet; workers find it in the run folder."""
     keys = {row.device: row.public_key for row in store.devices()}
     devices = simulation.fleet.devices
     if len(keys) < len(devices):

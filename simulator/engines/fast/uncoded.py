@@ -33,7 +33,7 @@ _CODED = struct.Struct("<II")
 
 
 class UncodedUpdates(UpdateFormat):
-    """FOR SIMULATION ONLY: writes each update's values into a file, which later rounds overwrite.
+    """Writes each update's values into a file, which later rounds overwrite. FOR SIMULATION ONLY.
 
     :param folder: holds the files.
     :param place: the number of the device in its cohort, for `encode`.

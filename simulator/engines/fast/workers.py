@@ -116,7 +116,7 @@ def _heard(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
 
 @contextmanager
 def inherited() -> Iterator[None]:
-    """What processes inherit that are started inside: `ENVIRONMENT`, and that Ctrl-C is left to this process.
+    """Lets processes that are started inside inherit `ENVIRONMENT` and leave Ctrl-C to this process.
 
     It ends the others in order. They do not import the program that runs here, as spawned ones otherwise do: a script
     without `if __name__ == "__main__"` would begin anew in each.

@@ -1,4 +1,4 @@
-"""What of a board is emulated on this machine, and how far that can be trusted.
+"""Emulates the speed, memory, storage and link of a board on this machine.
 
 All figures are the profile's, whose numbers are sourced or marked as estimates (`firmware_profiles`). No board was at
 hand: nothing here was compared with one.
@@ -93,7 +93,7 @@ def machine_speed() -> float:
 
 
 def shown(boards: Iterable[Board], *, machine_speed: float) -> list[str]:
-    """For the person who starts a run: what of each board is emulated, and how."""
+    """Describes how each board is emulated, one line each."""
     lines = [
         f"one core of this machine: {machine_speed:.2f} of generic-x86's {REFERENCE_GFLOP_S:g} GFLOP/s (measured); "
         "boards are emulated with one core each"

@@ -141,7 +141,7 @@ class LiveFleet:
             self._ports[device.name] = self.network.add(device.name, link, seed=self.simulation.seed)
 
     def shown(self) -> list[str]:
-        """What is emulated, and how, in words; nothing where nothing is."""
+        """Describes what is emulated; empty without emulation."""
         return shown(self.boards.values(), machine_speed=machine_speed()) if self._emulations else []
 
     @property
@@ -272,7 +272,7 @@ class LiveFleet:
         self._proxy.mend(device)
 
     def start_again(self, name: str) -> None:
-        """What was killed or has ended, or was absent; the broker comes back on its port, remembering nothing."""
+        """Starts what was killed, has ended, or was absent; the broker comes back on its port without its memory."""
         self.expected_down.discard(name)
         if name == "broker":
             self._running_broker.restart()
@@ -371,5 +371,5 @@ def _tail(log: Path) -> str:
 
 
 def _trust(secure: SecureSpec | None) -> dict[str, object]:
-    """As `LimitsSection.of_simulation`."""
+    """Gives the limits of secure sums, as `LimitsSection.of_simulation` does."""
     return {} if secure is None else {"min_devices": secure.min_devices, "honest_fraction": secure.honest_fraction}

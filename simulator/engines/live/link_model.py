@@ -1,4 +1,4 @@
-"""What a network link does to bytes, as arithmetic on times: no sockets, no clock, and seeded.
+"""Model of a network link, as arithmetic on times: no sockets, no clock, and seeded.
 
 A direction of a link sends at a rate, and delivers later by a latency and some jitter. TCP hides lost packets: what
 an application sees of them is that nothing comes for a while, and then all of it, in order. So loss is modelled as
@@ -81,7 +81,7 @@ def stalls(conditions: LinkConditions, direction: DirectionName, *, seed: int, d
 
 
 def jitters(conditions: LinkConditions, direction: DirectionName, *, seed: int, device: str) -> Iterator[float]:
-    """By how many seconds more than the latency each piece of data is late; the same for the same arguments."""
+    """Draws the seconds beyond the latency for each piece of data; the same for the same arguments."""
     rng = _stream(f"{direction}.jitter", seed, device)
     while True:
         yield rng.uniform(0.0, conditions.jitter_ms) / 1000.0

@@ -42,7 +42,7 @@ threading.Thread(target=lambda: print(json.dumps(
 
 
 class ClientMemory(NamedTuple):
-    """What a client process takes on this machine.
+    """The memory of a client process on this machine.
 
     :param resident_mib: of a process that has loaded a client.
     :param overhead_mib: address space beyond that.

@@ -75,7 +75,7 @@ class EmulatedNetwork:
         self._do(_now(self._link(device).passes.clear))
 
     def mend(self, device: str) -> None:
-        """What was on its way goes on, as TCP sends again what was lost."""
+        """Lets bytes pass again; what was on its way goes on, as TCP sends again what was lost."""
         self._do(_now(self._link(device).passes.set))
 
     def reset(self, device: str) -> None:

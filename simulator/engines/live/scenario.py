@@ -133,7 +133,7 @@ class ScenarioPlayer:
     # the log
 
     def _log_what_came_back(self) -> None:
-        """What was down or cut off when the run was interrupted is not so now, unless the scenario keeps it down."""
+        """Logs what an interruption has restored, unless the scenario keeps it down."""
         missing: dict[tuple[str, str], None] = {}
         for event in iterate_events(self._log):
             action, target = event["action"], event["target"]

@@ -1,4 +1,4 @@
-"""Where a live run with mutual TLS finds its certificates, in one folder."""
+"""The certificates of a live run with mutual TLS, in one folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FleetTls:
         )
 
     def files(self, name: str) -> dict[str, str]:
-        """As the keys of `[broker]` in DEVICE.toml, which are the aggregator's options, too."""
+        """Gives the files under the keys of `[broker]` in DEVICE.toml, which are the aggregator's options, too."""
         return {
             "ca_file": str(self.ca_file.resolve()),
             "cert_file": str(self.cert_file(name).resolve()),

@@ -1,4 +1,4 @@
-"""What two machines must have in common for both to compute the same bits.
+"""The versions that two machines must share to compute the same bits.
 
 Versions alone do not tell: an editable installation has one version and many states, so the code itself is digested.
 """
@@ -60,7 +60,7 @@ def code_digest() -> str:
 
 
 def differences(mine: dict[str, str], theirs: dict[str, str]) -> list[str]:
-    """What the other one has otherwise, as `part: theirs instead of mine`."""
+    """Lists the differences, as `part: theirs instead of mine`."""
     return [
         f"{part}: {theirs.get(part, 'none')} instead of {mine.get(part, 'none')}"
         for part in dict.fromkeys([*mine, *theirs])

@@ -35,7 +35,7 @@ from hushfleet.training.own_samples import Teacher
 
 
 class SamplesOnDevice:
-    """What is kept of samples, and labels, on `device`: for as long as their owner keeps them."""
+    """Keeps samples and labels on `device`, for as long as their owner keeps them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""What a client costs in memory when many are trained at once, counted before anything of that size is allocated.
+"""Counts the memory of one of many clients that are trained at once, before anything of that size is allocated.
 
 Two parts: vectors of length d, which are known, and what the network's forward and backward pass hold at their peak,
 which is counted. The count runs the pass of two clients on PyTorch's meta device (shapes without numbers) and follows

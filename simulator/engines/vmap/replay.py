@@ -48,7 +48,7 @@ class ReplayedGradient:
 
     @property
     def held_bytes(self) -> int:
-        """Of inputs and gradients, beside what a pass itself takes."""
+        """Counts the bytes of inputs and gradients, beside what a pass itself takes."""
         return sum(room.nbytes for room in self._room.values())
 
     def begin(self) -> None:
@@ -72,7 +72,7 @@ class ReplayedGradient:
         weights: Tensor | None = None,
         **learned: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """As `TorchGradient.clients`."""
+        """Computes what `TorchGradient.clients` computes."""
         masks = {f"mask {number}": mask for number, mask in enumerate(dropout)}
         inputs = {"params": params, "x": x, "y": y, **masks, **learned}
         if weights is not None:

@@ -222,7 +222,7 @@ class CohortTrainer:
         group: Sequence[_Ready],
         inputs: Inputs,
     ) -> list[Trained]:
-        """As `LocalRound.train`."""
+        """Does what `LocalRound.train` does."""
         if self.replayed is not None:
             self.replayed.begin()
         context = self._stacked([each.round.context for each in group])

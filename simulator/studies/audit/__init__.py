@@ -1,4 +1,4 @@
-"""What an adversary can really tell: lower bounds on epsilon, measured on the code that devices run.
+"""Audits: lower bounds on epsilon, measured on the code that devices run.
 
 A ledger's epsilon is an upper bound that arithmetic gives. An audit plays the game that the bound is about, "was it in,
 or not?", many times, and says with a stated confidence how much at least can be told. Where that is more than the

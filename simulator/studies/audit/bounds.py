@@ -37,7 +37,7 @@ def rate_at_most(errors: int, trials: int, *, risk: float) -> float:
 
 
 def epsilon_at_least(rates: ErrorRates, delta: float) -> float:
-    """What any mechanism with errors below `rates` has at `delta`; 0 where nothing is shown."""
+    """Gives the least epsilon at `delta` of a mechanism with errors below `rates`; 0 where nothing is shown."""
     ratios = [(1 - delta - kept) / given for given, kept in (rates, (rates.false_negative, rates.false_positive))]
     return max(0.0, *(math.log(ratio) for ratio in ratios if ratio > 0), 0.0)
 

@@ -45,7 +45,7 @@ def finite(clip_norm: float) -> float:
 
 
 class WorstData:
-    """What a method may ask of the data of a device whose reports are to be as telling as they can be."""
+    """Answers what a method asks of a device's data so that its reports tell as much as they can."""
 
     def __init__(self, classes: int, rng: np.random.Generator) -> None:
         self._classes, self._rng = classes, rng

@@ -1,4 +1,4 @@
-"""What a ledger claims: not one number, but an epsilon at every delta, and so a whole trade-off curve.
+"""The claim of a ledger: an epsilon at every delta, and so a whole trade-off curve.
 
 That is what makes small audits sharp. At the task's own delta a thousand trials cannot show that a noise was halved; at
 a delta of a tenth, where the same ledger makes a claim as well, they can.
@@ -25,7 +25,7 @@ _STEP, _PRECISION = 0.3, 0.005  # of the logarithm of a sampled mechanism's nois
 
 @dataclass(frozen=True)
 class Claim:
-    """What the ledger says of `rounds` rounds that are charged alike.
+    """The claim of the ledger about `rounds` rounds that are charged alike.
 
     :param accountant: the task's; what is measured is always put into numbers by the exact one.
     """

@@ -98,7 +98,7 @@ class _Game:
                     yield outside._replace(vector=outside.vector - self.nothing), False
 
     def _seen(self, trainer: Trainer, trained: Trained, round: int) -> Seen:
-        """The server's view of a round that it asked for twice."""
+        """Gives what the server receives in a round that it asks for twice."""
         plan = self.subject.plan(round)
         sent = [_ScriptedRound(trainer, plan, trained).run(self.subject.initial).data for _ in range(2)]
         seen = [self._decoded(trainer, data) for data in dict.fromkeys(sent)]
@@ -118,7 +118,7 @@ class _Game:
 
 
 def _round_of_a_member(subject: Subject, rng: np.random.Generator) -> RoundContext:
-    """The round of a device that has taken part before: its personal entries and clip norms have moved.
+    """Gives the round of a device that has taken part before: its personal part and its clip norms have moved.
 
     It has no model of its own, so that its training begins with the global one: what is sent is then the update.
     """

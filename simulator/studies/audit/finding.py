@@ -107,7 +107,7 @@ class Finding:
 
     @property
     def raw(self) -> list[str]:
-        """What leaves without noise, in words."""
+        """Names what leaves without noise."""
         return list(self.claim.charge.raw)
 
     def _of_form(self, rounds: int) -> float:
@@ -130,7 +130,7 @@ _PLAIN = (
 
 
 def two_worlds(scores: Scores, claim: Claim, *, rounds: int, delta: float, adversary: str, game: str) -> Finding:
-    """What the scores of the game of two worlds show of a claim, which is of one round: what one trial played."""
+    """Tests a claim about one round, which is what a trial plays, by the scores of the game of two worlds."""
     risk = (1 - CONFIDENCE) / 4
     tuning = max(_LEAST_TUNING, round(_TUNING_SHARE * len(scores.inside)))
     tuned, tested = (Scores(*(each[part] for each in scores)) for part in (slice(tuning), slice(tuning, None)))
@@ -180,7 +180,7 @@ def one_run(run: OneRun, claim: Claim, *, delta: float, adversary: str, game: st
 
 
 def _thresholds(scores: Scores, trials: int, delta: float, risk: float) -> tuple[float, float]:
-    """By normal distributions with the scores' means and variances: for the separation, and for epsilon at `delta`."""
+    """Bounds the separation, and epsilon at `delta`, by normal distributions with the scores' moments."""
     inside, outside = (NormalDist(float(s.mean()), max(float(s.std()), 1e-9)) for s in (scores.inside, scores.outside))
     low, high = sorted((outside.mean - 4 * outside.stdev, inside.mean + 4 * inside.stdev))
 

@@ -40,7 +40,7 @@ def subject_of(prepared: PreparedTask, *, seed: int, field_noise: bool = False) 
 
 
 def findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: True) -> Iterator[Finding]:
-    """Of the game of two worlds for the task's unit of privacy, one for each adversary."""
+    """Plays the game of two worlds for the task's unit of privacy; a finding for each adversary."""
     ends = time.monotonic() + effort.seconds
 
     def keep_going(done: int) -> bool:
@@ -59,7 +59,7 @@ def findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: T
 
 
 def one_run_finding(prepared: PreparedTask, subject: Subject, effort: Effort) -> Finding | None:
-    """Of many canaries in one training; the unit is the record.
+    """Plays many canaries in one training; the unit is the record.
 
     None without data in a simulation, and for secure sums, where nobody sees what one device adds to it.
     """

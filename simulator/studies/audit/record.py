@@ -174,7 +174,7 @@ class _TwoWorlds:
             yield trainer
 
     def seen(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
-        """The adversary's view of a round that is asked for twice: all noised gradients, and the last update."""
+        """Gives what is seen of a round that the server asked for twice: all noised gradients, and the last update."""
         batches, moved = _NewcomersRound(trainer, self.subject.plan(round), keep=keep).watch(self.subject.initial, 2)
         return [np.array(batch, np.float64) for batch in batches], moved
 

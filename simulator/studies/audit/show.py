@@ -58,7 +58,7 @@ def _lines(findings: Sequence[Finding]) -> list[list[str]]:
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
-    """What the numbers mean, and what they do not."""
+    """Explains what the numbers mean, and what they do not."""
     first = findings[0]
     most = math.log(max(first.trials, 4) / 4)
     said = [

@@ -39,7 +39,7 @@ KeepGoing = Callable[[int], bool]
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is audited.
+    """The device and task that are audited.
 
     :param spec: the task package; the audit needs none of its graphs.
     :param initial: float32 `[d]`, a global model.
@@ -61,13 +61,13 @@ class Subject:
 
     @cached_property
     def terms(self) -> RoundTerms:
-        """Of a round, as the aggregator's plans have them."""
+        """The terms of a round, as the aggregator's plans have them."""
         controls = self.method.server.controls(self.method.server.initial(self.seed), 1)
         return RoundTerms(min(self.spec.privacy.noise_split, self.cohort), controls)
 
     @property
     def charge(self) -> Charge:
-        """What the ledger takes for one round."""
+        """The charge of one round."""
         return self.method.charge(self.terms)
 
     @property
@@ -76,7 +76,7 @@ class Subject:
 
     @cached_property
     def roster(self) -> Roster | None:
-        """Of a task of secure sums."""
+        """The roster of a task of secure sums."""
         if self.spec.privacy.secure is None:
             return None
         names = self._names(self.fleet)

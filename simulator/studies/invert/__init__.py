@@ -1,4 +1,4 @@
-"""What the server could see: training images, sought in the updates that they cause.
+"""The inversion attack: seeks training images in the updates that they cause.
 
 attack    from an update to an image
 views     what the server is shown of an image: raw, clipped, noised, in a sum; and how well it was found

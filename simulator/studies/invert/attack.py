@@ -21,7 +21,7 @@ DECAYS = (3 / 8, 5 / 8, 7 / 8)
 
 
 def gradients(model: Model, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Of the cross-entropy of each image alone: `x [B, C, H, W]`, `y [B]` -> `[B, d]`, differentiable by `x`."""
+    """Gradients of the cross-entropy of each image: `x [B, C, H, W]`, `y [B]` -> `[B, d]`, differentiable by `x`."""
 
     def loss(tensors: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
         return F.cross_entropy(model.forward(tensors, image[None]), label[None])
@@ -42,7 +42,7 @@ def reconstruct(
     smooth: float = 1e-3,
     seed: int = 0,
 ) -> np.ndarray:
-    """What the attacker takes for the images behind `updates`.
+    """Gives the attacker's guess of the images behind `updates`.
 
     :param params: float32 `[d]`, the global model that the devices began with.
     :param updates: float32 `[B, d]`, what was seen; only directions count.

@@ -1,4 +1,4 @@
-"""What the attacker found: the table, JSON, and the picture with the originals above."""
+"""Shows what the attacker found: the table, JSON, and the picture with the originals above."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ FIGURES, PICTURE = "invert.json", "invert.png"
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What the server could see of the first device of a task.
+    """The attack on the first device of a task.
 
     :param title: network, data and what the epsilons are for.
     :param classmates: among how many images of its class one is to be recognised, on average.

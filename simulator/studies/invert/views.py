@@ -1,4 +1,4 @@
-"""What the server is shown of an image, and how much of the image an attack finds in it.
+"""The views that a server has of an image, and how much of the image an attack finds in each.
 
 The worst case for a device: its whole update is one step of SGD (learning rate 1) on one image, and the attacker
 knows the label. A round of more images and steps shows less of each.

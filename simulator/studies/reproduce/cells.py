@@ -70,7 +70,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The cell's name for people."""
         titles = [axis.title for axis in (self.group, self.row, self.column, self.reading) if axis]
         return ", ".join([*titles, f"seed {self.seed}"] + ["quick"] * self.quick)
 
@@ -103,7 +103,7 @@ class Cell:
 
     @cached_property
     def digest(self) -> str:
-        """Of what is run. Two cells with the same one share a result, also across tables."""
+        """Digest of what is run. Cells with the same digest share a result, also across tables."""
         plain = {name: value for name, value in self.plain.items() if name != "name"}
         if self.row.alone:
             plain["alone"] = True

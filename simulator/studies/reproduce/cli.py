@@ -18,7 +18,7 @@ PAGE = Path("docs/reproduction.md")
 HELP = """Reproduce a paper's table: its cells are run here, and stand beside the paper's own numbers.
 
 Finished cells are kept in OUT/cells and never run again; an interrupted one goes on where it stopped. Published cells
-in --results are taken too. The report is OUT/PAPER/TABLE.html, with TABLE.json beside it.
+in --results are taken too. The table is also in OUT/PAPER/TABLE.json, and as a figure in TABLE.svg.
 
 Examples:
 
@@ -119,7 +119,7 @@ def _reproduce(
         return
     from hushfleet.simulator.command import interrupted
     from hushfleet.simulator.studies.reproduce import table as tables
-    from hushfleet.simulator.studies.reproduce.command import Shown, report, to_run
+    from hushfleet.simulator.studies.reproduce.command import report, shown_cells, to_run, under_way
     from hushfleet.simulator.studies.reproduce.kept import Kept
     from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
     from hushfleet.simulator.units import shown_time
@@ -132,7 +132,7 @@ def _reproduce(
     waiting = to_run(cells, kept, missing)[: options.max_cells]
     try:
         shares = Shares.of(len(waiting), asked=options.jobs)
-        with Shown(waiting, shares.jobs, console) as shown:
+        with shown_cells(waiting, shares.jobs, console) as work:
             outcomes = run_cells(
                 waiting,
                 kept,
@@ -140,7 +140,7 @@ def _reproduce(
                 shares=shares,
                 data_dir=options.data_dir,
                 runtime=options.runtime,
-                watch=shown.watch,
+                watch=lambda cells: setattr(work, "what", under_way(cells)),
             )
             for cell, outcome in outcomes:
                 if isinstance(outcome, Failure):
@@ -150,7 +150,8 @@ def _reproduce(
                     value = outcome.value(cell.metric, recipe.window)
                     reached = "not measured" if value is None else f"{100 * value:.2f} %"
                     words = f"{escape(cell.label)}: {reached} after {shown_time(outcome.seconds)}"
-                shown.ended(cell, words, finished=not isinstance(outcome, Failure))
+                work.count()
+                console.print(words, highlight=False)
     except KeyboardInterrupt:
         raise interrupted(console, shlex.join(["hushfleet", *sys.argv[1:]])) from None
     finally:

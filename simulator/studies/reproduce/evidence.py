@@ -46,11 +46,11 @@ class Finished:
 
     @property
     def cell(self) -> Cell:
-        """Of the first seed: all that the seeds share."""
+        """The cell of the first seed, with all that the seeds share."""
         return self.cells[0]
 
     def accuracies(self, metric: Metric | None = None, window: Window | None = None) -> list[float]:
-        """In percent, by seed. Raises `Unsupported` where it was not measured."""
+        """Gives the accuracies in percent, by seed. Raises `Unsupported` where one was not measured."""
         taken = metric or self.cell.metric, window or self.cell.recipe.window
         values = [one.value(*taken) for one in self.kept]
         measured = [100 * value for value in values if value is not None]
@@ -121,7 +121,7 @@ class Evidence:
         self._finished = {address: Finished(*zip(*those, strict=True)) for address, those in found.items()}
 
     def finished(self, recipe: Recipe) -> list[Cell]:
-        """Of one table, all seeds."""
+        """Gives the finished cells of one table, all seeds."""
         return [cell for place in self._finished.values() for cell in place.cells if cell.recipe is recipe]
 
     def at(self, address: str, *, within: Recipe | None = None) -> Finished:
@@ -132,7 +132,7 @@ class Evidence:
         return self._finished[whole]
 
     def printed(self, address: str, *, within: Recipe | None = None) -> float:
-        """What the paper prints, in percent; the cell need not be finished. Raises `BadInput`."""
+        """Gives the printed number in percent; the cell need not be finished. Raises `BadInput`."""
         return _printed(self._cells[self._whole(address, within)])
 
     def _whole(self, address: str, within: Recipe | None) -> str:

@@ -1,4 +1,4 @@
-"""What is kept of a finished cell: one small JSON, found again by what was run."""
+"""The record of a finished cell: one small JSON, found again by what was run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class KeptCell:
 
     @cached_property
     def raw_values(self) -> tuple[str, ...]:
-        """What the cell's method sends without noise, in words; see `Cost.raw`."""
+        """The names of what the cell's method sends without noise; see `Cost.raw`."""
         if not self.uplink_bytes:  # each device was alone
             return ()
         plain = copy.deepcopy(self.task)
@@ -144,7 +144,7 @@ def kept_cell(
     runtime: str,
     processor: str,
 ) -> KeptCell:
-    """What is worth keeping of a cell's run.
+    """Makes the record of a cell's run.
 
     :param next_local: `accuracy_next_local` by round, which is no part of a run's result.
     """

@@ -44,7 +44,7 @@ class _Frozen(BaseModel):
 
 
 class Change(_Frozen):
-    """What a row, a column, ... does to the base task.
+    """The changes that a row, a column, ... makes to the base task.
 
     :param set: values by key, such as `"privacy.epsilon"`.
     :param unset: keys that go back to their defaults.
@@ -125,7 +125,7 @@ class Special(Change):
 
 
 class Quick(Change):
-    """What `--quick` changes, and `label`, which every output then carries."""
+    """The changes of `--quick`, and `label`, which every output then carries."""
 
     label: str
 

@@ -69,7 +69,7 @@ class PaperTable:
 
     @property
     def places(self) -> pd.DataFrame:
-        """Of all blocks, with the block's title as `block`."""
+        """The places of all blocks, with the block's title as `block`."""
         return pd.concat([block.places.assign(block=block.title) for block in self.blocks])
 
     @property
@@ -81,7 +81,7 @@ class PaperTable:
         return int(self.places.asked.sum())
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Gives plain values for JSON."""
         blocks = [
             {
                 "dataset": block.group.id,
@@ -110,7 +110,7 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is known of the cells.
+    """The state of the cells.
 
     :param missing: why a data set cannot be had, by name.
     :param failures: the errors of cells that failed, by key.
@@ -225,7 +225,7 @@ def _ranking(column: TableColumn, places: pd.DataFrame) -> Ranking | None:
 
 
 def _labels(recipe: Recipe, cells: Sequence[Cell], kept: Kept, *, quick: bool) -> Iterator[str]:
-    """What differs from the paper, in the order of weight."""
+    """Names the differences from the paper, in the order of weight."""
     if quick and recipe.quick:
         yield recipe.quick.label
     for group in recipe.groups:

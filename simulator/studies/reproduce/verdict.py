@@ -1,4 +1,4 @@
-"""What finished cells say of the number that a paper prints, by one rule for all tables."""
+"""The verdict of finished cells on a printed number, by one rule for all tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(place: Any, column: Sequence[Any], *, only_order: bool) -> Verdict | None:
-    """Of one line of `Block.places`; None where it is open.
+    """Judges one line of `Block.places`; None where it is open.
 
     :param column: all lines of its column, with `paper` and `ours` in percent, NaN where there is none. Of lines with
         the same printed number none leads.

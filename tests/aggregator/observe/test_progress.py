@@ -52,14 +52,6 @@ def test_parts_that_are_not_alike_tell_no_time(monkeypatch: pytest.MonkeyPatch) 
     assert progress.describe() == "unpacking: 9 of 20, 9 s"
 
 
-def test_who_has_measured_the_end_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Work("cells", ends_at=600.0, began=0.0)
-    monkeypatch.setattr(progress, "under_way", [work])
-    for now, words in ((60, "cells: 60 s, about 9 min left"), (700, "cells: 12 min")):
-        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
-        assert progress.describe() == words
-
-
 def test_work_in_work_is_said_from_the_outside_in_and_ends_with_its_context() -> None:
     seen = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
+from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
 from hushfleet.methods import METHODS
+from hushfleet.model.own_head import HeadChoice
 from hushfleet.simulator.engines.fast import engine, jobs
 from hushfleet.simulator.engines.fast.device_file import DeviceFile, NotKept, store_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
@@ -290,6 +293,10 @@ def test_a_damaged_file_is_told_and_no_round_charged_twice(tiny: Callable[..., S
         with pytest.raises(StoreError, match="is damaged"):
             DeviceFile(path, device=name)
     path.write_bytes(whole)
+    late = DeviceFile(path, device=name)
+    os.utime(path, ns=(1, 1))  # as another writing has it
+    with pytest.raises(StoreError, match="was written by another process meanwhile"):
+        late.keep_own_head(KeptHead("t", bytes(32), HeadChoice(), b""))
     store = DeviceFile(path, device=name)
     last = store.ledger.entries()[-1]
     with pytest.raises(LedgerError, match="already charged"):
