@@ -14,7 +14,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from hushfleet.data.download import import_torchvision
+from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.errors import BadInput
 from hushfleet.models.features.graph import OPSET, without_traces
 
@@ -41,6 +41,9 @@ class Pretrained:
 
 class _OnPixels(nn.Module):
     """The network on pixels in [0, 1]."""
+
+    mean: Tensor
+    std: Tensor
 
     def __init__(self, given: Pretrained) -> None:
         super().__init__()
