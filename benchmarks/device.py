@@ -26,7 +26,7 @@ from benchmarks.board import DEVICE
 from benchmarks.common import Figures, make_parser, seconds_of, table, words_of, write
 from benchmarks.processes import ROOT, Child, environment
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.data.download import import_torchvision
+from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.methods import METHODS
 from hushfleet.models import get_model, model_names
 from hushfleet.models.features.pretrained import TORCHVISION

@@ -1,4 +1,4 @@
-"""What boards with photographs gain by taking part: a network that others trained, beside scattering and alone.
+"""Measures the gain of boards with photographs: a network that others trained, beside scattering and alone.
 
     python -m benchmarks.photographs --data-dir DIR --kept FILE [--data cifar10|solar] [--quick]
 

@@ -1,4 +1,4 @@
-"""What a board gains by taking part, by fleet size, images a device and epsilon; beside staying alone.
+"""Measures the gain of a board that takes part, by fleet size, images a device and epsilon, beside staying alone.
 
     python -m benchmarks.private_gain --kept FILE [--quick] [--data-dir DIR] [--table FILE] [--figure FILE.svg]
 
@@ -73,7 +73,7 @@ class Fleet:
 
 
 def fleets(*, quick: bool) -> Iterator[Fleet]:
-    """What matters most comes first, for who stops early."""
+    """Yields the most important fleets first, so that an early stop keeps them."""
     if quick:
         yield Fleet("digits", 10, 30, 12, seed=0)
         return

@@ -1,4 +1,4 @@
-"""What secure sums ask of a task file, and what follows from it for devices."""
+"""The demands of secure sums on a task file, and the specification for devices that follows from it."""
 
 from __future__ import annotations
 

@@ -67,12 +67,12 @@ class Question:
 
     @property
     def least_devices(self) -> int:
-        """Of a sum that is opened."""
+        """The fewest devices of a sum that is opened."""
         return max(2, math.ceil(LEAST_SHARE * self.devices - 1e-9))
 
     @property
     def honest_devices(self) -> int:
-        """Of how many devices the noise of a sum is counted on. Raises `BadInput` where there are none."""
+        """The number of devices whose noise a sum counts on. Raises `BadInput` where there are none."""
         honest = least_honest(
             self.least_devices, devices=self.devices, honest_fraction=self.honest_fraction, drawn=self.devices
         )
@@ -85,7 +85,7 @@ class Question:
 
     @property
     def counted(self) -> float:
-        """As many devices, all of them honest and there, would have as much noise in their mean as these have."""
+        """The size of a fleet of honest devices, all of them present, whose mean has as much noise."""
         return math.sqrt(self.devices * (1 if self.local else self.honest_devices))
 
     def estimate(self, table: GainTable, *, counted: float | None = None) -> Estimate:

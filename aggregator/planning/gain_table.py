@@ -1,6 +1,6 @@
-"""What `benchmarks/private_gain.py` measured, and what lies between its cells.
+"""Reads the figures that `benchmarks/private_gain.py` measured, and interpolates between them.
 
-What noise leaves of a gain hangs on one number, r = n / z_1 (`hushfleet.methods.hush_rule.signal`), on the images a
+The gain that noise leaves depends on one number, r = n / z_1 (`hushfleet.methods.hush_rule.signal`), on the images a
 device has, and on the classes. Between measured cells accuracies are interpolated in the logarithms of these; beyond
 them they are those of the nearest cell, and it is said so.
 """
@@ -29,7 +29,7 @@ ALIKE_FROM = 2.0
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Of one fleet, means over its devices; shares of 1.
+    """Accuracies of one fleet, means over its devices; shares of 1.
 
     :param alone: the best way to learn alone, in hindsight, on a device's own mix of labels.
     :param chosen: the head that a device chooses by its own images, likewise.
@@ -50,7 +50,7 @@ class Accuracies:
 
 
 class Estimate(NamedTuple):
-    """What the table says of a fleet.
+    """The table's answer for a fleet.
 
     :param signal: r of the fleet.
     :param near: the measured cells that it was interpolated between, in words.

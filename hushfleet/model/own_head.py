@@ -59,7 +59,7 @@ Part = Annotated[float, Meta(ge=0, le=1, description="in [0, 1]")]
 
 @dataclass(frozen=True)
 class HeadChoice(Checked):
-    """What came out, and why. Private, as the images that decided it.
+    """The choice of a device and its reasons. It is private, like the images that decided it.
 
     :param images: how many there were.
     :param shared: the weight of the shared head in the mixture; `pulled`: of the heads pulled to it; `alone`: of the
@@ -93,7 +93,7 @@ class HeadChoice(Checked):
 
     @property
     def words(self) -> str:
-        """That, and how many of the own images each part gets right."""
+        """Describes the choice, and how many of the own images each part gets right."""
         if not self.images:
             return f"{self.plain} (there are no own images)"
         return (
@@ -274,7 +274,7 @@ def mix_of(labels: np.ndarray, classes: int) -> Mix:
 
 
 def _offsets(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a fit's logits get: float32 `[k, C, 1]`, which the head keeps, and `[C, 1]`, which it does not."""
+    """Offsets of a fit's logits: float32 `[k, C, 1]`, which the head keeps, and `[C, 1]`, which it does not."""
     mix = np.log(mix_of(labels, classes).shares * classes)
     counts = np.bincount(labels, minlength=classes) + 0.5
     of_shared = np.array([SHIFT] * len(PENALTIES) + [0.0])[:, None, None]
@@ -283,7 +283,7 @@ def _offsets(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def default(signal: float, classes: int) -> int:
-    """Where on the path a device should be without images: 0 is the shared head, the last one is trained alone."""
+    """The place on the path for a device without images: 0 is the shared head, the last one is trained alone."""
     return len(_SIGNALS) - bisect_right(_SIGNALS, _of_ten_classes(signal, classes))
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import prepare
-from hushfleet.data.download import import_torchvision
+from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.errors import BadInput
 from hushfleet.graphs.session import open_session
 from hushfleet.models.features import get_features, pretrained

@@ -51,7 +51,7 @@ def applied(folder: FleetFolder, registry: FleetRegistry) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions:
-    """What a new fleet is made of."""
+    """Options of a new fleet."""
 
     # fmt: off
     broker_name: Annotated[list[str], Option(help="Where boards reach the broker: a host name or address. Give it again for more names in its certificate; boards are told the first.")]

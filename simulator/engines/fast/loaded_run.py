@@ -119,7 +119,7 @@ class LoadedRun:
         return samples
 
     def unlabelled(self, device: str) -> LabelledSamples | None:
-        """What it has for its own head without labels: those here say nothing."""
+        """Images for the device's own head without labels: the labels here mean nothing."""
         path = self.folder.device(device).unlabelled
         return self._load(path) if path.exists() else None
 

@@ -1,4 +1,4 @@
-"""What a fleet of method `hush` takes: rounds, noise, bytes and time, by formulas: nothing is built to know."""
+"""Computes the needs of a fleet of method `hush` by formulas: rounds, noise, bytes and time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ up: without masks it is 2 ms."""
 
 @dataclass(frozen=True)
 class Needs:
-    """What it takes; bytes are of one device.
+    """The needs of a fleet; bytes are of one device.
 
     :param directions: leading directions of the features that a shared head is given; None: they have no order.
     :param noise_multiplier: of a sum, over the honest devices.
@@ -63,7 +63,7 @@ class Needs:
 
 
 def needs(asked: Question, table: GainTable | None = None) -> Needs:
-    """What a fleet takes. Raises `BadInput` or `PrivacyError` where no secure sum can be made of so few devices.
+    """Returns the needs of a fleet. Raises `BadInput` or `PrivacyError` where so few devices make no secure sum.
 
     :param table: default the one that comes with the package.
     """

@@ -36,7 +36,7 @@ def to_plain(advice: Advice, needed: Needs, boards: list[BoardCosts]) -> dict[st
 
 
 def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCosts]) -> None:
-    """For people."""
+    """Prints the answer for people."""
     asked, found = advice.question, advice.estimate.accuracies
     console.print(f"[{_STYLES[advice.answer]}]{escape(advice.in_words)}[/].\n", soft_wrap=True)
     accuracy = Table("accuracy, about", title_justify="left")
@@ -60,7 +60,7 @@ def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCost
 
 
 def _measured(advice: Advice) -> str:
-    """Where the figures come from, and how sure they are."""
+    """Returns the source of the figures, and how sure they are."""
     table, spread = advice.table, f"+-{100 * advice.estimate.accuracies.spread:.1f} points"
     if table.measured_on:
         return f"Measured on {table.measured_on}: over {table.least_seeds} seeds the gain varies by {spread}."
@@ -72,7 +72,7 @@ def _measured(advice: Advice) -> str:
 
 
 def _turning(advice: Advice) -> dict[str, str]:
-    """Where the answer would be another."""
+    """Returns the fleets for which the answer would differ."""
     asked, least, smallest = advice.question, advice.least_devices(), advice.least_epsilon()
     return {
         f"pays at epsilon {asked.epsilon:g}": (

@@ -1,4 +1,4 @@
-"""What the devices of a fleet gain by taking part, simulated in seconds: method `hush` with secure sums.
+"""Simulates in seconds what the devices of a fleet gain by taking part: method `hush` with secure sums.
 
 The sums are exact, their noise is drawn at once, and all devices' local steps are one array; nothing is quantised.
 Features, own heads, the server's half, the rule for rounds, clip norm and directions, and the ways to learn alone are
@@ -107,7 +107,7 @@ def deal(images: Images, *, devices: int, each: int, seed: int, alpha: float | N
 
 
 def leading(features: np.ndarray, directions: int) -> np.ndarray:
-    """What a shared head is given of all features: the first ones, as the task's graph gives them; or all."""
+    """Returns the features that a shared head gets: the leading ones, as the task's graph gives them, or all."""
     if directions >= features.shape[-1] - 1:
         return features
     return unit_with_bias(torch.from_numpy(features[..., :directions])).numpy()
@@ -189,7 +189,7 @@ class SimulatedFleet:
         return head, {"common": float(by_class.mean()), "own": float((self.judged.mixes @ by_class).mean())}
 
     def at(self, signal: float) -> Figures:
-        """What comes of a fleet of this r: `shared`, the head that all have; `chosen`, what each device makes of it.
+        """Returns the figures of a fleet of this r: `shared`, the common head; `chosen`, each device's own head.
 
         `error` is the standard error of the gain's mean over the judged devices; `worse` the share of them that are
         more than a hundredth below alone.
@@ -218,7 +218,7 @@ class SimulatedFleet:
         return leading(features, directions) if self.have_order else features
 
     def _with_leading(self, features: np.ndarray, labels: np.ndarray, directions: int) -> FeatureSamples:
-        """As a task's graph has them: what the shared head is given, and then all."""
+        """Returns samples as a task's graph gives them: the features of the shared head, and then all."""
         given = self._given(features, directions)
         if given is features:
             return _samples(features, labels)
@@ -226,9 +226,9 @@ class SimulatedFleet:
 
 
 def over_seeds(lines: list[Figures]) -> Figures:
-    """Means over the seeds of a fleet, and the standard deviations of what hangs on the seed.
+    """Means over the seeds of a fleet, and the standard deviations of the values that depend on the seed.
 
-    :param lines: of each seed `alone`, and what came of each `epsilon`.
+    :param lines: for each seed `alone`, and the figures of each `epsilon`.
     """
     points = []
     for epsilon, first in lines[0]["epsilon"].items():
