@@ -1,4 +1,4 @@
-"""Soft k-means on unlabelled images, a part of a device's own head; it begins with the classes that the head sees there.
+"""Soft k-means on unlabelled images, a part of a device's own head; it begins with the classes that the head sees.
 
 Each class has a mean of features: of its labelled images, which count `LABELLED` times, and of the unlabelled ones,
 each with the probability that it is of the class. The own head gives these probabilities first, then the distances to
