@@ -222,7 +222,8 @@ def test_answers_are_refused_with_a_reason(make: Make) -> None:
     other_set = bytes([fleet.plan.secure.included[0] ^ 128]) + fleet.plan.secure.included[1:]
     accept = fleet.engine.accept
     assert accept(second, good).code == "bad-signature"
-    assert accept(second, fleet.answer(second, included=other_set)).code == "malformed"
+    refused = accept(second, fleet.answer(second, included=other_set))
+    assert (refused.code, refused.kind) == ("malformed", "answer")
     assert fleet.store.faults() == {second: 1}
     assert accept(third, fleet.answer(third)[:-70]).code == "malformed"
     assert accept(third, b"HM\x01\x00").code == "malformed"
