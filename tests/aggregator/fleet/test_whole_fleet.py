@@ -190,8 +190,9 @@ def test_a_board_that_came_before_the_broker_had_read_its_lists_is_heard(fleet: 
     access.write_text(f"{lists}\nuser {board.device}\ntopic deny hushfleet/1/#\n")
     probe = until(lambda: deaf_link(fleet, board))
     probe.close()
-    agent = Agent(board.config, lambda will: MqttLink(board.config.broker_address, client_id=board.device), board.store)
-    thread = threading.Thread(target=agent.run, args=(stop,))
+    address, device = board.config.broker_address, board.device
+    agent = Agent(board.config, lambda will: MqttLink(address, client_id=device), board.store, stop=stop)
+    thread = threading.Thread(target=agent.run)
     thread.start()
     try:
         until(lambda: agent._up)
