@@ -71,7 +71,6 @@ def test_memory_and_disk_do_not_grow_with_strangers(make_field: MakeField, monke
     enrolment = field.coordinator.enrolment
     assert len(enrolment._refused) == MAX_REFUSED_BIRTHS
     assert len(enrolment._known) == len(enrolment._sessions) == 3
-    assert not enrolment._seen
     assert len(field.register.refused_births()) == MAX_REFUSED_BIRTHS
     assert sum(statement.startswith("COMMIT") for statement in writes) <= 2
     assert len(field.fleet.store.devices()) == 3
