@@ -27,7 +27,7 @@ from benchmarks.common import Figures, console, make_parser, table, write
 from benchmarks.device import write_images
 from benchmarks.processes import ROOT
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.simulator.boards import parse_mix
 from hushfleet.simulator.engines.clock.rounds import fleet_clock
 from hushfleet.simulator.engines.live.emulation import machine_speed

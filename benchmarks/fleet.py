@@ -33,7 +33,7 @@ from benchmarks.common import Figures, console, cores, make_parser, table, write
 from benchmarks.processes import ROOT
 from benchmarks.updates import train
 from hushfleet.aggregator.config.task import Task, load_task
-from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError

@@ -24,11 +24,11 @@ from benchmarks.gpu_usage import GpuUsage, mean_or_none
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.randomness import SeededRandomness
+from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import make_method
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.simulator.engines.vmap.training import CohortTrainer, Member
-from hushfleet.training.draws import Inputs
+from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
 
 LEAST_S = 3.0
 """The driver's figures of utilisation are means over up to a second."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.common import Figures, make_parser
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.runtimes import quickest
 from hushfleet.simulator.engines.fast.workers import Workers

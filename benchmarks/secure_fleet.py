@@ -32,11 +32,11 @@ from benchmarks.fleet import (
 )
 from benchmarks.processes import ROOT
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.observe.events import EventLog, iterate_events
+from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.schema import read_file
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
+from hushfleet.schema import read_file
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.observe.events import EventLog, iterate_events
+from hushfleet.aggregator.results.events import EventLog, iterate_events
+from hushfleet.codecs.registry import steps_for
 from hushfleet.config.spec import WireSpec
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.models import get_model, native
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.wire.format.forms import steps_for
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import EncodedUpdate, UpdateHeader, decode_update, encode_update
 

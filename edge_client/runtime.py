@@ -20,10 +20,10 @@ from hushfleet.edge_client.board.accelerator import AcceleratedGradient, Acceler
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import nominal_seconds
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.board.notes import notes_in
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import return_small_blocks
+from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.randomness import FieldRandomness, SeededRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.storage.store import DeviceStore

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hushfleet.config.schema import to_plain
 from hushfleet.config.spec import SecureSpec, TaskSpec
 from hushfleet.edge_client.board.certificate import certificate_words
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -29,6 +28,7 @@ from hushfleet.plain_json import to_json
 from hushfleet.privacy.ledger import LedgerEntry, rounds_left
 from hushfleet.privacy.protection import QUESTIONS, protection, worth
 from hushfleet.privacy.terms import TRUST, Trust
+from hushfleet.schema import to_plain
 from hushfleet.secure.secure_round import assumption
 
 MOST_ROUNDS = 1000

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from hushfleet.codecs.registry import codec_of, steps_for
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
@@ -22,6 +23,10 @@ from hushfleet.edge_client.randomness import Randomness
 from hushfleet.edge_client.storage.answers import AnswerEntry
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit, RoundStore
 from hushfleet.errors import BadInput, LedgerError, Malformed, PrivacyError, StoreError
+from hushfleet.gradients.batch import GradientFunction
+from hushfleet.gradients.draws import Inputs
+from hushfleet.gradients.optim import make_optimizer
+from hushfleet.gradients.own_samples import LoadedSamples, OwnSamples
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
@@ -36,12 +41,7 @@ from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
-from hushfleet.training.batch import GradientFunction
-from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import LocalRound, MakeOptimizer, OnBatch, Trained
-from hushfleet.training.optim import make_optimizer
-from hushfleet.training.own_samples import LoadedSamples, OwnSamples
-from hushfleet.wire.format.forms import codec_of, steps_for
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader, encode_masked
 

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from hushfleet.array_api import Array
-from hushfleet.config.schema import require
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods.local import Penalty, Sgd
@@ -34,6 +33,7 @@ from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, pub
 from hushfleet.methods.personal import Personal
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.state import PrivateArrays, RoundContext
+from hushfleet.schema import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.model.evaluation import EVALUATION_BATCH
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.models.model import Model
 from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 CHECKED_BATCHES = (1, 7, 16)
 MAX_RELATIVE_ERROR = 1e-4

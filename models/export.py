@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hushfleet import losses
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs import session
-from hushfleet.model import losses
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective
-from hushfleet.model.params import ParamLayout
 from hushfleet.models.model import Model
+from hushfleet.objectives import CROSS_ENTROPY, Objective
+from hushfleet.params import ParamLayout
 from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hushfleet.config.spec import DropoutSpec
-from hushfleet.model.params import ParamLayout
 from hushfleet.models.model import layout_of
+from hushfleet.params import ParamLayout
 
 if TYPE_CHECKING:
     from torch import Tensor

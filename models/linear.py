@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hushfleet.model.params import ParamLayout
 from hushfleet.models.model import Model
+from hushfleet.params import ParamLayout
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""The objectives of `hushfleet.model.objectives` in PyTorch, by operators that differentiate, vmap and export."""
+"""The objectives of `hushfleet.objectives` in PyTorch, by operators that differentiate, vmap and export."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hushfleet.model.objectives import Objective
+from hushfleet.objectives import Objective
 
 EXCLUDED = -1e30  # a logit whose probability is exactly 0, and which makes no NaN as infinity would
 

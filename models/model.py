@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hushfleet.config.spec import DropoutSpec
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,10 +24,10 @@ from torch.func import functional_call
 
 from hushfleet.config.spec import DropoutSpec
 from hushfleet.errors import BadInput
-from hushfleet.model.params import ParamLayout
 from hushfleet.models import OFFERED, is_offered
 from hushfleet.models.model import Model
 from hushfleet.models.module_checks import check_ending, check_gradients, check_outputs, check_parts, told
+from hushfleet.params import ParamLayout
 from hushfleet.user_files import from_file
 
 Shape = tuple[int, int, int]

@@ -15,7 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from hushfleet.errors import BadInput
-from hushfleet.model.losses import LOSSES
+from hushfleet.losses import LOSSES
 
 _PROBED = 3  # samples
 _TOLERANCE = 1e-4

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from hushfleet.model.params import ParamLayout
 from hushfleet.models.model import Model
+from hushfleet.params import ParamLayout
 
 SOURCE = "He et al., Deep Residual Learning, CVPR 2016; Wu & He, Group Normalization, ECCV 2018"
 

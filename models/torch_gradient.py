@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective, both_or_none
 from hushfleet.models.losses import distilled_losses, losses_of, mean_loss
 from hushfleet.models.model import Model
+from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
 
 
 class TorchGradient:

@@ -22,12 +22,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.models.checks import random_batch, random_teacher
 from hushfleet.models.decompositions import gradient_decompositions, onnx_translations
-from hushfleet.models.features.graph import without_traces
 from hushfleet.models.losses import distilled_losses, mean_loss
 from hushfleet.models.model import Model
+from hushfleet.models.onnx_nodes import without_traces
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 OPSET = 18
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from hushfleet import methods
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
-from hushfleet.aggregator.observe.events import EventTail
 from hushfleet.aggregator.observe.notebook import run_console
+from hushfleet.aggregator.results.events import EventTail
 from hushfleet.config.toml_text import toml_value
 from hushfleet.data.arrays import Data
 from hushfleet.data.conversion import as_data

@@ -23,9 +23,9 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Share, from_plain
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.firmware_profiles import Board, Quantity, load_board
+from hushfleet.schema import Checked, Share, from_plain
 
 _STREAM = 0x424F4152
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.commands.options import with_options
+from hushfleet.aggregator.options import with_options
 from hushfleet.simulator.options import RunOptions, TaskOptions
 
 

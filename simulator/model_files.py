@@ -18,10 +18,10 @@ from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.model.own_head import inputs_of_own, own_logits
-from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model
 from hushfleet.models.export import bake
 from hushfleet.models.model import Model
+from hushfleet.params import ParamLayout
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.device_file import NotKept, store_of
 from hushfleet.simulator.run_folder import MOST_SHOWN, RunFolder, Simulation

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from hushfleet.aggregator.broker import BrokerKind
-from hushfleet.aggregator.commands.options import Option
+from hushfleet.aggregator.options import Option
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:

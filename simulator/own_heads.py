@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 
-from hushfleet.config.schema import to_plain
 from hushfleet.edge_client.storage.kept import KeptHead
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits, takes_unlabelled
 from hushfleet.progress import counted
+from hushfleet.schema import to_plain
 from hushfleet.simulator.engines.fast.after_round import AfterRound, after_last_round
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool

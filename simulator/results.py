@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.aggregator.observe.events import EventTail
+from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.results.result import LocalOnly, OwnHead, Result
 from hushfleet.aggregator.results.server_sees import SumFacts

@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.observe.display import FleetDisplay
-from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.observe.progress import shown
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
@@ -34,7 +34,7 @@ from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
-from hushfleet.simulator.studies.sweep import sweep_noise, with_seeds, with_sweep
+from hushfleet.simulator.sweep import sweep_noise, with_seeds, with_sweep
 from hushfleet.simulator.units import shown_time
 from hushfleet.simulator.watch import Watch
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from hushfleet.aggregator.observe.events import EventTail
+from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.gains import final_by_device
 from hushfleet.aggregator.results.report.comparison import comparison_json, comparison_rows, load_runs
+from hushfleet.aggregator.results.report.readable import percent
 from hushfleet.aggregator.results.report.verdict import answer, judge, privacy_answer
-from hushfleet.aggregator.results.report.words import percent
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.simulator.run_folder import RunFolder

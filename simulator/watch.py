@@ -6,7 +6,7 @@ import threading
 from typing import Any, Self
 
 from hushfleet.aggregator.observe.display import FleetDisplay
-from hushfleet.aggregator.observe.events import EventTail
+from hushfleet.aggregator.results.events import EventTail
 from hushfleet.simulator.run_folder import Simulation
 
 _INTERVAL_S = 0.2

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `support`
 from support.tools import closing_line, need

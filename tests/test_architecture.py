@@ -103,7 +103,7 @@ def test_a_board_imports_what_its_extra_installs() -> None:
     ("name", "module", "part"),
     [
         ("models/checks.py", "hushfleet.models.checks", "models"),
-        ("hushfleet/model/params.py", "hushfleet.model.params", "hushfleet"),
+        ("hushfleet/params.py", "hushfleet.params", "hushfleet"),
         ("hushfleet/__init__.py", "hushfleet", "hushfleet"),
         ("firmware_profiles/cards/seed.py", "hushfleet.firmware_profiles.cards.seed", "firmware_profiles/cards"),
         ("firmware_profiles/board.py", "hushfleet.firmware_profiles.board", "firmware_profiles"),

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 INSTALL = ROOT / "tests" / "install_tools.sh"
 NEEDY = (  # of each tool some tests, quick ones where it is there
     "tests/aggregator/broker/test_broker.py",
-    "tests/aggregator/commands/test_flash.py",
+    "tests/aggregator/fleet/commands/test_flash.py",
     "tests/aggregator/fleet/test_push.py",
     "tests/aggregator/fleet/test_units.py",
     "tests/attacks/test_use_the_enrolment_broker.py",

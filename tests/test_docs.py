@@ -26,10 +26,10 @@ from hushfleet.edge_client.board.config import BrokerSection, DataSection, Devic
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.gradients.own_samples import HiddenSamples
 from hushfleet.graphs.session import GradientGraph
 from hushfleet.methods.state import PublicState, RoundTerms
 from hushfleet.training.local_round import LocalRound
-from hushfleet.training.own_samples import HiddenSamples
 from hushfleet.wire.format.messages import DeclineCode, RefusedCode, RoundPlan
 from support.documents import BLOCKS, DOCUMENTS, EXAMPLES, ROOT, Block
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.commands.options import Option, with_options
+from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ def _aggregator(
         write_results,
     )
     from hushfleet.aggregator.config.task import load_task
-    from hushfleet.aggregator.devices.charge_book import ChargeBook
     from hushfleet.aggregator.devices.devices_file import read_devices
     from hushfleet.aggregator.devices.register import FILES, DeviceRegister
     from hushfleet.aggregator.devices.roster_file import RosterFile
@@ -109,6 +108,7 @@ def _aggregator(
     from hushfleet.aggregator.observe.progress import shown
     from hushfleet.aggregator.planning.advice import worth_it
     from hushfleet.aggregator.results.server_sees import server_sees
+    from hushfleet.aggregator.rounds.charge_book import ChargeBook
     from hushfleet.aggregator.rounds.engine import RoundEngine
     from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
     from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used

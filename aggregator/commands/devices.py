@@ -53,7 +53,7 @@ def _list(run: _Run) -> None:
 
     from hushfleet.aggregator.fleet.descriptions import ago
     from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
-    from hushfleet.aggregator.observe.events import iterate_events
+    from hushfleet.aggregator.results.events import iterate_events
 
     now = time.time()
     with _opened(run) as register:

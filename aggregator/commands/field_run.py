@@ -18,26 +18,26 @@ from rich.markup import escape
 
 from hushfleet.aggregator.commands.second_opinion import check_in_background
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
 from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.sums import sum_facts
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
-from hushfleet.aggregator.observe.events import EventLog, iterate_events
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.results.record import record
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.results.server_sees import SumFacts
+from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.link.interface import Link, Will
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, require
+from hushfleet.schema import Checked, require
 from hushfleet.wire.format.topics import Name
 
 SERVERS = ("aggregator", "broker")

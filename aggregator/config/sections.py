@@ -9,7 +9,17 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
-from hushfleet.config.schema import (
+from hushfleet.codecs.registry import codec_of
+from hushfleet.config.spec import Augment, PrivacySpec, Rounds, StepSize, WireSpec
+from hushfleet.config.written import faults
+from hushfleet.data.labels import one_form
+from hushfleet.data.targets import Tolerance
+from hushfleet.errors import HushfleetError, Malformed
+from hushfleet.losses import find_loss
+from hushfleet.methods import find_method
+from hushfleet.methods.method import Method, TrainingConfig, check_range
+from hushfleet.privacy.terms import Accountant, Accounting, Unit
+from hushfleet.schema import (
     Checked,
     Finite,
     PositiveOrInf,
@@ -19,18 +29,8 @@ from hushfleet.config.schema import (
     hints,
     unknown,
 )
-from hushfleet.config.spec import Augment, PrivacySpec, Rounds, StepSize, WireSpec
-from hushfleet.config.written import faults
-from hushfleet.data.labels import one_form
-from hushfleet.errors import HushfleetError, Malformed
-from hushfleet.methods import find_method
-from hushfleet.methods.method import Method, TrainingConfig, check_range
-from hushfleet.model.losses import find_loss
-from hushfleet.model.targets import Tolerance
-from hushfleet.privacy.terms import Accountant, Accounting, Unit
 from hushfleet.secure.committee import committee_rule
 from hushfleet.user_files import expanded, in_file
-from hushfleet.wire.format.forms import codec_of
 
 OwnData = Literal["folder", "arrays", "csv"]
 DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
@@ -65,7 +65,7 @@ class ModelSection(Checked):
     come with the task as features do. Of a network that others have trained, `weights` is the file that they offer;
     left out, it is where torchvision or timm keeps what it has downloaded.
 
-    `loss` says what the network learns (`hushfleet.model.losses`): `cross-entropy`, one class of several; `binary`,
+    `loss` says what the network learns (`hushfleet.losses`): `cross-entropy`, one class of several; `binary`,
     yes or no to each output (multi-label); or `squared` or `huber`, numbers (regression), which need `tolerance`: an
     answer is right within so much of its target, in the target's unit, in every output.
     """

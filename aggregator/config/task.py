@@ -24,20 +24,20 @@ from hushfleet.aggregator.config.sections import (
     is_path,
 )
 from hushfleet.aggregator.config.secure_sums import check_task, spec_of
-from hushfleet.config.schema import Checked, Count, from_plain, hints, read_file, to_plain, unknown
+from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import PrivacySpec, SecureSpec
 from hushfleet.config.toml_text import without_none
 from hushfleet.config.written import faults, with_lines
+from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput, Malformed, PrivacyError
+from hushfleet.losses import find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
 from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.sums import check_sums
-from hushfleet.model.losses import find_loss
-from hushfleet.model.targets import Targets
 from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
-from hushfleet.wire.format.forms import codec_of
+from hushfleet.schema import Checked, Count, from_plain, hints, read_file, to_plain, unknown
 from hushfleet.wire.format.topics import Name
 
 RECORD_DELTA = 1e-5

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.config.schema import read_file
 from hushfleet.errors import BadInput
+from hushfleet.schema import read_file
 from hushfleet.wire.format.identity import KEY_BYTES
 from hushfleet.wire.format.topics import check_name
 

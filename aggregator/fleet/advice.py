@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hushfleet.aggregator.fleet.view import BoardView
-from hushfleet.aggregator.results.report.words import number
+from hushfleet.aggregator.results.report.readable import number
 from hushfleet.wire.format.health import Problem, alarms
 
 DECLINES = {

@@ -16,7 +16,6 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
 from hushfleet.aggregator.fleet.releases import FleetRelease, add_release, find_release, releases
 from hushfleet.aggregator.storage.identity_file import load
-from hushfleet.config.schema import read_file
 from hushfleet.errors import BadInput, BadSignature, HushfleetError
 from hushfleet.firmware_profiles import load_board
 from hushfleet.firmware_profiles.cards import bundle
@@ -25,6 +24,7 @@ from hushfleet.firmware_profiles.cards.stock_image import System
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.progress import doing
 from hushfleet.release import add_signature
+from hushfleet.schema import read_file
 
 _OLD_PYTHON = "3.11"  # of Raspberry Pi OS Bookworm, the newest system that `firstrun` is for
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # by the unit of the client

@@ -25,9 +25,9 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import write_first
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.atomic_file import write_whole
-from hushfleet.config.schema import to_plain
 from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
+from hushfleet.schema import to_plain
 
 _COMMENT = """\
 # What a person may change of this fleet; docs/field.md explains every key. Boards are told what stands here when their

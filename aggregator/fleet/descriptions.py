@@ -7,7 +7,7 @@ from datetime import date
 
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
-from hushfleet.aggregator.results.report.words import lifetime_words, number, percent, size
+from hushfleet.aggregator.results.report.readable import lifetime_words, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.privacy.protection import protection
 from hushfleet.wire.format.health import described

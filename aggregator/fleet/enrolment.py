@@ -24,9 +24,9 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.authority import Authority, is_fresh, key_digest, read_request
 from hushfleet.aggregator.fleet.folder import FleetConfig
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RefusedRequest, RegisteredBoard
-from hushfleet.config.schema import unpack
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.schema import unpack
 from hushfleet.wire.format.chunks import MAX_RANGES
 from hushfleet.wire.format.fleet_messages import (
     MAX_CARRIED_BYTES,

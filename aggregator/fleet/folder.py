@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, NotNegative, Positive, Share, read_file
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
+from hushfleet.schema import Checked, NotNegative, Positive, Share, read_file
 from hushfleet.secure.roster import MAX_DEVICES
 from hushfleet.wire.format.topics import Name, check_name
 

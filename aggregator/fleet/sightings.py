@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.service import Part, Service
-from hushfleet.config.schema import pack, unpack
 from hushfleet.errors import BadSignature, Malformed
+from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.messages import Birth, ServerState, decode_message
 from hushfleet.wire.format.topics import ParsedTopic, Topics

@@ -13,9 +13,9 @@ from typing import Any
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.view import PrivacyLeft
 from hushfleet.aggregator.results.result import Lifetime
-from hushfleet.config.schema import unpack
 from hushfleet.privacy.ledger import epsilon_server_of, rounds_left
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.schema import unpack
 
 DEFAULT_DELTA = 1e-5  # as in DEVICE.toml
 MOST_ROUNDS = 1000  # so many more are counted

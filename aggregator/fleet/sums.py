@@ -9,7 +9,7 @@ from hushfleet.aggregator.fleet import keys, roster
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.view import SumsView
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
-from hushfleet.config.schema import read_file
+from hushfleet.schema import read_file
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.health import Problem

@@ -11,11 +11,11 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView
-from hushfleet.aggregator.results.report.words import number
+from hushfleet.aggregator.results.report.readable import number
 from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.health import Problem
 

@@ -40,8 +40,8 @@ from hushfleet.aggregator.fleet.view import (
     SumsView,
 )
 from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
-from hushfleet.aggregator.observe.events import EventTail
-from hushfleet.aggregator.observe.fleet_state import Event, RunState
+from hushfleet.aggregator.results.events import EventTail
+from hushfleet.aggregator.results.fleet_state import Event, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.errors import BadInput
 from hushfleet.wire.format.health import Problem

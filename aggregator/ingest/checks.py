@@ -17,12 +17,12 @@ from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.ingest.decoding import decode, spread
 from hushfleet.aggregator.ingest.norm_check import check_bounded, check_noised
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
+from hushfleet.codecs.registry import codec_of, steps_for
 from hushfleet.config.spec import TaskSpec
 from hushfleet.errors import BadSignature, StoreError, WireError
 from hushfleet.methods.state import PublicState, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.secure.committee import MOST_MEMBERS
-from hushfleet.wire.format.forms import codec_of, steps_for
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader, max_update_bytes, read_public
 

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
-from hushfleet.model.params import LayerSpan
-from hushfleet.wire.format.forms import codec_of
+from hushfleet.codecs.registry import codec_of
+from hushfleet.params import LayerSpan
 from hushfleet.wire.format.update import UpdateHeader
 
 FALSE_REFUSAL = 1e-9

@@ -21,12 +21,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from hushfleet.aggregator.observe.fleet_state import RunState
 from hushfleet.aggregator.observe.notebook import NotebookConsole
 from hushfleet.aggregator.observe.progress import Heartbeat, format_time
+from hushfleet.aggregator.results.fleet_state import RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.gains import Comparison
 from hushfleet.aggregator.results.report import page
+from hushfleet.aggregator.results.report.readable import NOT_MEASURED, codec, gained, number, percent, size
 from hushfleet.aggregator.results.report.sweeps import noise_table, seed_table
 from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
@@ -36,7 +37,6 @@ from hushfleet.aggregator.results.report.verdict import (
     judge,
     received,
 )
-from hushfleet.aggregator.results.report.words import NOT_MEASURED, codec, gained, number, percent, size
 from hushfleet.aggregator.results.result import Result
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, protection
 from hushfleet.privacy.terms import Accountant

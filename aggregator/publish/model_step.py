@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.aggregator.config.sections import WireSection
+from hushfleet.codecs.quantized import MAX_STEP, MIN_STEP
+from hushfleet.codecs.symbols import MAX_LEVEL
 from hushfleet.errors import Malformed
 from hushfleet.wire.format.difference import EncodedDifference, encode_difference
 from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan
-from hushfleet.wire.format.quantized import MAX_STEP, MIN_STEP
-from hushfleet.wire.format.symbols import MAX_LEVEL
 
 log = logging.getLogger("hushfleet.aggregator")
 

@@ -21,13 +21,13 @@ from hushfleet.data.csv_file import LABEL, load_csv_set
 from hushfleet.data.folder import load_folder_set
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.data.sets import load
+from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import make_method
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import Evaluation, evaluate
-from hushfleet.model.targets import Targets
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.model import Model

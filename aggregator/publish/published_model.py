@@ -13,7 +13,7 @@ from hushfleet.aggregator.publish.model_step import make_difference
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import StoreError
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.wire.format.difference import EncodedDifference, params_digest
 
 

@@ -15,9 +15,8 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_tables
-from hushfleet.aggregator.observe.timeline import read_timeline
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.results.metrics import RoundSummary, privacy_tables
 from hushfleet.aggregator.results.rerun import rerun, versions
 from hushfleet.aggregator.results.result import (
     Details,
@@ -32,7 +31,9 @@ from hushfleet.aggregator.results.result import (
     WireInfo,
 )
 from hushfleet.aggregator.results.server_sees import SumFacts
+from hushfleet.aggregator.results.timeline import read_timeline
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import SecureSpec, TaskSpec, WireSpec
 from hushfleet.errors import OtherVersion
 from hushfleet.methods import title_of
@@ -40,7 +41,6 @@ from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.terms import TRUST
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import assumption
-from hushfleet.wire.format.forms import codec_of
 
 EVENTS_NAME = "events.jsonl"
 

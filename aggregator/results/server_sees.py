@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hushfleet.config.schema import Checked
+from hushfleet.schema import Checked
 
 RosterBy = Literal["aggregator", "operator", "simulation"]
 """Who says which devices may be in a secure sum."""

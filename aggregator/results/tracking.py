@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
-from hushfleet.aggregator.observe.events import EventTail
-from hushfleet.aggregator.observe.fleet_state import RunState
+from hushfleet.aggregator.results.events import EventTail
+from hushfleet.aggregator.results.fleet_state import RunState
 from hushfleet.errors import BadInput
 
 _LOOK_EVERY_S = 1.0

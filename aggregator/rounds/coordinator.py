@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.enrolment import (
     MAX_UNKNOWN_BURST,
     UNKNOWN_A_SECOND,
@@ -24,14 +23,15 @@ from hushfleet.aggregator.devices.enrolment import (
 from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
-from hushfleet.aggregator.ingest.uploads import Uploads
-from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.observe.round_events import update_fields
-from hushfleet.aggregator.observe.run_log import RunLog
 from hushfleet.aggregator.publish.blobs import ChunkServer
+from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.cycle import RoundCycle
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.outbox import Outbox
+from hushfleet.aggregator.rounds.round_events import update_fields
+from hushfleet.aggregator.rounds.run_log import RunLog
+from hushfleet.aggregator.rounds.uploads import Uploads
 from hushfleet.errors import (
     BadSignature,
     HushfleetError,

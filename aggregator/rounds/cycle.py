@@ -6,14 +6,14 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable
 
-from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.roster_file import RosterFile
-from hushfleet.aggregator.observe.round_events import changed_plan, finished_fields, open_fields
-from hushfleet.aggregator.observe.run_log import RunLog
+from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.outbox import Outbox
 from hushfleet.aggregator.rounds.policy import may_open
+from hushfleet.aggregator.rounds.round_events import changed_plan, finished_fields, open_fields
+from hushfleet.aggregator.rounds.run_log import RunLog
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.secure.roster import Roster
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.ingest.checks import UpdateChecks, terms_of
-from hushfleet.aggregator.observe.metrics import RoundSummary
+from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.admission import is_new
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
@@ -29,9 +29,9 @@ from hushfleet.aggregator.rounds.round_sum import commit
 from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of, stored_roster
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
-from hushfleet.config.schema import pack, unpack
 from hushfleet.config.spec import BlobRef
 from hushfleet.errors import BadInput, StoreError, StoreFull, WireError
+from hushfleet.schema import pack, unpack
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import check_signed_limits

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from hushfleet.aggregator.config.sections import RoundSection
-from hushfleet.aggregator.observe.metrics import RoundSummary, eq20_bytes, snr_db
 from hushfleet.aggregator.publish.model_step import download_bytes
+from hushfleet.aggregator.results.metrics import RoundSummary, eq20_bytes, snr_db
 from hushfleet.aggregator.rounds.round_sum import Answers, RoundSum
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.methods.state import RoundTerms

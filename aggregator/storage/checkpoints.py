@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from hushfleet.atomic_file import write_whole
 from hushfleet.errors import StoreError
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 KEPT = 3
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, Job, Rounds, Workload
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers

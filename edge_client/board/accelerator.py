@@ -24,10 +24,10 @@ from hushfleet.edge_client.board.constant_time import nominal_seconds
 from hushfleet.edge_client.storage.kept import ChosenAccelerator
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import GraphRefused, StoreError
+from hushfleet.gradients.draws import draw_dropout
 from hushfleet.graphs.session import GradientGraph, InferenceGraph, Provider
 from hushfleet.graphs.shapes import GraphCost
-from hushfleet.model.objectives import CROSS_ENTROPY
-from hushfleet.training.draws import draw_dropout
+from hushfleet.objectives import CROSS_ENTROPY
 
 PROVIDER = "CUDAExecutionProvider"
 OWN_MIB = 800

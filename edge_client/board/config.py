@@ -13,7 +13,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.schema import (
+from hushfleet.config.spec import PrivacySpec
+from hushfleet.config.written import read_written
+from hushfleet.errors import BadInput
+from hushfleet.firmware_profiles import load_board
+from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
+from hushfleet.schema import (
     Checked,
     Count,
     Positive,
@@ -22,11 +27,6 @@ from hushfleet.config.schema import (
     Share,
     require,
 )
-from hushfleet.config.spec import PrivacySpec
-from hushfleet.config.written import read_written
-from hushfleet.errors import BadInput
-from hushfleet.firmware_profiles import load_board
-from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
 from hushfleet.user_files import expanded
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress

@@ -22,14 +22,14 @@ from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.local_data import blank_samples
 from hushfleet.edge_client.declines import GivenUp
 from hushfleet.errors import GraphRefused
+from hushfleet.gradients.batch import GradientFunction
+from hushfleet.gradients.draws import Inputs
+from hushfleet.gradients.own_samples import LoadedSamples
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.noise import SecureNoise
-from hushfleet.training.batch import GradientFunction
-from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import LocalRound, OneClient, train_vector
-from hushfleet.training.own_samples import LoadedSamples
 from hushfleet.wire.format.messages import DeviceStatus
 from hushfleet.wire.link.interface import Link
 

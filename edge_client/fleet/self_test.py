@@ -15,7 +15,7 @@ import numpy as np
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_there, way_on
 from hushfleet.errors import HushfleetError, StoreError
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 # Mean squared error of x @ w against y, and its gradient, as an ONNX graph (`tests/edge_client/fleet/test_self_test.py`
 # makes it).

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from hushfleet.config.schema import Checked, Count
 from hushfleet.config.spec import Digest, TaskId
 from hushfleet.model.own_head import HeadChoice, OwnHead
+from hushfleet.schema import Checked, Count
 from hushfleet.secure.roster import Roster
 
 Accelerator = Literal["cpu", "cuda"]

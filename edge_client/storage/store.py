@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hushfleet.config.schema import pack, unpack
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.kept import ChosenAccelerator, KeptHead, RosterMark
@@ -42,6 +41,7 @@ from hushfleet.errors import CopiedStore, LedgerError, LostStore, Malformed, Sto
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.fleet_messages import CarriedRounds
 from hushfleet.wire.format.identity import Identity
 

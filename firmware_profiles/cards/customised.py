@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
-from hushfleet.config.schema import parse_toml
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
+from hushfleet.schema import parse_toml
 
 FOLDER = "hushfleet"
 BEFORE = f"{FOLDER}/before"

@@ -13,8 +13,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, from_plain, read_file, require
 from hushfleet.errors import BadInput, Malformed
+from hushfleet.schema import Checked, from_plain, read_file, require
 
 _NO_NAME = ("Cc", "Cs", "Zl", "Zp")  # control characters and line ends: YAML and TOML do not keep all of them
 

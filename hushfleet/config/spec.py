@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from hushfleet.config.schema import (
+from hushfleet.codecs.registry import NAMES
+from hushfleet.data.targets import CLASSES, Targets
+from hushfleet.errors import Malformed, TooLarge
+from hushfleet.model.own_head import is_linear
+from hushfleet.params import MAX_PARAMS, ParamLayout
+from hushfleet.privacy.terms import Accountant, Accounting, Unit
+from hushfleet.schema import (
     Checked,
     Count,
     Finite,
@@ -29,12 +35,6 @@ from hushfleet.config.schema import (
     pack,
     require,
 )  # fmt: skip
-from hushfleet.errors import Malformed, TooLarge
-from hushfleet.model.own_head import is_linear
-from hushfleet.model.params import MAX_PARAMS, ParamLayout
-from hushfleet.model.targets import CLASSES, Targets
-from hushfleet.privacy.terms import Accountant, Accounting, Unit
-from hushfleet.wire.format.forms import NAMES
 
 if TYPE_CHECKING:
     Form = str
@@ -230,7 +230,7 @@ class WireSpec(Checked):
     """The form in which updates travel.
 
     :param codec: `quantized` (step tied to the noise, entropy-coded), `one-bit` (signs of noised values), `float16` or
-        `float32`; `hushfleet.wire.format.forms` says what each costs. `masked` is that of secure sums, and only theirs.
+        `float32`; `hushfleet.codecs.registry` says what each costs. `masked` is that of secure sums, and only theirs.
     :param step: quantisation step in units of the noise's standard deviation.
     :param relative_step: step in units of a layer's root mean square where a method adds no noise.
     :param chunk_bytes: payload bytes of one MQTT message.

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hushfleet.config.schema import parse_toml
 from hushfleet.errors import BadInput
+from hushfleet.schema import parse_toml
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

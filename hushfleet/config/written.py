@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hushfleet.config.schema import bare, from_plain, hints, missing, read_file, unknown
 from hushfleet.errors import BadInput, Malformed
+from hushfleet.schema import bare, from_plain, hints, missing, read_file, unknown
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ _UNKNOWN = re.compile(r"unknown field '([\w-]+)'")
 
 
 def read_written(kind: type[T], path: Path) -> T:
-    """The file's content, see `hushfleet.config.schema`. Raises `BadInput` with everything that is wrong."""
+    """The file's content, see `hushfleet.schema`. Raises `BadInput` with everything that is wrong."""
     plain = read_file(path)
     try:
         return from_plain(kind, plain)

@@ -23,9 +23,9 @@ from hushfleet.data.labels import as_labels, check_present, class_names_of, text
 from hushfleet.data.measurements import check_names, check_spread, refuse_far, warn_of_row_numbers
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
+from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import BadInput
-from hushfleet.model.losses import LOSSES
-from hushfleet.model.targets import CLASSES, Targets
+from hushfleet.losses import LOSSES
 
 HELD_OUT = 0.2  # of the data, where they come without a test part
 _ORDER_SEED = 0

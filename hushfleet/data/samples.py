@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import BadInput
-from hushfleet.model.targets import CLASSES, Targets
 
 
 class LabelledSamples(Protocol):

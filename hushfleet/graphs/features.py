@@ -17,11 +17,11 @@ import onnxruntime
 
 from hushfleet.config.spec import MAX_GRAPH_BYTES, FeatureSpec
 from hushfleet.data.samples import FeatureSamples, Samples
+from hushfleet.data.targets import Targets
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import ValueFacts, check_graph
 from hushfleet.graphs.session import open_session
 from hushfleet.graphs.shapes import MEMORY_BYTES, check_cost
-from hushfleet.model.targets import Targets
 from hushfleet.progress import doing
 from hushfleet.user_files import read_cached, write_cached
 

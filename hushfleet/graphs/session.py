@@ -19,10 +19,10 @@ import numpy as np
 import onnxruntime as ort
 
 from hushfleet.errors import GraphRefused
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective, both_or_none
+from hushfleet.gradients.linear import LinearClipping
 from hushfleet.model.own_head import is_linear
-from hushfleet.model.params import ParamLayout
-from hushfleet.training.linear import LinearClipping
+from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
+from hushfleet.params import ParamLayout
 
 ort.disable_telemetry_events()  # `hushfleet` has said it too, but too late where ONNX Runtime was imported first
 
@@ -135,7 +135,7 @@ def _require_float(value: ort.NodeArg, shape: tuple[int, ...] | None) -> None:
 class GradientGraph:
     """`(params, x, y, dropout, out) -> (loss, gradient)` by ONNX Runtime.
 
-    `clipped_sum` is there for one linear layer alone; see `hushfleet.training.batch.GradientFunction`.
+    `clipped_sum` is there for one linear layer alone; see `hushfleet.gradients.batch.GradientFunction`.
 
     :param graph: an ONNX file that `check_graph` accepted.
     :param objective: whose gradient it is, without a teacher.

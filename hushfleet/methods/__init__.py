@@ -15,13 +15,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from hushfleet.config.schema import from_plain
 from hushfleet.config.spec import PrivacySpec, TaskSpec
 from hushfleet.errors import BadInput
 from hushfleet.methods.method import Method, Published, TrainingConfig
 from hushfleet.methods.sums import check_sums
 from hushfleet.methods.task_method import TaskMethod, bind
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
+from hushfleet.schema import from_plain
 from hushfleet.user_files import from_file, in_file
 
 GROUP = "hushfleet.methods"

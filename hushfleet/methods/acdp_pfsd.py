@@ -46,7 +46,7 @@ from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, pub
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import ClipWhole, Gaussian, Report, Stage
 from hushfleet.methods.state import RoundContext, RoundSetting
-from hushfleet.model.objectives import Objective
+from hushfleet.objectives import Objective
 from hushfleet.privacy.clipping import layer_norms
 
 Clipping = Literal["ppo", "fixed", "quantile"]

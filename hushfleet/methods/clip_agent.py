@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hushfleet.gradients.optim import Adam
 from hushfleet.torch_threads import one_torch_thread
-from hushfleet.training.optim import Adam
 
 if TYPE_CHECKING:
     from torch import Tensor

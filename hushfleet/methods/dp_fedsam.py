@@ -24,11 +24,11 @@ from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
 from hushfleet.config.spec import PrivacySpec
+from hushfleet.gradients.batch import Batch
 from hushfleet.methods.local import GradientRule, Sgd, squared_norm
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.stages import KeepLargest
 from hushfleet.methods.state import PrivateArrays, RoundContext, divided
-from hushfleet.training.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, pub
 from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import ClipLayers, EvenBounds, Gaussian, Transform
 from hushfleet.methods.state import RoundContext
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip_layers, layer_norms
 from hushfleet.privacy.noise import NoiseSource
 

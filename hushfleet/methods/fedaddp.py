@@ -46,7 +46,7 @@ from hushfleet.methods.local import PersonalFirst, Sgd
 from hushfleet.methods.method import Method, published, within
 from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds, Transform
 from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
-from hushfleet.config.schema import require
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.fisher import ByFisher
 from hushfleet.methods.local import Penalty, PersonalFirst, Sgd
@@ -38,6 +37,7 @@ from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, pub
 from hushfleet.methods.stages import Transform
 from hushfleet.methods.state import RoundContext, divided
 from hushfleet.privacy.noise import NoiseSource
+from hushfleet.schema import require
 
 
 @dataclass(frozen=True, kw_only=True)

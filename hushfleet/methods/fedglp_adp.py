@@ -40,7 +40,7 @@ from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, pub
 from hushfleet.methods.personal import Personal
 from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds
 from hushfleet.methods.state import PrivateArrays, PublicState, RoundContext, divided, largest
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 
 

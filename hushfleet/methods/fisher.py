@@ -13,10 +13,10 @@ from typing import Literal
 import numpy as np
 
 from hushfleet.array_api import Array
+from hushfleet.gradients.own_samples import OwnSamples
 from hushfleet.methods.personal import Personal
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext
-from hushfleet.model.params import ParamLayout
-from hushfleet.training.own_samples import OwnSamples
+from hushfleet.params import ParamLayout
 
 Normalisation = Literal["min-max", "sum"]
 MOVED = "moved"  # the last update, float32 `[d]`, in the private arrays

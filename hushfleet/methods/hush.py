@@ -29,6 +29,7 @@ import numpy as np
 from hushfleet.array_api import Array, array_namespace
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed, PrivacyError
+from hushfleet.gradients.own_samples import OwnSamples
 from hushfleet.methods.hush_rule import falling, rule
 from hushfleet.methods.local import Sgd, SharedOnly
 from hushfleet.methods.method import Method, TrainingConfig, published, within
@@ -36,8 +37,7 @@ from hushfleet.methods.personal import Personal
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import Gaussian, ScaleWhole
 from hushfleet.methods.state import DeviceState
-from hushfleet.model.params import ParamLayout
-from hushfleet.training.own_samples import OwnSamples
+from hushfleet.params import ParamLayout
 
 SMOOTHING = 1.0  # samples that are added to each class before the logarithm is taken
 

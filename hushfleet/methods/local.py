@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from hushfleet import array_api
 from hushfleet.array_api import Array
 from hushfleet.blocks import blocks
+from hushfleet.gradients.batch import Batch
+from hushfleet.gradients.own_samples import OwnSamples, Teacher
 from hushfleet.methods.state import PrivateArrays, RoundContext
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective
-from hushfleet.training.batch import Batch
-from hushfleet.training.own_samples import OwnSamples, Teacher
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 
 @dataclass(frozen=True)

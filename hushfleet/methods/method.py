@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from hushfleet.config.schema import require
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.personal import Personal
@@ -22,6 +21,7 @@ from hushfleet.methods.stages import (
     Transform,
     check_stages,
 )
+from hushfleet.schema import require
 
 Setting = TypeVar("Setting", int, float)
 

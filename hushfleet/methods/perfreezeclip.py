@@ -32,15 +32,15 @@ from typing import Any, Literal
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
-from hushfleet.config.schema import require
 from hushfleet.config.spec import PrivacySpec
+from hushfleet.gradients.batch import Batch
+from hushfleet.gradients.entries import ALL, Entries
 from hushfleet.methods.heads import HeadFirstConfig
 from hushfleet.methods.local import GradientRule, PersonalFirst, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, published, within
 from hushfleet.methods.personal import Head
 from hushfleet.methods.state import PrivateArrays, RoundContext, kept_count
-from hushfleet.training.batch import Batch
-from hushfleet.training.entries import ALL, Entries
+from hushfleet.schema import require
 
 
 @dataclass(frozen=True, kw_only=True)

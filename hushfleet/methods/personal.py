@@ -12,9 +12,9 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.errors import Malformed
+from hushfleet.gradients.own_samples import OwnSamples
 from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext
-from hushfleet.model.params import ParamLayout
-from hushfleet.training.own_samples import OwnSamples
+from hushfleet.params import ParamLayout
 
 
 @dataclass(frozen=True)

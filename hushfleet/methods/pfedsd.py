@@ -18,7 +18,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.local import Penalty, SelfDistillation, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.state import RoundContext
-from hushfleet.model.objectives import Objective
+from hushfleet.objectives import Objective
 
 
 @dataclass(frozen=True, kw_only=True)

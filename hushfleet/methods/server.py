@@ -9,7 +9,7 @@ import numpy as np
 
 from hushfleet import array_api
 from hushfleet.array_api import Array
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 ServerArrays = dict[str, np.ndarray]
 

@@ -27,7 +27,7 @@ import numpy as np
 from hushfleet.array_api import Array
 from hushfleet.errors import PrivacyError
 from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting, kept_count, largest
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip, clip_layers, scale
 from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge, GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource

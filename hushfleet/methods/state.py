@@ -18,7 +18,7 @@ from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed, PrivacyError
 from hushfleet.model.evaluation import Evaluation
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 PrivateArrays = dict[str, Array]
 

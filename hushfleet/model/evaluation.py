@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples
-from hushfleet.model.objectives import CROSS_ENTROPY
+from hushfleet.objectives import CROSS_ENTROPY
 
 EVALUATION_BATCH = 256
 
 
 class Evaluation(NamedTuple):
-    """`accuracy` in 0..1, the share of right answers (`hushfleet.model.targets`), and the mean `loss`, of a
+    """`accuracy` in 0..1, the share of right answers (`hushfleet.data.targets`), and the mean `loss`, of a
     cross-entropy in nats; NaN where there are no samples."""
 
     accuracy: float

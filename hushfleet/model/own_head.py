@@ -29,11 +29,11 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Count
 from hushfleet.data.samples import FeatureSamples, LabelledSamples
-from hushfleet.model.params import ParamLayout
 from hushfleet.model.soft_means import soft_means
 from hushfleet.model.softmax import fit, log_softmax, rotated
+from hushfleet.params import ParamLayout
+from hushfleet.schema import Checked, Count
 
 FOLDS = 5
 PENALTIES = (0.1, 0.03, 0.01, 0.003, 0.001)

@@ -16,7 +16,7 @@ import numpy as np
 
 from hushfleet import array_api
 from hushfleet.errors import PrivacyError
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 # Scaling rounds each entry by at most 2^-23 of itself (the factor and the product), hence the norm too.
 _ROUNDING_MARGIN = 1 - 2.0**-22

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hushfleet.errors import PrivacyError
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import NoiseSource
 

@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from hushfleet.config.schema import Checked, pack, unpack
 from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import BadInput, Malformed
+from hushfleet.schema import Checked, pack, unpack
 from hushfleet.secure import field
 from hushfleet.wire.format.headed import HEAD_BYTES, cut_header, headed
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify

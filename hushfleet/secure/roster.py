@@ -15,9 +15,9 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Count, Share, pack, require, unpack
 from hushfleet.errors import BadSignature, Malformed, OtherVersion
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
+from hushfleet.schema import Checked, Count, Share, pack, require, unpack
 from hushfleet.secure.committee import corrupt_devices
 from hushfleet.wire.format.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.topics import Name

@@ -1,1 +1,1 @@
-"""Local training of one device: batches, gradients, optimizers, one round."""
+"""One local round of one device, by the parts of its method."""

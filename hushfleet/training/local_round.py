@@ -15,16 +15,16 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.errors import GraphRefused
+from hushfleet.gradients.batch import Batch, ClientBatch, NoisedBatch
+from hushfleet.gradients.draws import Inputs, drawn_batches, drawn_inputs, epochs
+from hushfleet.gradients.entries import ALL, Entries
+from hushfleet.gradients.optim import Optimizer, make_optimizer
+from hushfleet.gradients.own_samples import HiddenSamples, LoadedSamples, OwnSamples, distillation_inputs
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.state import DeviceState, PrivateArrays, RoundContext, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import RecordMechanism
-from hushfleet.training.batch import Batch, ClientBatch, NoisedBatch
-from hushfleet.training.draws import Inputs, drawn_batches, drawn_inputs, epochs
-from hushfleet.training.entries import ALL, Entries
-from hushfleet.training.optim import Optimizer, make_optimizer
-from hushfleet.training.own_samples import HiddenSamples, LoadedSamples, OwnSamples, distillation_inputs
 
 OnBatch = Callable[[int, int], None]
 MakeOptimizer = Callable[[str, float, float], Optimizer]

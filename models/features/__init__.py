@@ -18,13 +18,13 @@ from hushfleet.config.spec import BlobRef, FeatureSpec
 from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.graphs.features import check_features
 from hushfleet.graphs.session import open_session
+from hushfleet.models import onnx_nodes
 from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, relative_error
 from hushfleet.models.export import content_key
 from hushfleet.models.features import (
     backbone,
     classifier,
     filters,
-    graph,
     hidden,
     pretrained,
     scattering,
@@ -33,11 +33,11 @@ from hushfleet.models.features import (
 )
 from hushfleet.models.features.backbone import Backbone
 from hushfleet.models.features.filters import Filters
-from hushfleet.models.features.graph import Graph
 from hushfleet.models.features.hidden import hidden_graph
 from hushfleet.models.features.scattering import Scattering
 from hushfleet.models.features.whitening import Whitening
 from hushfleet.models.model import Model
+from hushfleet.models.onnx_nodes import Graph
 from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 Shape = tuple[int, int, int]
@@ -186,5 +186,5 @@ def make_graph(raw: RawFeatures, white: Whitening) -> bytes:
 def _content_key(key: str) -> str:
     """Hex digest of whatever decides what is in the graph: `key`, the code and its versions."""
     parts = [f"{package.__name__} {package.__version__}" for package in (torch, onnx, onnxruntime, np)]
-    parts += map(inspect.getsource, (filters, graph, hidden, pretrained, scattering, synthetic, whitening))
+    parts += map(inspect.getsource, (filters, hidden, onnx_nodes, pretrained, scattering, synthetic, whitening))
     return hashlib.sha256("\0".join([*parts, key]).encode()).hexdigest()[:32]

@@ -16,8 +16,8 @@ from onnx import helper, numpy_helper
 from hushfleet.config.spec import MAX_GRAPH_BYTES
 from hushfleet.errors import BadInput
 from hushfleet.models.features import classifier
-from hushfleet.models.features.graph import Graph, without_traces
 from hushfleet.models.features.whitening import Whitening, add_unit_with_bias
+from hushfleet.models.onnx_nodes import Graph, without_traces
 
 Shape = tuple[int, int, int]
 _LARGE = 1024  # values of a constant, from which on its floats are worth to be made bytes

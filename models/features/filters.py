@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hushfleet.errors import BadInput
 from hushfleet.models.features import synthetic
-from hushfleet.models.features.graph import Graph
+from hushfleet.models.onnx_nodes import Graph
 
 FILTERS = 48
 SIDES = range(6, 17, 2)

@@ -12,10 +12,10 @@ import torch
 
 from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.graphs.session import open_session
-from hushfleet.model.params import ParamLayout
 from hushfleet.models.checks import CHECKED_BATCHES, MAX_RELATIVE_ERROR, random_batch, relative_error
 from hushfleet.models.export import bake
 from hushfleet.models.model import Model
+from hushfleet.params import ParamLayout
 
 
 def without_last(model: Model) -> Model:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.errors import BadInput
-from hushfleet.models.features.graph import OPSET, without_traces
+from hushfleet.models.onnx_nodes import OPSET, without_traces
 
 TORCHVISION, TIMM = "torchvision:", "timm:"
 _TORCHVISION_LICENCE = "torchvision's terms: the weights may have those of the data that they were trained on"

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from hushfleet.errors import BadInput
 from hushfleet.models.features import synthetic
-from hushfleet.models.features.graph import Graph
+from hushfleet.models.onnx_nodes import Graph
 
 ANGLES = 8
 MAPS = 1 + 2 * ANGLES + ANGLES**2

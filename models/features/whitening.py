@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hushfleet.models.features.graph import Graph
+from hushfleet.models.onnx_nodes import Graph
 
 BIAS = 0.3
 POWER = 0.5

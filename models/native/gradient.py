@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from hushfleet.graphs.session import check_array
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective, both_or_none
 from hushfleet.models.model import Model
 from hushfleet.models.native.build import find_compiler, load_library
 from hushfleet.models.native.program import write_program
 from hushfleet.models.native.stages import Target
+from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
 
 FLAGS = ("-ffp-contract=fast",)
 ALIGNMENT = 64

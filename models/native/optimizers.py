@@ -1,4 +1,4 @@
-"""Adam and SGD of `hushfleet.training.optim`, compiled: the same bits in a fraction of the time, for every runtime.
+"""Adam and SGD of `hushfleet.gradients.optim`, compiled: the same bits in a fraction of the time, for every runtime.
 
 NumPy computes Adam's step in a dozen passes over cache-sized blocks; here it is one pass over memory.
 """
@@ -11,8 +11,8 @@ from importlib import resources
 
 import numpy as np
 
+from hushfleet.gradients.optim import SGD, Adam, make_optimizer
 from hushfleet.models.native.build import load_library
-from hushfleet.training.optim import SGD, Adam, make_optimizer
 
 FLAGS = ("-ffp-contract=off",)
 
@@ -30,7 +30,7 @@ def _library() -> ctypes.CDLL:
 
 
 class NativeSGD(SGD):
-    """`hushfleet.training.optim.SGD` for contiguous float32 arrays of NumPy, bit for bit.
+    """`hushfleet.gradients.optim.SGD` for contiguous float32 arrays of NumPy, bit for bit.
 
     :raises HushfleetError: there is no compiler, or it refuses.
     """
@@ -51,7 +51,7 @@ class NativeSGD(SGD):
 
 
 class NativeAdam(Adam):
-    """`hushfleet.training.optim.Adam` for contiguous float32 arrays of NumPy, bit for bit.
+    """`hushfleet.gradients.optim.Adam` for contiguous float32 arrays of NumPy, bit for bit.
 
     :raises HushfleetError: there is no compiler, or it refuses.
     """
@@ -81,7 +81,7 @@ class NativeAdam(Adam):
 
 
 make_native_optimizer = partial(make_optimizer, sgd=NativeSGD, adam=NativeAdam)
-"""As `hushfleet.training.optim.make_optimizer`. Raises `HushfleetError` where nothing can be compiled."""
+"""As `hushfleet.gradients.optim.make_optimizer`. Raises `HushfleetError` where nothing can be compiled."""
 
 
 def _addresses(params: np.ndarray, *others: np.ndarray) -> list[int]:

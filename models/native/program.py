@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from importlib import resources
 
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.models.model import Model
 from hushfleet.models.native.singles_writer import SinglesWriter
 from hushfleet.models.native.stages import Target, stages_of
 from hushfleet.models.native.writer import Writer
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h", "singles.h")
 

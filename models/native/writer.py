@@ -14,9 +14,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from hushfleet.model.objectives import CROSS_ENTROPY, Objective
 from hushfleet.models.model import Model
 from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, Target
+from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 STRIDE = "sizeof(Sample) / sizeof(float)"
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from arm.roots import cache_folder
 from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.release import SignedManifest, pack, read_head

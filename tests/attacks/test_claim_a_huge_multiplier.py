@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.observe.metrics import privacy_tables
+from hushfleet.aggregator.results.metrics import privacy_tables
 from hushfleet.errors import PrivacyError
 from hushfleet.methods.state import RoundTerms
 from support.fleet import CLIP_NORM, LAYOUT

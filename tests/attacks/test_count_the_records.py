@@ -19,9 +19,9 @@ from hushfleet.edge_client.rounds import Stopped
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import BadInput, GraphRefused, StoreError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
-from hushfleet.model.objectives import Objective
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
+from hushfleet.objectives import Objective
 from hushfleet.wire.format.messages import Health, decode_message
 from hushfleet.wire.link.interface import Delivery
 from support.device import config, make_bench, package  # noqa: F401

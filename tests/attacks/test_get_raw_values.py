@@ -13,14 +13,14 @@ import pytest
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import RoundContext, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.noise import NoiseSource, SeededNoise
-from hushfleet.training.draws import Inputs
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 from support.methods import train_round

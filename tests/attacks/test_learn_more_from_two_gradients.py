@@ -17,7 +17,7 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.state import RoundTerms
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import RecordMechanism

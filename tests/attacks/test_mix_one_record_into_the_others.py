@@ -12,13 +12,13 @@ from onnx import TensorProto, helper
 
 from hushfleet.config.spec import BlobRef, FeatureSpec
 from hushfleet.data.samples import Samples
+from hushfleet.gradients.linear import LinearClipping
+from hushfleet.gradients.own_samples import LoadedSamples
 from hushfleet.graphs.features import FeatureGraph, check_features
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import InferenceGraph
-from hushfleet.model.params import ParamLayout
-from hushfleet.models.features.graph import Graph
-from hushfleet.training.linear import LinearClipping
-from hushfleet.training.own_samples import LoadedSamples
+from hushfleet.models.onnx_nodes import Graph
+from hushfleet.params import ParamLayout
 
 SHAPE, COUNT, RECORDS, CLIP_NORM = (1, 2, 2), 4, 64, 0.1
 LAYOUT = ParamLayout(("head.weight", "prior"), ((3, COUNT), (3,)))

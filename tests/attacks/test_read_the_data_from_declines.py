@@ -24,13 +24,13 @@ from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.edge_client.board.config import DataSection, DeviceConfig
 from hushfleet.errors import GraphRefused
+from hushfleet.gradients.batch import ClientBatch
+from hushfleet.gradients.own_samples import LoadedSamples
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
-from hushfleet.model.objectives import Objective
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
-from hushfleet.training.batch import ClientBatch
-from hushfleet.training.own_samples import LoadedSamples
+from hushfleet.objectives import Objective
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import Bench, Package
 

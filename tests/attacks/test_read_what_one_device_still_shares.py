@@ -13,7 +13,7 @@ from hushfleet.aggregator.ingest.exact_sum import ExactSum
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from support.methods import context_of
 

@@ -25,7 +25,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.methods import method_of
 from hushfleet.methods.state import PublicState
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.wire.format.messages import RoundPlan
 
 LAYOUT, RECORDS = ParamLayout(("body.weight", "head.weight"), ((1,), (1,))), 64

@@ -26,7 +26,7 @@ from rich.table import Table
 from chaos.machine import build_library
 from chaos.trial import Outcome, TrialRunner
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.observe.events import EventTail
+from hushfleet.aggregator.results.events import EventTail
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 

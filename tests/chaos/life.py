@@ -24,7 +24,7 @@ from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.fleet.rollout import begin, board_rollouts, current
 from hushfleet.aggregator.fleet.sightings import sightings
-from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.errors import HushfleetError
 from hushfleet.wire.format.identity import Identity
 from support.desk import TASK, Board, adopt, make_folder

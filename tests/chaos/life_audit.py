@@ -10,10 +10,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from chaos.life import NEW, OLD, ROUNDS, Life, after
-from hushfleet.aggregator.devices.charge_book import BEFORE_TRAINING
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.rollout import board_rollouts, current
+from hushfleet.aggregator.rounds.charge_book import BEFORE_TRAINING
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.storage.store import DeviceStore

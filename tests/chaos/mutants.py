@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hushfleet.edge_client.__main__ import main as client
-from hushfleet.edge_client.board.metrics import MetricsFile
+from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore

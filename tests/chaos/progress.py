@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.plan import Moment
-from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.simulator.run_folder import Simulation
 
 _COMMITTED = b": trained and committed"

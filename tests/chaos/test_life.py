@@ -16,9 +16,9 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.enrolment import carried_rounds
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.config.schema import pack
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.schema import pack
 from support.desk import make_folder
 
 

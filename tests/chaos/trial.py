@@ -18,7 +18,7 @@ from chaos.plan import AGGREGATOR, BROKER, KINDS, NEEDS_MACHINE, Plan, draw_plan
 from chaos.storm import Storm
 from chaos.tap import Tap
 from chaos.trespass import HostileMember, Stranger, Trespasser
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import deliver, open_engine, train_cohort

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from hushfleet.config.spec import BlobRef, PrivacySpec
+from hushfleet.data.targets import Targets
 from hushfleet.edge_client import runtime
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import StoreError
-from hushfleet.model.targets import Targets
 from hushfleet.wire.format.messages import ServerState
 from support.edge import DEVICE, Bench, Package, write_samples
 

@@ -24,7 +24,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import PrivacyError
 from hushfleet.methods import method_of
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan

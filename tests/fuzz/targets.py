@@ -24,7 +24,10 @@ from pathlib import Path
 import numpy as np
 
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.observe.events import EventTail
+from hushfleet.aggregator.results.events import EventTail
+from hushfleet.codecs.codec import Coding
+from hushfleet.codecs.quantized import decode_values, encode_values
+from hushfleet.codecs.registry import CODECS
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec, TaskSpec, WireSpec
 from hushfleet.data.arrays import Data, load_arrays
 from hushfleet.data.csv_file import load_csv_set
@@ -37,7 +40,7 @@ from hushfleet.errors import BadInput, GraphRefused, HushfleetError, LedgerError
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods.state import PublicState
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.release import Manifest, SignedManifest, unpack
 from hushfleet.secure import field
 from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
@@ -45,11 +48,8 @@ from hushfleet.secure.roster import Roster
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
 from hushfleet.wire.format import messages as m
 from hushfleet.wire.format.chunks import Assembler, parse_frame, split
-from hushfleet.wire.format.codec import Coding
 from hushfleet.wire.format.difference import apply_difference, encode_difference
-from hushfleet.wire.format.forms import CODECS
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity
-from hushfleet.wire.format.quantized import decode_values, encode_values
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.format.update import (
     UpdateHeader,

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph
-from hushfleet.model.objectives import Objective
 from hushfleet.models import checks, export, get_model
 from hushfleet.models.export import Graphs, export_graphs
 from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Pool
 from hushfleet.models.model import Model
 from hushfleet.models.native.gradient import NativeGradient
 from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.objectives import Objective
 from hushfleet.simulator.engines.fast.runtimes import make_gradient
 
 pytestmark = pytest.mark.slow

@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
-from hushfleet.model.params import ParamLayout
 from hushfleet.models import checks, export, get_model, model_names
 from hushfleet.models.compact import digits_cnn
 from hushfleet.models.export import bake, export_graphs
 from hushfleet.models.model import Model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.models.tracing import export_gradient, export_inference
+from hushfleet.params import ParamLayout
 from hushfleet.user_files import read_cached
 
 pytestmark = pytest.mark.slow

@@ -18,9 +18,9 @@ from hushfleet.graphs.session import open_session
 from hushfleet.models import features
 from hushfleet.models.features import backbone, get_features, make_graph, synthetic
 from hushfleet.models.features.filters import Filters
-from hushfleet.models.features.graph import Graph
 from hushfleet.models.features.scattering import ANGLES, MAPS, Scattering, low_pass, wavelets
 from hushfleet.models.features.whitening import BIAS, POWER, Whitening, unit_with_bias
+from hushfleet.models.onnx_nodes import Graph
 
 
 def convolved(image: np.ndarray, kernel: np.ndarray, stride: int) -> np.ndarray:

@@ -12,16 +12,16 @@ import pytest
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.gradients.optim import SGD
 from hushfleet.methods import make_method
 from hushfleet.methods.state import PublicState
-from hushfleet.model.objectives import Objective
 from hushfleet.models import checks, get_model, native
 from hushfleet.models.layers import Conv, Dropout, Layered, Linear, Pool
 from hushfleet.models.model import Model
 from hushfleet.models.native.build import find_compiler
 from hushfleet.models.native.gradient import LOGITS_BATCH, NativeGradient
 from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.training.optim import SGD
+from hushfleet.objectives import Objective
 from support.methods import trained
 
 pytestmark = pytest.mark.slow

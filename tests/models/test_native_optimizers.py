@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hushfleet.blocks import BLOCK
+from hushfleet.gradients.optim import make_optimizer
 from hushfleet.models import native
-from hushfleet.training.optim import make_optimizer
 
 FORMS = [("adam", 0.0), ("sgd", 0.0), ("sgd", 0.9)]
 STEPS = 12

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from hushfleet.errors import GraphRefused
+from hushfleet.gradients.batch import ClientBatch
 from hushfleet.graphs.session import GradientGraph
-from hushfleet.model.objectives import Objective
 from hushfleet.models import get_model
 from hushfleet.models.checks import random_batch
 from hushfleet.models.export import export_graphs
@@ -24,7 +24,7 @@ from hushfleet.models.model import Model
 from hushfleet.models.module import model_of
 from hushfleet.models.native.gradient import NativeGradient
 from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.training.batch import ClientBatch
+from hushfleet.objectives import Objective
 
 pytestmark = pytest.mark.slow
 LOSSES: dict[str, Any] = {

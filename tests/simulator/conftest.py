@@ -16,7 +16,7 @@ from rich.console import Console
 from chaos.audit import check_stores, check_tap, models_of
 from chaos.tap import Tap
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.observe.events import EventLog, iterate_events
+from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.privacy.ledger import LedgerEntry
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds

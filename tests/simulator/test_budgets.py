@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.data.sets import load
 from hushfleet.edge_client.board.config import load_config

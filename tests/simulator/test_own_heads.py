@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.report.verdict import own_head_answer
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
@@ -27,7 +27,7 @@ from hushfleet.simulator.model_files import write_models
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation, begin
-from hushfleet.simulator.studies.sweep import noise_point, sweep_noise
+from hushfleet.simulator.sweep import noise_point, sweep_noise
 
 DEVICES, ROUNDS = 4, 2
 ROUND = {"rounds": 1, "min_updates": 3}

@@ -26,7 +26,7 @@ from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import RunFolder, Simulation
-from hushfleet.simulator.studies.sweep import with_sweep
+from hushfleet.simulator.sweep import with_sweep
 
 NAMES = [f"device-{number}" for number in range(5)]
 

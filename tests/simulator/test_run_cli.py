@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app, main
-from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.results.result import Result
 from hushfleet.privacy.terms import AS_PUBLISHED
 

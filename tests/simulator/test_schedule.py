@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import hushfleet
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
-from hushfleet.config.schema import from_plain
 from hushfleet.errors import BadInput
+from hushfleet.schema import from_plain
 from hushfleet.simulator.schedule import Action, Playback, Schedule, Window, make_schedule, schedule_of
 
 NAMES = [f"device-{number}" for number in range(4)]

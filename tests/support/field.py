@@ -14,7 +14,7 @@ import pytest
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.devices.roster_file import RosterFile
-from hushfleet.aggregator.observe.events import EventLog, iterate_events
+from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.identity import Identity

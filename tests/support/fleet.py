@@ -14,13 +14,13 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.codecs.registry import steps_for
 from hushfleet.config.spec import BlobRef, ModelSpec, TaskSpec
 from hushfleet.methods import make_method
 from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.models.model import Model, layout_of
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.wire.format.forms import steps_for
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import EncodedUpdate, UpdateHeader, encode_update

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.commands.options import Option, with_options
+from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 
@@ -165,9 +165,9 @@ def _add(
     """
     from hushfleet import atomic_file
     from hushfleet.aggregator.fleet.members import counted, from_csv
-    from hushfleet.config.schema import to_plain
     from hushfleet.config.toml_text import to_toml
     from hushfleet.firmware_profiles.cards.wifi import read_wifi
+    from hushfleet.schema import to_plain
     from hushfleet.wire.format.topics import check_name
 
     if (count is None) == (csv is None):

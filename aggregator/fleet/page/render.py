@@ -16,7 +16,7 @@ from markupsafe import Markup
 from hushfleet.aggregator.fleet import advice, descriptions
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RunView
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES
-from hushfleet.aggregator.results.report.words import number, percent, size
+from hushfleet.aggregator.results.report.readable import number, percent, size
 
 PARTS = ("summary", "attention", "round", "releases", "boards", "answers", "figures")
 TEMPLATES = Path(__file__).parent / "templates"

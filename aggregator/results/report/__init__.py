@@ -11,6 +11,7 @@ from pathlib import Path
 from hushfleet.aggregator.results.gains import Comparison
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.answers import answers_section
+from hushfleet.aggregator.results.report.readable import gained, number, percent
 from hushfleet.aggregator.results.report.timeline import timeline_section
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
@@ -22,7 +23,6 @@ from hushfleet.aggregator.results.report.verdict import (
     trade_answer,
     trust_answer,
 )
-from hushfleet.aggregator.results.report.words import gained, number, percent
 from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.privacy.protection import protection
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hushfleet.aggregator.results.report import charts
 from hushfleet.aggregator.results.report.page import Cell, PagePart, Picture, Pictures, Section
-from hushfleet.aggregator.results.report.words import percent
+from hushfleet.aggregator.results.report.readable import percent
 from hushfleet.aggregator.results.result import Example, Result
 
 

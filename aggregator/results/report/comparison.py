@@ -12,6 +12,7 @@ from rich.table import Table as TerminalTable
 from hushfleet.aggregator.results.gains import Comparison, Gain, GainVerdict
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.page import Cell, Table
+from hushfleet.aggregator.results.report.readable import gained, number, size, spread
 from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
@@ -19,7 +20,6 @@ from hushfleet.aggregator.results.report.verdict import (
     further_answers,
     judge,
 )
-from hushfleet.aggregator.results.report.words import gained, number, size, spread
 from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.errors import BadInput
 from hushfleet.privacy.protection import protection

@@ -29,13 +29,13 @@ from hushfleet.aggregator.results.report.page import (
     missing,
     template,
 )
+from hushfleet.aggregator.results.report.readable import LIFETIME, codec, from_to, number, points, repeating, size
 from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, seed_table
 from hushfleet.aggregator.results.report.verdict import SERVER_MEANINGS, Headline, seen_by_server, trust_of
-from hushfleet.aggregator.results.report.words import LIFETIME, codec, from_to, number, points, repeating, size
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint
+from hushfleet.codecs.registry import codec_of
 from hushfleet.privacy.protection import LARGEST_EPSILON, NEGLIGIBLE_ABOVE
 from hushfleet.privacy.terms import TRUST
-from hushfleet.wire.format.forms import codec_of
 
 MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40

@@ -7,10 +7,10 @@ from statistics import fmean, stdev
 
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.report.page import Cell, Table
+from hushfleet.aggregator.results.report.readable import gained, number, percent
 from hushfleet.aggregator.results.report.verdict import VERDICTS, gain_of, verdict_of
-from hushfleet.aggregator.results.report.words import gained, number, percent
 from hushfleet.aggregator.results.result import Repeated, Result, WireInfo
-from hushfleet.wire.format.forms import codec_of
+from hushfleet.codecs.registry import codec_of
 
 DASH = "\N{EN DASH}"
 

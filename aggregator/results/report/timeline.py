@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from hushfleet.aggregator.observe.timeline import SERVERS
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES, Activity, FleetTimeline, TimelineMark
 from hushfleet.aggregator.results.report.charts import rows_of_names
 from hushfleet.aggregator.results.report.page import CARD, GRID, INK, SOFT, PagePart, Plot, Section, label
+from hushfleet.aggregator.results.report.readable import number
 from hushfleet.aggregator.results.report.timeline_words import (
     OUTCOME_STATES,
     in_words,
     worst_in_words,
     worst_round,
 )
-from hushfleet.aggregator.results.report.words import number
 from hushfleet.aggregator.results.result import Result
+from hushfleet.aggregator.results.timeline import SERVERS
 
 MOST_GANTT_DEVICES = 40
 MOST_GANTT_ROUNDS = 24

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from hushfleet.aggregator.results.fleet_timeline import Activity, FleetTimeline
-from hushfleet.aggregator.results.report.words import number
+from hushfleet.aggregator.results.report.readable import number
 
 _SMALL_FLEET = 20
 OUTCOME_STATES: dict[str, tuple[Activity, str]] = {

@@ -24,7 +24,7 @@ from hushfleet.aggregator.results.gains import (
     shared_model,
     worse_than_alone,
 )
-from hushfleet.aggregator.results.report.words import gained, lifetime_words, number, percent, percent_up, size
+from hushfleet.aggregator.results.report.readable import gained, lifetime_words, number, percent, percent_up, size
 from hushfleet.aggregator.results.result import Lifetime, Repeated, Result, SumsInfo
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, guess_rate, protection

@@ -21,11 +21,11 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, NotNegative, pack, require, unpack
+from hushfleet.codecs import quantized
+from hushfleet.codecs.codec import Coding
 from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import Malformed, TooLarge
-from hushfleet.wire.format import quantized
-from hushfleet.wire.format.codec import Coding
+from hushfleet.schema import Checked, NotNegative, pack, require, unpack
 from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut_header, headed
 
 MAGIC = b"HD"

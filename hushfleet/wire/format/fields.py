@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked
+from hushfleet.schema import Checked
 from hushfleet.wire.format.identity import KEY_BYTES
 
 MAX_REASON = 400

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Count, NotNegative, Share, later, require
 from hushfleet.config.spec import MAX_ROUNDS, Digest, RoundNumber, TaskId
+from hushfleet.schema import Checked, Count, NotNegative, Share, later, require
 from hushfleet.wire.format.chunks import DEFAULT_CHUNK_BYTES, Ranges, check_ranges
 from hushfleet.wire.format.fields import Nonce, PublicKey, Reason, Text, WithReason
 from hushfleet.wire.format.topics import Name

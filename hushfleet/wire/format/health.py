@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Count, later
+from hushfleet.schema import Checked, Count, later
 from hushfleet.wire.format.fields import DeclineCode, Text
 from hushfleet.wire.format.topics import Name
 

@@ -16,9 +16,9 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Count, Finite, Share, later, pack, require, unpack
 from hushfleet.config.spec import BlobRef, Digest, RoundNumber, Rounds, TaskId
 from hushfleet.errors import BadSignature, Malformed, OtherVersion, TooLarge
+from hushfleet.schema import Checked, Count, Finite, Share, later, pack, require, unpack
 from hushfleet.wire.format.chunks import BlobSize, Ranges, check_ranges
 from hushfleet.wire.format.fields import (
     DeclineCode,

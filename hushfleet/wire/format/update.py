@@ -18,15 +18,15 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, Finite, NotNegative, PositiveOrInf, later, pack, require, unpack
+from hushfleet.codecs.codec import Coding, check_finite
+from hushfleet.codecs.quantized import MAX_VALUES, LayerStep
+from hushfleet.codecs.registry import codec_of, max_bytes
 from hushfleet.config.spec import Form, RoundNumber, TaskId
 from hushfleet.errors import Malformed
-from hushfleet.wire.format.codec import Coding, check_finite
+from hushfleet.schema import Checked, Finite, NotNegative, PositiveOrInf, later, pack, require, unpack
 from hushfleet.wire.format.fields import StateDigest
-from hushfleet.wire.format.forms import codec_of, max_bytes
 from hushfleet.wire.format.headed import HEAD_BYTES, MAX_HEADER_BYTES, MAX_LAYERS, cut, cut_header, headed
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
-from hushfleet.wire.format.quantized import MAX_VALUES, LayerStep
 from hushfleet.wire.format.topics import Name
 
 MAGIC = b"HU"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.commands.options import Option, with_options
+from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 from hushfleet.simulator.options import DataDir, Json, TaskOptions
 

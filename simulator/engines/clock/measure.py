@@ -34,7 +34,7 @@ from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import HushfleetError
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import method_of
-from hushfleet.model.objectives import CROSS_ENTROPY
+from hushfleet.objectives import CROSS_ENTROPY
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.field import PRIMES

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from hushfleet.aggregator.observe.events import EventLog, iterate_events
-from hushfleet.aggregator.observe.round_events import finished_fields, run_fields
+from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.rounds.round_events import finished_fields, run_fields
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.atomic_file import write_whole
 from hushfleet.errors import BadInput, HushfleetError

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.prepare import PreparedTask
-from hushfleet.aggregator.results.report.words import size
+from hushfleet.aggregator.results.report.readable import size
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.forecast import Forecast

@@ -17,7 +17,6 @@ import msgpack
 import numpy as np
 
 from hushfleet.atomic_file import write_whole
-from hushfleet.config.schema import pack, unpack
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.kept import KeptHead
@@ -27,6 +26,7 @@ from hushfleet.errors import HushfleetError, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.schema import pack, unpack
 from hushfleet.simulator.run_folder import DeviceFolder
 from hushfleet.wire.format.identity import Identity
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
-from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.observe.round_events import finished_fields, open_fields, run_fields, update_fields
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.rounds.round_events import finished_fields, open_fields, run_fields, update_fields
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.model.evaluation import evaluate
@@ -210,7 +210,7 @@ def train_cohort(
         for device in chosen
     ]
     if runtime == VMAP:
-        from hushfleet.simulator.engines.vmap.jobs import train_at_once  # with PyTorch
+        from hushfleet.simulator.engines.fast.vmap.jobs import train_at_once  # with PyTorch
 
         return train_at_once(jobs, workers)
     return workers.map(train, jobs)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hushfleet.edge_client.board.config import LimitsSection
-from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.declines import Declined, DeclineReason, decline_reason
+from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
 from hushfleet.edge_client.trainer import DeviceRound, Trainer

@@ -12,6 +12,7 @@ from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.config.spec import BlobRef, SecureSpec, TaskSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_indices
+from hushfleet.gradients.batch import GradientFunction
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import method_of
@@ -22,7 +23,6 @@ from hushfleet.secure.secure_round import SecureRound
 from hushfleet.simulator.engines.fast.runtimes import make_gradient
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
 from hushfleet.simulator.run_folder import RunFolder
-from hushfleet.training.batch import GradientFunction
 from hushfleet.user_files import in_file
 from hushfleet.wire.format.messages import RoundPlan
 

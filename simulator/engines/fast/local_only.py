@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.edge_client.randomness import SeededRandomness
+from hushfleet.gradients.draws import Inputs
+from hushfleet.gradients.own_samples import LoadedSamples
 from hushfleet.methods.method import Method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import bind
@@ -26,9 +28,7 @@ from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.training.draws import Inputs
 from hushfleet.training.local_round import LocalRound
-from hushfleet.training.own_samples import LoadedSamples
 
 ALONE = "each device alone, for comparison"
 

@@ -12,6 +12,7 @@ from itertools import chain
 
 import numpy as np
 
+from hushfleet.gradients.own_samples import LoadedSamples
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import accuracies_on_parts, evaluate
 from hushfleet.simulator.engines.fast.after_round import AfterRound
@@ -19,7 +20,6 @@ from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.training.local_round import LocalRound
-from hushfleet.training.own_samples import LoadedSamples
 
 AT_ONCE = 25
 """Models in one job at most: the first layers, as far as all have them alike, are computed once for each image."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hushfleet.aggregator.observe.events import EventLog, EventTail, iterate_events
+from hushfleet.aggregator.results.events import EventLog, EventTail, iterate_events
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.simulator.schedule import Action, Playback, Schedule, Window

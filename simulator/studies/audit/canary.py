@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from hushfleet.gradients.batch import GradientFunction
 from hushfleet.model.evaluation import Evaluation
-from hushfleet.model.params import ParamLayout
-from hushfleet.training.batch import GradientFunction
+from hushfleet.params import ParamLayout
 
 # Times the clip norm: a canary that is not clipped stands out.
 LENGTH = 1000.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hushfleet.aggregator.commands.options import Option, with_options
+from hushfleet.aggregator.options import Option, with_options
 from hushfleet.privacy.terms import Unit
 from hushfleet.simulator.options import DataDir, TaskSettings
 

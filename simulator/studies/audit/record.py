@@ -22,15 +22,15 @@ import numpy as np
 from hushfleet.data.samples import LabelledSamples, joined
 from hushfleet.edge_client.board.local_data import blank_samples
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
+from hushfleet.gradients.batch import GradientFunction
+from hushfleet.gradients.own_samples import OwnSamples
 from hushfleet.methods.state import DeviceState
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.record import RecordMechanism
 from hushfleet.progress import counted
 from hushfleet.simulator.studies.audit.canary import LENGTH, CanaryGradient, disjoint_blocks, finite
 from hushfleet.simulator.studies.audit.subject import FLOOR, ROUNDS_A_LIFE, KeepGoing, Moments, Scores, Subject
-from hushfleet.training.batch import GradientFunction
 from hushfleet.training.local_round import LocalRound
-from hushfleet.training.own_samples import OwnSamples
 from hushfleet.wire.format.messages import RoundPlan
 
 GRADIENTS = "sees every noised gradient"

@@ -18,6 +18,7 @@ from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import Trainer
+from hushfleet.gradients.batch import GradientFunction
 from hushfleet.methods import method_of
 from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
@@ -26,7 +27,6 @@ from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import key_of
-from hushfleet.training.batch import GradientFunction
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan
 
 DEVICE = "audited"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hushfleet.aggregator.commands.options import Option, with_options
+from hushfleet.aggregator.options import Option, with_options
 from hushfleet.simulator.options import DataDir
 
 FAILED = 1

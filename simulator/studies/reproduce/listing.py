@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -10,12 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
-from hushfleet.simulator.studies.reproduce.cli import ReproduceOptions
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes
 from hushfleet.simulator.units import shown_time
 
 _REASON_LENGTH = 100
+
+if TYPE_CHECKING:
+    from hushfleet.simulator.studies.reproduce.cli import ReproduceOptions
 
 
 def listed(papers: Sequence[str], kept: Kept, options: ReproduceOptions) -> Group:

@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hushfleet.aggregator.results.json_record import mistakes
-from hushfleet.config.schema import read_file
 from hushfleet.errors import BadInput
+from hushfleet.schema import read_file
 
 Metric = Literal["accuracy_own_common", "accuracy_own_local", "accuracy_next_local", "accuracy_global"]
 Window = Literal["last", "mean-last-10", "best"]

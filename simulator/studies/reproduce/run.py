@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.observe.events import EventLog, iterate_events
+from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.results.rerun import versions
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import HushfleetError

@@ -14,7 +14,7 @@ from hushfleet.aggregator.commands import devices as devices_cli
 from hushfleet.aggregator.commands import field_run
 from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.wire.format.identity import Identity

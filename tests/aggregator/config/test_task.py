@@ -17,8 +17,8 @@ from hushfleet.data.sets import load, set_names
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.hush_rule import PAYS_FROM, signal
-from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.terms import TRUST
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.fleet.enrolment import carried_rounds
 from hushfleet.aggregator.ingest.checks import terms_of
-from hushfleet.config.schema import pack, unpack
+from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LedgerError
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.schema import pack, unpack
 from support.local_link import LocalHub
 from support.whole import Whole, prepared_digits
 

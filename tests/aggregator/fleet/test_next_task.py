@@ -16,7 +16,7 @@ from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.own_certificates import AUTHORITY, ends
 from hushfleet.aggregator.fleet.watch import FleetWatch
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
 from support.desk import TASK, make_folder
 

@@ -18,10 +18,10 @@ from hushfleet.aggregator.fleet.releases import add_release, releases
 from hushfleet.aggregator.fleet.rollout import begin, change
 from hushfleet.aggregator.fleet.telling_newest import SIGN_EVERY_S, TELL_AGAIN_S, TellingNewest
 from hushfleet.aggregator.storage.identity_file import load
-from hushfleet.config.schema import pack as packed
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.release import Newest, Signed, Trust, pack
 from hushfleet.release.statements import read_keys
+from hushfleet.schema import pack as packed
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.health import Health, SlotState
 from hushfleet.wire.format.topics import Topics

@@ -35,11 +35,11 @@ from hushfleet.aggregator.fleet.rollout import (
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.storage.identity_file import load
-from hushfleet.config.schema import pack
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.release import Manifest
 from hushfleet.release import pack as pack_release
+from hushfleet.schema import pack
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Health, Message

@@ -9,15 +9,15 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.commands.field_run import write_results
-from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView, RunView
-from hushfleet.aggregator.results.report.words import lifetime_words, number
+from hushfleet.aggregator.results.report.readable import lifetime_words, number
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.results.server_sees import SumFacts
+from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
 from support.local_link import LocalHub
 from support.whole import Whole, prepared_digits

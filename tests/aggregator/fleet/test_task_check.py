@@ -18,11 +18,11 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.sightings import Listener
 from hushfleet.aggregator.fleet.task_check import boards_needed, first_charge, obstacles
 from hushfleet.aggregator.fleet.watch import FleetWatch
-from hushfleet.aggregator.observe.events import EventLog
 from hushfleet.aggregator.publish.prepare import prepare
-from hushfleet.config.schema import pack
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
+from hushfleet.schema import pack
 from support.desk import TASK, make_folder
 
 TASKS = Path(__file__).parents[3] / "tasks"

@@ -18,7 +18,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.edge_client.storage.store import DeviceStore
 from support.desk import TASK, Board, make_folder, until
 

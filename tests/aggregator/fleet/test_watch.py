@@ -27,12 +27,12 @@ from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processe
 from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
-from hushfleet.aggregator.observe.events import EventLog
-from hushfleet.aggregator.results.report.words import lifetime_words, number
-from hushfleet.config.schema import pack, unpack
+from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.results.report.readable import lifetime_words, number
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.health import SHOWN
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Birth, Health, Message, ServerState, encode_message

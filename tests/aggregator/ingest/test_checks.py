@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
+from hushfleet.codecs.registry import CODECS, codec_of
 from hushfleet.methods.state import PublicState
-from hushfleet.wire.format.forms import CODECS, codec_of
 from hushfleet.wire.format.update import attach_public
 
 MakeFleet = Callable[..., Any]

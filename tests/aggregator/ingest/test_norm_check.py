@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.ingest.norm_check import FALSE_REFUSAL, exponent, square_limits, value_limit
+from hushfleet.codecs.registry import CODECS
+from hushfleet.gradients.optim import Adam, adam_reach
 from hushfleet.methods import METHODS
-from hushfleet.training.optim import Adam, adam_reach
-from hushfleet.wire.format.forms import CODECS
 from support.fleet import LAYOUT
 
 MakeFleet = Callable[..., Any]

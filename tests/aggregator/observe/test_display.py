@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from hushfleet.aggregator.observe.display import FleetDisplay, summary_table
-from hushfleet.aggregator.observe.fleet_state import RunState
+from hushfleet.aggregator.results.fleet_state import RunState
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from support import report_samples
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.config.sections import WireSection
 from hushfleet.aggregator.publish.model_step import Noise, aggregate_noise_stds, download_bytes, make_difference
+from hushfleet.codecs.symbols import MAX_LEVEL
 from hushfleet.wire.format.difference import apply_difference, params_digest, read_difference_header
 from hushfleet.wire.format.messages import BASE_BYTES, RoundPlan
-from hushfleet.wire.format.symbols import MAX_LEVEL
 
 MakeFleet = Callable[..., Any]
 COUNTS = [204, 52]

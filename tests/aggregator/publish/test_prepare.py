@@ -12,7 +12,6 @@ import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import FOLDER_MEAN, FOLDER_STD, PreparedTask, prepare
-from hushfleet.config.schema import to_plain
 from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
@@ -21,6 +20,7 @@ from hushfleet.graphs.session import GradientGraph
 from hushfleet.model.evaluation import evaluate
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.schema import to_plain
 from support.images import save_folder
 
 

@@ -15,7 +15,7 @@ from hushfleet.aggregator.results.report.comparison import (
     load_runs,
     write_comparison,
 )
-from hushfleet.aggregator.results.report.words import gained
+from hushfleet.aggregator.results.report.readable import gained
 from hushfleet.aggregator.results.result import Rerun, Result
 from hushfleet.errors import BadInput
 from support.report_samples import sample

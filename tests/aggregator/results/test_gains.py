@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from hushfleet.aggregator.results.gains import Comparison, Gain, chance, common_test, own_data, worse_than_alone
+from hushfleet.aggregator.results.report.readable import gained
 from hushfleet.aggregator.results.report.verdict import answer, judge, own_head_answer, trade_answer, trust_answer
-from hushfleet.aggregator.results.report.words import gained
 from hushfleet.aggregator.results.result import OwnHead, Result
 from support import report_samples
 

@@ -19,6 +19,7 @@ from hushfleet.aggregator.commands.main import load_command
 from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
 from hushfleet.aggregator.results.report.page import Cell, Plot, Prose, Section, Table, label, page, plotly_script
+from hushfleet.aggregator.results.report.readable import number, percent_up, points, size
 from hushfleet.aggregator.results.report.verdict import (
     answer,
     judge,
@@ -26,7 +27,6 @@ from hushfleet.aggregator.results.report.verdict import (
     received,
     trade_answer,
 )
-from hushfleet.aggregator.results.report.words import number, percent_up, points, size
 from hushfleet.aggregator.results.result import Example, Rerun, Result, WireInfo
 from hushfleet.privacy.protection import guess_rate
 from support import report_samples

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.observe.timeline import make_timeline
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES, OUTCOMES, FleetRound, FleetTimeline, TimelineMark
 from hushfleet.aggregator.results.report import render_report
 from hushfleet.aggregator.results.report.page import Plot, Section, plotly_script
@@ -37,6 +36,7 @@ from hushfleet.aggregator.results.report.timeline_words import (
     worst_round,
 )
 from hushfleet.aggregator.results.result import Result
+from hushfleet.aggregator.results.timeline import make_timeline
 from support import timeline_samples
 from support.report_samples import sample
 from support.tools import find

@@ -11,7 +11,7 @@ import pytest
 
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results import rerun
-from hushfleet.aggregator.results.report.words import repeating
+from hushfleet.aggregator.results.report.readable import repeating
 from hushfleet.data.samples import Samples
 
 

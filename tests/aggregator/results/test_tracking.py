@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.tracking import Figures, Mlflow, TensorBoard, WeightsAndBiases, figures_of
 from hushfleet.errors import BadInput
 

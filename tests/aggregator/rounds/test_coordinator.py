@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
-from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.rounds.coordinator import MAX_UNKNOWN_BURST
 from hushfleet.errors import StoreFull
 from hushfleet.wire.format.chunks import Assembler

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
-from hushfleet.aggregator.observe.metrics import RoundSummary, privacy_tables
+from hushfleet.aggregator.results.metrics import RoundSummary, privacy_tables
 from hushfleet.aggregator.results.result import PrivacyRow
 from hushfleet.aggregator.rounds.policy import choose_cohort
 from hushfleet.errors import BadInput, StoreError, StoreFull

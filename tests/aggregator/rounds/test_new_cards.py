@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hushfleet.aggregator.devices.charge_book import ChargeBook
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice
+from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import Ack, Decline
 from support.field import Field

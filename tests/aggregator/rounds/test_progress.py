@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import hushfleet as hf
-from hushfleet.aggregator.observe.round_events import finished_fields
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.rounds.policy import rises_no_more
 from hushfleet.aggregator.rounds.progress import Progress
+from hushfleet.aggregator.rounds.round_events import finished_fields
 from hushfleet.errors import BadInput, StoreFull
 from hushfleet.model.evaluation import Evaluation
 

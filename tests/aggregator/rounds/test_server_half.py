@@ -17,7 +17,7 @@ from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, Training
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import Report
 from hushfleet.model.evaluation import Evaluation
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 MakeFleet = Callable[..., Any]
 

@@ -14,7 +14,7 @@ import pytest
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import FILE_NAME, AggregatorStore, ChargeRow, UpdateRow, refuse_used
 from hushfleet.errors import BadInput, StoreError, StoreFull
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 3), (2,), (4,)))
 KEY = bytes(range(32))

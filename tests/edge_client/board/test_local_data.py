@@ -17,12 +17,12 @@ from PIL import Image
 from hushfleet import progress
 from hushfleet.config.spec import BlobRef, ModelSpec
 from hushfleet.data.csv_file import load_csv_set, read_csv
+from hushfleet.data.targets import Targets
 from hushfleet.edge_client.board.config import DataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import DataUse, notes_in, read_data_use
 from hushfleet.errors import BadInput
-from hushfleet.model.params import ParamLayout
-from hushfleet.model.targets import Targets
+from hushfleet.params import ParamLayout
 
 SERIES = np.arange(24, dtype=float).reshape(4, 2, 3)
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig, SimulationSection, load_config
-from hushfleet.edge_client.board.metrics import MetricsFile
 from hushfleet.edge_client.board.pacing import LEAST_WAIT_S, SLICE_S, PacedStore, Pacer, open_store
+from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.rounds import Stopped
 from hushfleet.edge_client.storage.round_commit import RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore

@@ -16,7 +16,6 @@ import pytest
 
 from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.authority import make_key
-from hushfleet.config.schema import pack
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.fleet.duties import Duty
 from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
@@ -24,6 +23,7 @@ from hushfleet.edge_client.fleet.membership import run_in_fleet
 from hushfleet.edge_client.fleet.renewal import AskAgain
 from hushfleet.errors import BadSignature, Malformed, StoreError
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.schema import pack
 from hushfleet.wire.format.fleet_messages import EnrolAnswer, EnrolRequest
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message, encode_message

@@ -24,7 +24,7 @@ from hushfleet.config.spec import (
     WireSpec,
 )
 from hushfleet.errors import Malformed, TooLarge
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 SPEC = TaskSpec(
     task="digits-0a1b2c3d",

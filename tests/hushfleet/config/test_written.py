@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from hushfleet.config.schema import Checked, from_plain, require
 from hushfleet.config.written import faults, read_written
 from hushfleet.errors import BadInput, Malformed
+from hushfleet.schema import Checked, from_plain, require
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hushfleet.data.samples import FeatureSamples, Samples, joined
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs import features
 from hushfleet.graphs.features import FeatureGraph, check_features
-from hushfleet.models.features.graph import Graph
+from hushfleet.models.onnx_nodes import Graph
 
 SHAPE = (1, 4, 4)
 COUNT = 3

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 LAYOUT = ParamLayout(("fc.weight", "fc.bias"), ((3, 2), (3,)))

@@ -13,8 +13,8 @@ from hushfleet.methods import make_method
 from hushfleet.methods.server import ClosedRound
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import Evaluation
-from hushfleet.model.objectives import Objective
-from hushfleet.model.params import ParamLayout
+from hushfleet.objectives import Objective
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.local_round import LocalRound

@@ -18,7 +18,7 @@ from hushfleet.methods.apdp_fl import score_of
 from hushfleet.methods.server import ClosedRound
 from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
 from support.methods import context_of, penalty, released, trained

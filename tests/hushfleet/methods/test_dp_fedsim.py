@@ -14,7 +14,7 @@ from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.fisher import MOVED, normalised
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from support.methods import Constant, Fisher, advanced, context_of, released, trained
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # layers of 6 and 4

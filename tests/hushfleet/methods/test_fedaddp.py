@@ -12,7 +12,7 @@ import torch
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods import make_method
 from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from support.methods import Constant, Fisher, context_of, penalty, stacked
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # 3 tensors, 2 layers

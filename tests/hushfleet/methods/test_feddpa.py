@@ -14,7 +14,7 @@ from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.fisher import MOVED
 from hushfleet.methods.state import DeviceState, PublicState, RoundContext, RoundTerms
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from support.methods import Constant, Fisher, context_of, penalty, stacked
 
 LAYOUT = ParamLayout(("a.weight", "a.bias", "b.weight"), ((2, 2), (2,), (4,)))  # tensors of 4, 2 and 4

@@ -11,7 +11,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from support.methods import BLACK, Constant, advanced, context_of, released, stacked
 from support.methods import trained as train
 

@@ -15,6 +15,7 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput, Malformed, PrivacyError
+from hushfleet.gradients.own_samples import HiddenSamples
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.methods import make_method
 from hushfleet.methods.hush import TailMean
@@ -23,13 +24,12 @@ from hushfleet.methods.method import Steps
 from hushfleet.methods.server import ClosedRound
 from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.params import ParamLayout
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
 from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.training.own_samples import HiddenSamples
 from support.methods import Constant, context_of, released
 from support.methods import trained as train
 

@@ -17,7 +17,7 @@ from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import Evaluation
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from support.methods import Constant, Fisher, advanced, context_of, penalty, released, stacked
 

@@ -12,11 +12,11 @@ import torch
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
+from hushfleet.gradients.entries import BoundOf, Entries, mean_of_clipped
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.params import ParamLayout
-from hushfleet.training.entries import BoundOf, Entries, mean_of_clipped
+from hushfleet.params import ParamLayout
 from support.methods import context_of, released
 from support.methods import trained as train
 

@@ -10,12 +10,12 @@ import pytest
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
+from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.model.evaluation import Evaluation
-from hushfleet.model.objectives import Objective
-from hushfleet.model.params import ParamLayout
-from hushfleet.training.draws import Inputs
+from hushfleet.objectives import Objective
+from hushfleet.params import ParamLayout
 from support.methods import advanced, context_of, released, train_round
 
 LAYOUT = ParamLayout(("w",), ((3,),))

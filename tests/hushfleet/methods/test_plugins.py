@@ -15,7 +15,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
 from hushfleet.methods import ALLOWED_FILE, METHODS, allow_file, find_method, make_method, offer, title_of
 from hushfleet.methods.server import ClosedRound
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "fedbabu.py"
 PRIVACY = PrivacySpec("device", "strict", 1.0, 1.0, 1e-5)

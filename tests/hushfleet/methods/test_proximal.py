@@ -17,7 +17,7 @@ from hushfleet.methods.personal import Head
 from hushfleet.methods.stages import Transform
 from hushfleet.methods.state import DeviceState
 from hushfleet.methods.task_method import TaskMethod, bind
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.training.local_round import Trained
 from support.methods import context_of, released, trained

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from hushfleet.config.spec import PrivacySpec, SecureSpec
 from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import PrivacyError
+from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import METHODS, TaskMethod, make_method
 from hushfleet.methods.state import RoundTerms
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring, Scale, scale_for
 from hushfleet.secure.field import PRIMES
-from hushfleet.training.draws import Inputs
 from support.methods import train_round
 
 CLASSES, COUNT = 10, 513

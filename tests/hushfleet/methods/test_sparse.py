@@ -15,7 +15,7 @@ from hushfleet.methods import make_method
 from hushfleet.methods.stages import KeepLargest
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from support.methods import BLACK, Constant, context_of, penalty, released, stacked
 from support.methods import trained as train
 

@@ -29,7 +29,7 @@ from hushfleet.methods.stages import (
 )
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.methods.task_method import TaskMethod, bind
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from support.methods import Constant, context_of
 
 LAYOUT = ParamLayout(("a.weight", "b.weight", "c.weight"), ((3,), (4,), (2,)))

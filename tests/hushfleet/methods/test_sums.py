@@ -18,7 +18,7 @@ from hushfleet.methods.stages import ClipWhole, Gaussian, KeepLargest, Transform
 from hushfleet.methods.state import RoundContext, RoundTerms
 from hushfleet.methods.sums import check_sums
 from hushfleet.methods.task_method import bind
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 
 LAYOUT = ParamLayout(("body.weight", "head.weight", "prior"), ((4, 2), (3, 2), (3,)))

@@ -23,7 +23,7 @@ from hushfleet.model.own_head import (
     own_head_of,
     own_logits,
 )
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 
 CLASSES, WIDTH = 4, 20
 

@@ -17,7 +17,7 @@ import pytest
 from scipy.stats import beta  # comes with Opacus
 
 from hushfleet.errors import PrivacyError
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.clipping import clip, clip_layers
 from hushfleet.privacy.mechanism import GaussianMechanism

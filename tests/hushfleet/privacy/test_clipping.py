@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.errors import PrivacyError
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy import clipping
 from hushfleet.privacy.clipping import clip, clip_layers, layer_norms, scale
 from hushfleet.privacy.snr import snr_db

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hushfleet.errors import PrivacyError
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy import mechanism as mechanism_module
 from hushfleet.privacy.accounting.renyi import DEFAULT_ORDERS, rdp
 from hushfleet.privacy.accounting.step import Step

@@ -15,17 +15,17 @@ from opacus.optimizers import DPOptimizer
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import PrivacyError
+from hushfleet.gradients.draws import Inputs
 from hushfleet.methods import METHODS, make_method
 from hushfleet.methods.local import GradientRule, Sgd
 from hushfleet.methods.method import Method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod, bind
-from hushfleet.model.params import ParamLayout
+from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.grid import add_on_grid
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.record import LEAST_CLIP_NORM, RecordMechanism, clipped_sum
-from hushfleet.training.draws import Inputs
 from support.methods import train_round
 from support.methods import trained as train
 

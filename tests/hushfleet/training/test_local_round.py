@@ -10,13 +10,13 @@ import pytest
 
 from hushfleet.config.spec import DropoutSpec, PrivacySpec
 from hushfleet.data.samples import Samples
+from hushfleet.gradients.draws import Inputs, draw_dropout, samples_trained, shuffled_batches
 from hushfleet.methods import make_method
 from hushfleet.methods.local import Penalty, Sgd
 from hushfleet.methods.method import Method
 from hushfleet.methods.state import PublicState
 from hushfleet.methods.task_method import TaskMethod, bind
-from hushfleet.model.params import ParamLayout
-from hushfleet.training.draws import Inputs, draw_dropout, samples_trained, shuffled_batches
+from hushfleet.params import ParamLayout
 from support.methods import trained as run
 
 PRIVACY = PrivacySpec(unit="device", accounting="strict", clip_norm=1.0, noise_multiplier=0.0, delta=0.1)

@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hushfleet.config.schema import from_plain
 from hushfleet.config.spec import BlobRef
 from hushfleet.methods.state import PublicState
+from hushfleet.schema import from_plain
 from hushfleet.secure import field
 from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
 from hushfleet.secure.roster import Roster

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.observe.events import EventLog, iterate_events
+from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.workers import Workers

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.observe.events import EventLog, iterate_events
-from hushfleet.aggregator.observe.timeline import read_timeline
+from hushfleet.aggregator.results.events import EventLog, iterate_events
+from hushfleet.aggregator.results.timeline import read_timeline
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.boards import FleetMix

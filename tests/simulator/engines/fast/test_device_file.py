@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
+from hushfleet.codecs.codec import Coding
+from hushfleet.codecs.registry import CODECS, codec_of
 from hushfleet.edge_client.storage.own_head import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
@@ -28,8 +30,6 @@ from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble, read_metrics
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.training.local_round import LocalRound, Trained
-from hushfleet.wire.format.codec import Coding
-from hushfleet.wire.format.forms import CODECS, codec_of
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.update import SIGNED, UpdateHeader, encode_update
 from support.kill import CALL, KillPoints

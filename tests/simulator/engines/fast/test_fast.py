@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from hushfleet.edge_client.board.metrics import MetricsFile
+from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import deliver
@@ -37,7 +37,7 @@ import json, os, random, signal, sys
 from pathlib import Path
 
 import torch
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.run_folder import go_on
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -46,8 +46,8 @@ torch.set_num_threads(1)
 folders = [Path(name) for name in sys.argv[1:]]
 simulations = [go_on(folder, data_dir=None) for folder in folders]
 WATCHED = ("simulator/engines/fast/engine.py", "simulator/engines/fast/jobs.py", "edge_client/storage/store.py",
-           "edge_client/trainer.py", "edge_client/board/metrics.py", "aggregator/rounds/engine.py",
-           "aggregator/storage/store.py", "aggregator/storage/checkpoints.py", "aggregator/observe/events.py")
+           "edge_client/trainer.py", "edge_client/metrics.py", "aggregator/rounds/engine.py",
+           "aggregator/storage/store.py", "aggregator/storage/checkpoints.py", "aggregator/results/events.py")
 
 
 def play(simulation, kill_at=-1):

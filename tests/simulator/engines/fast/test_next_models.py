@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.model.evaluation import evaluate
 from hushfleet.models.native.gradient import NativeGradient
 from hushfleet.simulator.engines.fast import next_models

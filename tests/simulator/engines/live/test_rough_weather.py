@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hushfleet.aggregator.config.task import parse_task
-from hushfleet.aggregator.observe.events import iterate_events
+from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer

@@ -11,8 +11,8 @@ import pytest
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.task import Task, parse_task
-from hushfleet.aggregator.observe.events import EventLog, iterate_events
-from hushfleet.config.schema import from_plain
+from hushfleet.aggregator.results.events import EventLog, iterate_events
+from hushfleet.schema import from_plain
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin

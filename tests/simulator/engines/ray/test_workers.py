@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput, HushfleetError, LedgerError
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
@@ -39,7 +39,7 @@ DRIVER = r"""
 import os, signal, sys
 from pathlib import Path
 
-from hushfleet.aggregator.observe.events import EventLog
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.ray.workers import RayWorkers
 from hushfleet.simulator.run_folder import go_on

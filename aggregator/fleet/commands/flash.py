@@ -1,0 +1,203 @@
+"""`hushfleet flash`: write the cards of a fleet's boards, into stock images or a mounted boot partition."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hushfleet.aggregator.options import Option, with_options
+from hushfleet.errors import BadInput
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.fleet.cards import Target
+    from hushfleet.aggregator.fleet.releases import FleetRelease
+    from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
+    from hushfleet.firmware_profiles.cards.seed import Card, Writer
+
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashOptions:
+    """Which cards are written, and what goes onto them."""
+
+    # fmt: off
+    fleet: Annotated[Path, Option(metavar="DIR", help="The fleet's folder.")]
+    image: Annotated[Path | None, Option(metavar="IMAGE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None
+    boot: Annotated[Path | None, Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None
+    out: Annotated[Path | None, Option(metavar="FOLDER", help="Where the images go; with --image.")] = None
+    count: Annotated[int | None, Option(min=1, help="So many cards, for boards that have none yet. Default: for all of them.")] = None
+    device: Annotated[list[str] | None, Option(metavar="ID", help="For this board; may be given again.")] = None
+    writer: Annotated[str | None, Option(help="cloud-init or firstrun. Default: found from the image.")] = None
+    python: Annotated[str | None, Option(metavar="3.X", help="The Python of the system. Default: found from the image.")] = None
+    images: Annotated[Path | None, Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None
+    ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Who has this key may log in. Default: nobody.")] = None
+    ssh_user: Annotated[str, Option(help="The user with that key.")] = "hushfleet-admin"
+    wheels: Annotated[Path | None, Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None
+    force: Annotated[bool, Option("--force", help="Also for boards that have a card; its token then holds no longer.")] = False
+    # fmt: on
+
+
+def register(app: typer.Typer) -> None:
+    app.command("flash")(_flash)
+
+
+@with_options
+def _flash(
+    options: FlashOptions,
+) -> None:
+    """Write cards: the software, the configuration and a one-time token of each board, on its boot partition.
+
+    No root is needed, and no device is ever written to: write the finished images with rpi-imager or dd, or name the
+    boot partition of a card that is in the reader. Started again, it writes the cards that are missing.
+
+    Examples:
+
+    `hushfleet flash --fleet greenhouse --count 40 --image raspios.img.xz --out cards`
+
+    `hushfleet flash --fleet greenhouse --device greenhouse-07 --boot /media/me/bootfs`
+    """
+    from rich.console import Console
+
+    from hushfleet.aggregator.fleet.cards import (
+        card_of,
+        choose_boards,
+        choose_target,
+        read_ssh_key,
+        release_of,
+        require_python,
+    )
+    from hushfleet.aggregator.fleet.commands.setup import opened
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
+    from hushfleet.firmware_profiles.cards.customised import original
+    from hushfleet.firmware_profiles.cards.stock_image import System, read_system
+    from hushfleet.firmware_profiles.cards.write import write_card
+    from hushfleet.firmware_profiles.cards.writers import choose_writer, named_writer
+    from hushfleet.user_files import checked_folder
+
+    image = options.image
+    if (image is None) == (options.boot is None):
+        raise BadInput("name the stock image (--image IMAGE --out FOLDER) or a mounted boot partition (--boot MOUNT)")
+    if (image is None) != (options.out is None):
+        raise BadInput("--image and --out FOLDER go together: the boards' images go there, IMAGE itself is not changed")
+    if options.boot is not None and len(options.device or ()) != 1:
+        raise BadInput("a mounted boot partition is one card: name its board with one --device ID")
+    if options.python is not None:
+        require_python(options.python)  # before an image is unpacked
+    named = None if options.writer is None else named_writer(options.writer)
+    if options.out is not None:
+        checked_folder(options.out)
+    ssh_keys = [] if options.ssh_key is None else [read_ssh_key(options.ssh_key)]
+    with opened(options.fleet) as (folder, registry), contextlib.ExitStack() as temporary:
+        boards = choose_boards(
+            registry, devices=options.device or (), count=options.count, again=options.force, now=time.time()
+        )
+        partition: BootPartition
+        if image is not None and options.out is not None:
+            image = temporary.enter_context(_unpacked(image, options.out))
+            partition, system = ImageBoot(image), read_system(image)
+        else:
+            partition, system = MountedBoot(options.boot or Path()), System()
+        how = named or choose_writer(partition, system)
+        target = choose_target(boards, how, system, python=options.python)
+        cards = [
+            card_of(folder, row, target=target, images=options.images, user=options.ssh_user, ssh_keys=ssh_keys)
+            for row in boards
+        ]
+        # what is wrong on the partition is said before a release is built
+        kept = [name for name in how.files(cards[0], partition) if original(partition, name) is not None]
+        with shown(Console()):
+            release = release_of(folder, registry, [target], wheels=options.wheels)
+        cards = [replace(card, release=folder.releases / release.file) for card in cards]
+        written: list[str] = []
+        for card, place in _copies(cards, image, options.out) if image and options.out else [(cards[0], partition)]:
+            written = write_card(place, card, how)
+            expires = time.time() + folder.config.enrolment.token_days * DAY_S
+            registry.add_token(card.device, card.token.encode(), expires=expires)
+    _tell(cards, how, target, release, written, kept, boot=options.boot, out=options.out, expires=expires)
+
+
+@contextlib.contextmanager
+def _unpacked(image: Path, out: Path) -> Iterator[Path]:
+    """Gives the image itself, or the unpacked .xz, as long as it is needed."""
+    from rich.console import Console
+
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
+
+    if not image.is_file():
+        raise BadInput(f"there is no image file {image}")
+    out.mkdir(parents=True, exist_ok=True)
+    if image.suffix != ".xz":
+        yield image
+        return
+    plain = out / ".stock.img"
+    try:
+        with shown(Console()):
+            copy_sparse(image, plain)
+        yield plain
+    finally:
+        plain.unlink(missing_ok=True)
+
+
+def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Card, BootPartition]]:
+    """Yields a copy of the image for each card; it gets its name when its card is written."""
+    from rich.console import Console
+
+    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot
+    from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
+    from hushfleet.progress import counted
+
+    with shown(Console()):
+        for card in counted(cards, "cards", total=len(cards)):
+            part = out / f".{card.device}.part"
+            try:
+                copy_sparse(image, part)
+                part.chmod(0o600)  # a token and the key of a Wi-Fi follow
+                yield card, ImageBoot(part)
+                part.replace(out / f"{card.device}.img")
+            finally:
+                part.unlink(missing_ok=True)
+
+
+def _tell(
+    cards: Sequence[Card],
+    writer: Writer,
+    target: Target,
+    release: FleetRelease,
+    written: Sequence[str],
+    kept: Sequence[str],
+    *,
+    boot: Path | None,
+    out: Path | None,
+    expires: float,
+) -> None:
+    from hushfleet.firmware_profiles.cards.customised import BEFORE
+
+    words_of_kept = f"what {', '.join(kept)} said; copies in {BEFORE}/" if kept else "nothing, since nothing was there"
+    names = cards[0].device if len(cards) == 1 else f"{cards[0].device} to {cards[-1].device}, {len(cards)} cards"
+    print(
+        f"written: {names}\n"
+        f"  by         {writer.name}: {' '.join(written)}\n"
+        f"  kept       {words_of_kept}\n"
+        f"  release    {release.version} ({release.size / 1e6:.1f} MB), for Python {target.python}{target.why}\n"
+        f"  tokens     serve once, until {time.strftime('%Y-%m-%d', time.localtime(expires))}; keep the cards as you "
+        "would keep a key"
+    )
+    if out is not None:
+        print(f"next: write {out / cards[0].device}.img to its card, with rpi-imager or:")
+        print(f"  sudo dd if={out / cards[0].device}.img of=/dev/CARD bs=4M conv=fsync status=progress")
+    else:
+        print(f"next: unmount {boot} and put the card into its board")
+    print(
+        "the first start takes some minutes; the board then shows up in: hushfleet fleet status\n"
+        "if it does not: put the card back into the reader and look at hushfleet/install.log on its boot partition"
+    )

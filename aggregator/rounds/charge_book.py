@@ -1,0 +1,88 @@
+"""Charges of each board of a fleet, kept beside the register for the day on which its card is lost.
+
+The board's own ledger is what counts, and it is gone with the card. So the aggregator notes a round for every board
+that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a
+board has declined before training is taken back at once if it was told once: whoever is told again, of an extended
+round or after a restart, may have trained after all. Whatever is killed when, the note is never too small, but for one
+case: a
+board that chooses less noise than the standard (`limits.noise_preference` below 1), and whose update was not accepted,
+is noted by the standard noise, since nobody but its lost ledger knows its choice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.ingest.checks import terms_of
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.storage.store import ChargeRow
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.schema import pack
+
+BEFORE_TRAINING = frozenset({"budget", "memory", "no-data", "no-privacy", "graph", "paused", "busy"})
+"""Declines after which nothing was committed, so that the device has spent nothing."""
+
+
+class ChargeBook:
+    """Charges of the run of `engine`."""
+
+    def __init__(self, register: DeviceRegister, engine: RoundEngine) -> None:
+        self._register, self._engine = register, engine
+        self._resumed = None if engine.plan is None else engine.plan.round
+        self._round, self._told, self._noted = 0, Counter[str](), set[str]()
+        if engine.closed_rounds:
+            self.closed(engine.closed_rounds)  # a kill may have come between
+
+    def expect(self, devices: Iterable[str]) -> None:
+        """Notes that those of these devices that are in the cohort may train in the open round. Raises `StoreError`."""
+        plan = self._engine.plan
+        if plan is None or plan.phase != "open":
+            return
+        if self._round != plan.round:
+            self._round, self._told, self._noted = plan.round, Counter(), set()
+        cohort = self._engine.cohort
+        told = [device for device in devices if device in cohort]
+        new = [device for device in told if device not in self._noted]
+        if new:
+            charge = pack(self._engine.method.charge(terms_of(plan)))
+            self._register.note_charges(plan.task, plan.round, dict.fromkeys(new, charge), certain=False)
+        self._noted.update(new)
+        self._told.update(told)
+
+    def declined(self, device: str, code: str) -> None:
+        """Takes back the charge of a device that declined before it trained. Raises `StoreError`."""
+        if code in BEFORE_TRAINING:
+            self._take_back(self._round, {device})
+
+    def closed(self, round: int) -> None:
+        """Notes what a closed round has charged. Raises `StoreError`; it may be called again."""
+        store = self._engine.store
+        spent = {row.device: pack(_charge(row)) for row in store.charges(round)}
+        self._register.note_charges(self._engine.spec.task, round, spent, certain=True)
+        declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
+        self._take_back(round, declined - spent.keys())
+
+    def _take_back(self, round: int, declined: set[str]) -> None:
+        """Drops the notes of these devices, where they were told once, by this process, that they may train."""
+        if round != self._round or round == self._resumed:
+            return
+        new = self._engine.store.new_cards(round)  # an earlier card may have spent what the new one declines
+        gone = {device for device in declined & self._noted - new if self._told[device] == 1}
+        if gone:
+            self._register.drop_charges(self._engine.spec.task, round, gone)
+            self._noted -= gone
+
+
+def _charge(row: ChargeRow) -> Charge:
+    return Charge(
+        unit=row.unit,
+        adjacency=row.adjacency,
+        mechanism="gaussian" if row.noise_multiplier else "none",
+        noise_multiplier=row.noise_multiplier,
+        noise_split=row.noise_split,
+        sample_rate=row.sample_rate,
+        steps=row.steps,
+        raw=tuple(row.raw.split("\n")) if row.raw else (),
+    )

@@ -1,0 +1,73 @@
+"""The fields of the events that the coordinator and the fast engine both write (docs/result.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
+from hushfleet.aggregator.results.metrics import snr_db
+from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.config.spec import TaskSpec
+from hushfleet.methods import method_of, title_of
+from hushfleet.methods.state import RoundTerms
+from hushfleet.privacy.terms import AS_PUBLISHED
+from hushfleet.wire.format.messages import RoundPlan
+
+
+def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
+    """Returns the fields of `run`: the run that begins, or goes on."""
+    method = method_of(spec)
+    return {
+        "task": spec.task,
+        "method": title_of(spec.method),
+        "engine": engine,
+        "unit": spec.privacy.unit,
+        "accounting": spec.privacy.accounting,
+        **({"note": AS_PUBLISHED} if spec.privacy.accounting == "as-published" else {}),
+        "delta": spec.privacy.delta,
+        "accountant": spec.privacy.accountant,
+        "devices": devices,
+        "rounds": spec.rounds,
+        "raw_values": list(method.cost(RoundTerms()).raw),
+        "layers": [[layer.name, layer.size] for layer in spec.model.layout.layers],
+    }
+
+
+def open_fields(engine: RoundEngine) -> dict[str, Any]:
+    """Returns the fields of `round_open`: who takes part; for a secure sum, whose plan names nobody, how many."""
+    plan = engine.announcement
+    if plan.secure is None:
+        return {"round": plan.round, "cohort": sorted(plan.cohort)}
+    return {"round": plan.round, "cohort_size": len(engine.cohort)}
+
+
+def changed_plan(before: RoundPlan | None, engine: RoundEngine) -> tuple[str, dict[str, Any]]:
+    """The event of an open round that goes on under another plan, and its fields."""
+    plan = engine.announcement
+    fields = {"round": plan.round, "accepted": engine.accepted}
+    fixed = before is not None and before.phase != plan.phase
+    return ("unmask" if fixed else "round_extended"), fields
+
+
+def finished_fields(engine: RoundEngine) -> dict[str, Any]:
+    """Returns the fields of `finished`: the reason, if it is before the last round."""
+    if engine.closed_rounds >= engine.spec.rounds:
+        return {}
+    patience = engine.prepared.task.round.patience
+    return {"reason": f"for {patience} rounds the accuracy on the common test set was not above its best (patience)"}
+
+
+def update_fields(update: CheckedUpdate, *, round: int, payload_bytes: int) -> dict[str, Any]:
+    """Returns the fields of `update` or `answer`: what became of one."""
+    fields = {"round": round, "device": update.device, "bytes": payload_bytes, "code": update.code}
+    fields["reason"] = update.reason
+    if update.kind == "answer":
+        return fields
+    header, is_new = update.header if update.acknowledged else None, update.code == "accepted"
+    return fields | {
+        "snr_db": snr_db([update.row]) if is_new and update.row is not None else None,
+        "clip_norms": None if header is None else list(header.clip_norms),
+        "shared": list(update.counts) if is_new else [],
+        "epsilon_server": None if header is None else header.epsilon_server,
+        "multiplier_server": None if header is None else header.multiplier_server,
+    }

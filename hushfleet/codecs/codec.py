@@ -1,0 +1,80 @@
+"""`Codec`: one way to write the values of an update. `hushfleet.codecs.registry` is the registry of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hushfleet.errors import NotFinite
+
+
+class Coding(NamedTuple):
+    """Facts that both sides know before the values are read.
+
+    :param counts: number of values in each layer, in order; their sum is k.
+    :param steps: the header's number for each layer; empty for a codec without steps.
+    :param dither_key: 16 bytes, different for every update; None: no dither, so that what is zero stays zero.
+    """
+
+    counts: Sequence[int]
+    steps: Sequence[float]
+    dither_key: bytes | None
+
+    @property
+    def size(self) -> int:
+        """k, the number of values."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One way to write the values of an update.
+
+    :param name: as in `wire.codec` of a task and in the header.
+    :param encode: `(values float32 [k], coding, sent) -> bytes`; fills `sent`, float32 `[k]`, with what `decode` gives.
+        Raises `Malformed` for values that do not fit, and `NotFinite`.
+    :param decode: `(data, coding, out) -> float32 [k]`; fills and returns `out` where it is given. Raises `Malformed`
+        and allocates in proportion to k, whatever `data` says.
+    :param max_bytes: `(k) -> bytes`, the most that k values take.
+    :param round_trip: as `encode`, without the bytes, where that takes less time; None: there is no faster way.
+    :param step_of: `(wire.step, noise_std) -> step`: the header's number for a layer with noise; None: no steps.
+    :param added_variance: `(step, noise_std) -> variance` that the codec adds to a value.
+    :param bits: bits a value; None where they depend on the values.
+    :param uses_wire_step: whether `wire.step` of the task changes anything.
+    :param needs_noise: why an update without noise is refused; empty: it is not.
+    :param carries_error: whether a device keeps the codec's error and adds it to its next update (error feedback: Seide
+        et al., Interspeech 2014), so that errors do not add up over rounds. They are errors of noised values: this is
+        post-processing.
+    :param keeps_norm: whether the norm of decoded values tells anything about the norm of the values.
+    :param float_error: the relative and the absolute rounding error of a value, for floats; None for other codecs.
+    """
+
+    name: str
+    encode: Callable[[np.ndarray, Coding, np.ndarray], bytes]
+    decode: Callable[[bytes | memoryview, Coding, np.ndarray | None], np.ndarray]
+    max_bytes: Callable[[int], int]
+    round_trip: Callable[[np.ndarray, Coding, np.ndarray], None] | None = None
+    step_of: Callable[[float, float], float] | None = None
+    added_variance: Callable[[float, float], float] = lambda step, noise_std: 0.0
+    bits: float | None = None
+    uses_wire_step: bool = False
+    needs_noise: str = ""
+    carries_error: bool = False
+    keeps_norm: bool = True
+    float_error: tuple[float, float] | None = None
+
+    def seen(self, values: np.ndarray, coding: Coding) -> np.ndarray:
+        """Returns what `decode` gives of `encode`, float32 `[k]`: only a simulation has no use for the bytes."""
+        sent = np.empty(values.size, np.float32)
+        (self.round_trip or self.encode)(values, coding, sent)
+        return sent
+
+
+def check_finite(values: np.ndarray) -> None:
+    """Raises `NotFinite` for values that are not finite."""
+    # a NaN is the largest and the smallest of all; these two passes take a fraction of the time of a test of each value
+    if not (np.isfinite(values.max(initial=0)) and np.isfinite(values.min(initial=0))):
+        raise NotFinite(f"{np.count_nonzero(~np.isfinite(values))} of the update's values are not finite")

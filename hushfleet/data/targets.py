@@ -1,0 +1,105 @@
+"""The targets of a task: the loss by which they are learned, their scale, and when an answer is right.
+
+The score of a model is the share of right answers: accuracy, subset accuracy (scikit-learn's `accuracy_score`), or the
+share of predictions within the tolerance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from hushfleet.losses import LOSSES, find_loss
+from hushfleet.objectives import Objective
+from hushfleet.schema import Checked, Finite, Positive, require
+
+Tolerance = Annotated[float, Meta(gt=0, le=1e30, description="above 0")]
+
+
+@dataclass(frozen=True)
+class Targets(Checked):
+    """The targets of a task. `mean` and `std` are public numbers that the task gives, never computed from private
+    data.
+
+    :param loss: a name in `hushfleet.losses.LOSSES`.
+    :param tolerance: for numbers: how far an output may be from its target, in the target's unit.
+    :param mean: for numbers, one for each output: a network learns (target - mean) / std. Empty: 0 and 1.
+    """
+
+    loss: str = "cross-entropy"
+    tolerance: Tolerance | None = None
+    mean: tuple[Finite, ...] = ()
+    std: tuple[Positive, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        numbers, where = find_loss(self.loss).of_numbers, f"given where a loss takes numbers; {self.loss} "
+        where += "does" if numbers else "does not"
+        require((self.tolerance is not None) == numbers, "tolerance", self.tolerance, where)
+        require(numbers or not (self.mean or self.std), "mean, std", self.mean, where)
+        require(len(self.mean) == len(self.std), "mean, std", len(self.mean), "one of each for an output")
+
+    @property
+    def are_classes(self) -> bool:
+        return LOSSES[self.loss].of_classes
+
+    @property
+    def are_numbers(self) -> bool:
+        return LOSSES[self.loss].of_numbers
+
+    def objective(self, of_method: Objective) -> Objective:
+        """The objective whose gradient the task's graph computes.
+
+        :param of_method: the method's, which may distil: that is defined for classes alone.
+        """
+        return of_method if self.are_classes else Objective(self.loss)
+
+    def learned(self, targets: np.ndarray) -> np.ndarray:
+        """The targets as the loss takes them: `[n]`, or scaled `[n, outputs]`."""
+        if not self.mean:
+            return targets
+        return np.asarray((targets - np.array(self.mean)) / np.array(self.std), np.float32)
+
+    def predicted(self, outputs: np.ndarray) -> np.ndarray:
+        """A network's outputs `[n, outputs]` as answers: probabilities, or numbers in the target's unit; float64."""
+        return LOSSES[self.loss].predicted(self._in_unit(outputs))
+
+    def right(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Marks the right answers, bool `[n]`.
+
+        :param outputs: of a network, `[n, outputs]`.
+        :param targets: as they were given, in their own unit.
+        """
+        return LOSSES[self.loss].right(self._in_unit(outputs), targets, self._reach)
+
+    def constant_right(self, targets: np.ndarray) -> float:
+        """The share of `targets` `[n, outputs]` that guessing reaches: the best constant answer. Not for classes."""
+        return LOSSES[self.loss].constant_right(targets, self._reach)
+
+    def misfits(self, targets: np.ndarray) -> np.ndarray:
+        """Marks the samples whose targets float32 `[n, outputs]`, in their own unit, cannot be learned, bool `[n]`."""
+        with np.errstate(over="ignore"):  # becomes infinite, which does not fit
+            return ~LOSSES[self.loss].fit(self.learned(targets))
+
+    def blank(self, count: int, outputs: int) -> np.ndarray:
+        """Zeros in place of targets that are not known."""
+        return LOSSES[self.loss].blank(count, outputs)
+
+    def words(self) -> str:
+        """Says what the score counts, for people; empty where it is plain accuracy."""
+        return LOSSES[self.loss].score(self.tolerance)
+
+    def _in_unit(self, outputs: np.ndarray) -> np.ndarray:
+        outputs = outputs.astype(np.float64)
+        return outputs * np.array(self.std) + np.array(self.mean) if self.mean else outputs
+
+    @property
+    def _reach(self) -> float:
+        """The tolerance, and a little more: a float32 target is not to be missed by its own rounding."""
+        return (self.tolerance or 0) * (1 + 1e-6)
+
+
+CLASSES = Targets()

@@ -1,0 +1,208 @@
+"""The gradients of one batch: plain, clipped sample by sample, or by DP-SGD; of one client, or of many at once.
+
+`Batch` is what a method asks. Whoever trains says in a class of its own how a gradient is computed: `ClientBatch` here,
+`hushfleet.simulator.engines.fast.vmap.batch.CohortBatch` for many clients as `[c, d]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from hushfleet.array_api import Array
+from hushfleet.errors import GraphRefused
+from hushfleet.gradients.entries import ALL, BoundOf, Entries, mean_of_clipped
+from hushfleet.privacy.clipping import can_clip
+from hushfleet.privacy.noise import NoiseSource
+from hushfleet.privacy.record import RecordMechanism, clipped_sum
+
+
+class GradientFunction(Protocol):
+    """The only place where a network is met: flat parameters and a batch give a loss and its flat gradient.
+
+    `teacher` and `distill` are given where the task's objective distils: logits float32 `[B, C]`, and the weight of
+    the distillation for each sample, float32 `[B]`.
+
+    Three things are optional. A function with the attribute `takes_part = True` takes a slice `part`, and may leave the
+    gradient of other entries at zero. `clipped_sum` sums clipped gradients, `squared_sum` squared ones; see
+    `hushfleet.models.native`.
+    """
+
+    def __call__(
+        self,
+        params: Array,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Any] = (),
+        out: Array | None = None,
+        teacher: Array | None = None,
+        distill: Array | None = None,
+    ) -> tuple[float, Array]: ...
+
+
+class Batch:
+    """The objective's gradient on one batch, wherever a method asks for it. Losses are `[...]`, one a client.
+
+    :param out: float32 `[..., d]`, where a gradient is written; the next one overwrites it.
+    :param part: the number of the part of the training that asks.
+    :param entries: what that part will move. Gradients elsewhere may be left out, as zeros.
+    :param moved: what all parts of the training move.
+    """
+
+    out: Array
+    part: int = 0
+    entries: Entries = ALL
+    moved: Entries = ALL
+
+    @property
+    def sizes(self) -> Array:
+        """Samples in the batch, `[...]`."""
+        raise NotImplementedError
+
+    def mean(self, params: Array) -> tuple[Any, Array]:
+        """Mean loss and its gradient `[..., d]`. With privacy unit `record` clipped by record and noised: each call is
+        charged."""
+        raise NotImplementedError
+
+    def each(self, params: Array) -> tuple[Array, Array]:
+        """Each sample's loss `[..., B]` and gradient `[..., B, d]`, raw; padding has loss and gradient zero."""
+        raise NotImplementedError
+
+    def clipped(self, params: Array, bound_of: float | BoundOf, normed: Entries) -> tuple[Any, Array]:
+        """The mean of gradients that are clipped one by one, and raw as those of `each`.
+
+        :param bound_of: what they are clipped to; or a function that is called once, with the norms `[..., B]` of each
+            sample's gradient (0 for padding), and returns that, a number or `[..., 1]`.
+        :param normed: the entries that norms are of, `entries` among them.
+        """
+        losses, each = self.each(params)
+        return losses.sum(-1) / self.sizes, mean_of_clipped(each, self.sizes, bound_of, normed, self.out)
+
+    # what DP-SGD asks of a plain batch
+
+    def clipped_sum(self, params: Array, clip_norm: float, out: Array, entries: Entries) -> Any:
+        """The sum of single gradients on `entries`, each clipped, in `out`; zeros elsewhere. Mean losses `[...]`, 0 for
+        an empty batch."""
+        raise NotImplementedError
+
+
+@dataclass
+class ClientBatch(Batch):
+    """One batch of one client.
+
+    :param distillation: the arguments of a distilling objective, see `distillation_inputs`.
+    :param scratch: rows for single samples' gradients, kept from batch to batch since fresh pages take time.
+    :param failures: why the first record had no gradient that has none, with the unit `record`.
+    """
+
+    gradient: GradientFunction
+    x: np.ndarray
+    y: np.ndarray
+    masks: tuple[np.ndarray, ...]
+    distillation: dict[str, Any]
+    out: np.ndarray
+    scratch: dict[str, np.ndarray] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> Array:
+        return np.int64(len(self.y))
+
+    def mean(self, params: Array) -> tuple[float, Array]:
+        asked: dict[str, Any] = {"part": self.entries.span} if getattr(self.gradient, "takes_part", False) else {}
+        return self.gradient(params, self.x, self.y, self.masks, out=self.out, **self.distillation, **asked)
+
+    def each(self, params: Array) -> tuple[Array, Array]:
+        rows = self.scratch.get("each")
+        if rows is None or len(rows) < len(self.y):
+            rows = self.scratch["each"] = np.empty((len(self.y), len(params)), params.dtype)
+        out = rows[: len(self.y)]
+        return np.array([self._one(params, i, out[i])[0] for i in range(len(out))], np.float32), out
+
+    def clipped(self, params: Array, bound_of: float | BoundOf, normed: Entries) -> tuple[float, Array]:
+        at_once = getattr(self.gradient, "clipped_sum", None)  # of a runtime that never writes single gradients out
+        if at_once is None or not normed.layers:
+            losses, each = self.each(params)
+            return float(losses.mean()), mean_of_clipped(each, self.sizes, bound_of, normed, self.out)
+        clip_norm = (lambda norms: np.asarray(bound_of(norms)).item()) if callable(bound_of) else bound_of
+        how = {"clip_norm": clip_norm, "part": normed.span, "summed": self.entries.span, **self.distillation}
+        losses, _ = at_once(params, self.x, self.y, self.masks, out=self.out, **how)
+        self.out[self.entries.span] /= len(self.y)
+        return float(losses.mean()), self.out
+
+    def clipped_sum(self, params: Array, clip_norm: float, out: Array, entries: Entries = ALL) -> float:
+        at_once = getattr(self.gradient, "clipped_sum", None)
+        if at_once is not None and entries.layers:
+            how = {"clip_norm": clip_norm, "out": out, "part": entries.span, **self.distillation}
+            each, norms = at_once(params, self.x, self.y, self.masks, **how)
+            if can_clip(norms, clip_norm).all():
+                return float(each.mean()) if len(each) else 0.0
+        losses: list[float] = []
+
+        def gradients() -> Iterator[Array]:
+            for i in range(len(self.y)):
+                try:
+                    loss, gradient = self._one(params, i, self.out)
+                except GraphRefused as error:  # it counts as none: if all did, one record would take the others along
+                    if not self.failures:
+                        self.failures.append(str(error))
+                    continue
+                losses.append(loss)
+                yield entries.alone(gradient)
+
+        clipped_sum(gradients(), clip_norm, out)
+        return float(np.mean(losses)) if losses else 0.0
+
+    def _one(self, params: Array, i: int, out: Array) -> tuple[float, Array]:
+        """One sample's loss and gradient, in `out`."""
+        one = slice(i, i + 1)
+        return self.gradient(
+            params,
+            self.x[one],
+            self.y[one],
+            tuple(mask[one] for mask in self.masks),
+            out=out,
+            **{name: None if rows is None else rows[one] for name, rows in self.distillation.items()},
+        )
+
+
+@dataclass
+class NoisedBatch(Batch):
+    """A batch whose mean gradient is DP-SGD's. Raw gradients are not available.
+
+    The bound is on what `moved` has of a gradient: the rest is noise that nothing reads. `entries` changes nothing.
+
+    :param mechanisms: of each client; they differ in nothing but the noise.
+    :param noises: of each client.
+    :param total: float32 `[..., d]`, where the noised mean is written.
+    """
+
+    batch: Batch
+    mechanisms: Sequence[RecordMechanism]
+    noises: Sequence[NoiseSource]
+    total: Array
+    taken: int = 0
+
+    @property
+    def sizes(self) -> Array:
+        return self.batch.sizes
+
+    def mean(self, params: Array) -> tuple[Any, Array]:
+        self.taken += 1
+        first = self.mechanisms[0]
+        first.check_charged(self.taken)
+        total = self.total
+        loss = self.batch.clipped_sum(params, first.clip_norm, total, self.moved)
+        rows = [total] if total.ndim == 1 else total
+        for row, mechanism, noise in zip(rows, self.mechanisms, self.noises, strict=True):
+            mechanism.noised_mean(row, noise)  # in place
+        return loss, total
+
+    def each(self, params: Array) -> tuple[Array, Array]:
+        raise TypeError("with privacy unit 'record' a method sees noised gradients only")
+
+    def clipped(self, params: Array, bound_of: float | BoundOf, normed: Entries) -> tuple[Any, Array]:
+        raise TypeError("with privacy unit 'record' a method sees noised gradients only")

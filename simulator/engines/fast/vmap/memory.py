@@ -1,0 +1,150 @@
+"""Counts the memory of one of many clients that are trained at once, before anything of that size is allocated.
+
+Two parts: vectors of length d, which are known, and what the network's forward and backward pass hold at their peak,
+which is counted. The count runs the pass of two clients on PyTorch's meta device (shapes without numbers) and follows
+every tensor from its making to its end. Scratch space inside a kernel is not seen by it; the share of the memory that
+is left free is for that.
+
+What a rule for gradients remembers from batch to batch is a few numbers and is left out.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hushfleet.config.spec import DropoutSpec
+from hushfleet.gradients.draws import Inputs
+from hushfleet.methods.method import TrainingConfig
+from hushfleet.models.torch_gradient import TorchGradient
+from hushfleet.privacy.record import RecordMechanism
+
+FLOAT_BYTES = 4
+
+# Parameters, where they started, gradient, the device's own model, and three temporaries of method and optimizer.
+VECTORS = 7
+MOMENTS = {"adam": 2, "sgd": 0}
+
+# With privacy unit `record`: one record's gradient, and that clipped.
+RECORD_VECTORS = 2
+
+# Of each sample, where a method asks for single gradients: its gradient, and what the method makes of it.
+SAMPLE_VECTORS = 2
+
+SECOND_VECTORS = 2  # what the first training ended with, and where the second begins
+
+REPLAY_VECTORS = 2  # parameters and gradient of a recorded pass
+
+CROP_BYTES = 40  # for each pixel of one channel: where it comes from and whether it is in the image, in several steps
+
+
+def bytes_per_client(
+    gradient: TorchGradient,
+    *,
+    config: TrainingConfig,
+    inputs: Inputs,
+    parts: int,
+    samples: int,
+    image_bytes: int,
+    each: bool = False,
+    second: bool = False,
+    record: RecordMechanism | None = None,
+    replayed: bool = False,
+) -> int:
+    """Peak bytes that one more client adds to a group.
+
+    :param parts: how many optimizers each client has.
+    :param samples: how many the largest client has.
+    :param image_bytes: of these; they are held twice, as kept and as joined for the group.
+    :param each: whether gradients of single samples are taken.
+    :param second: whether there is a second model.
+    :param record: of the privacy unit `record`: records go through the network one by one unless batches are clipped,
+        and a batch may be larger than the mean, by as much as hardly ever happens.
+    :param replayed: whether passes are recorded, which then have memory of their own.
+    """
+    size, model = gradient.layout.size, gradient.model
+    channels, height, width = model.input_shape
+    batch_size, dropout = min(config.batch_size, samples), tuple(inputs.dropout)
+    vectors = VECTORS + parts * (MOMENTS[config.optimizer] + (config.momentum > 0)) + SECOND_VECTORS * second
+    beside = 0
+    if record is not None:
+        vectors += RECORD_VECTORS
+        batch_size = min(samples, _most_drawn(samples, record.sample_rate))
+        beside += batch_size * FLOAT_BYTES * channels * height * width
+        beside += batch_size * FLOAT_BYTES * sum(int(np.prod(spec.shape)) for spec in dropout)
+    elif each:
+        vectors += SAMPLE_VECTORS * batch_size
+    if gradient.objective.distills:
+        beside += FLOAT_BYTES * model.classes * samples
+    if inputs.augment != "none":
+        beside += CROP_BYTES * batch_size * height * width
+    # Two, since vmap takes short cuts with one.
+    at_once = batch_size if record is None else 1
+    network = pass_bytes(gradient, 2, batch_size=at_once, dropout=dropout) // 2
+    if replayed:
+        vectors += REPLAY_VECTORS
+        network *= 2
+    # 1: the mask of bools
+    return size * (FLOAT_BYTES * vectors + 1) + network + beside + 2 * image_bytes
+
+
+def _most_drawn(samples: int, rate: float) -> int:
+    mean = samples * rate
+    return int(np.ceil(mean + 6 * np.sqrt(mean * (1 - rate)) + 1))
+
+
+@lru_cache(maxsize=16)  # it takes as long as some steps, and is asked for in every round
+def pass_bytes(gradient: TorchGradient, clients: int, *, batch_size: int, dropout: tuple[DropoutSpec, ...]) -> int:
+    """Peak bytes of one `gradient.clients` call, with its batch and masks, but without parameters and `out`."""
+    shape, meta = (clients, batch_size), torch.device("meta")
+    params = torch.empty(clients, gradient.layout.size, device=meta)
+    out = torch.empty_like(params)
+    with AliveBytes() as alive:
+        x = torch.empty(*shape, *gradient.model.input_shape, device=meta)
+        y = torch.empty(shape, dtype=torch.int64, device=meta)
+        if not gradient.objective.of_classes:
+            y = torch.empty(*shape, gradient.model.classes, device=meta)
+        masks = [torch.empty(*shape, *spec.shape, device=meta) for spec in dropout]
+        learned = {}
+        if gradient.objective.distills:
+            teacher = torch.empty(*shape, gradient.model.classes, device=meta)
+            learned = {"teacher": teacher, "distill": torch.empty(shape, device=meta)}
+        gradient.clients(params, x, y, masks, out=out, weights=torch.empty(shape, device=meta), **learned)
+    return alive.peak
+
+
+class AliveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors made within, while they are alive; `peak` is the most there were at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._now = 0
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Views and in-place operations return the storage of an argument, which is no new memory.
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, torch.Tensor):
+                self._known.add(tensor.untyped_storage())
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in self._known:
+                self._count(tensor.untyped_storage())
+        self.peak = max(self.peak, self._now)
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        self._known.add(storage)
+        size = storage.nbytes()
+        self._now += size
+        weakref.finalize(storage, self._freed, size)
+
+    def _freed(self, size: int) -> None:
+        self._now -= size

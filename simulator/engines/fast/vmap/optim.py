@@ -1,0 +1,55 @@
+"""The optimizers of `hushfleet.gradients.optim` for a cohort `[c, d]` of PyTorch tensors, each in one kernel.
+
+The chain of array operations there passes over the memory some fifteen times a step, and for an accelerator each pass
+is a launch and a temporary of `[c, d]`. PyTorch's fused forms read and write each entry once: some five times faster on
+a processor too. They agree to the rounding of float32.
+
+Clients that have finished leave from the end: `step` is given the first rows, never more than before. Those have all
+taken each step, so one count of steps serves them.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, zeros, zeros_like
+from torch.optim.adam import adam
+
+from hushfleet.gradients.optim import SGD, Adam, Optimizer, make_optimizer
+from hushfleet.methods.method import TrainingConfig
+
+
+class CohortAdam(Adam):
+    """`hushfleet.gradients.optim.Adam`, fused."""
+
+    def step(self, params: Tensor, gradient: Tensor) -> None:
+        """Moves `params [c, d]` in place."""
+        if self.first is None:
+            self.first, self.second = zeros_like(params), zeros_like(params)
+            self._taken = zeros((), device=params.device)
+        rows = slice(len(params))
+        adam(
+            *([params], [gradient], [self.first[rows]], [self.second[rows]], [], [self._taken]),
+            fused=True,
+            amsgrad=False,
+            beta1=self.beta_1,
+            beta2=self.beta_2,
+            lr=self.learning_rate,
+            weight_decay=0.0,
+            eps=self.epsilon,
+            maximize=False,
+        )
+
+
+class CohortSGD(SGD):
+    """`hushfleet.gradients.optim.SGD`, with PyTorch's in-place operations."""
+
+    def step(self, params: Tensor, gradient: Tensor) -> None:
+        """Moves `params [c, d]` in place."""
+        if self.momentum:
+            if self.velocity is None:
+                self.velocity = zeros_like(params)
+            gradient = self.velocity[: len(params)].mul_(self.momentum).add_(gradient)
+        params.sub_(gradient, alpha=self.learning_rate)
+
+
+def make_cohort_optimizer(config: TrainingConfig) -> Optimizer:
+    return make_optimizer(config.optimizer, config.learning_rate, config.momentum, sgd=CohortSGD, adam=CohortAdam)

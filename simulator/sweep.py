@@ -1,0 +1,103 @@
+"""The same run at other noise, by the fast engine: what privacy costs.
+
+A run answers whether federating paid at its own noise; a sweep tells how much noise the gain would survive. Each point
+is a run of its own in `sweep/`, so an interrupted sweep goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.results.gains import common_test
+from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint
+from hushfleet.progress import counted
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.local_only import Alone
+from hushfleet.simulator.engines.fast.workers import WorkerPool
+from hushfleet.simulator.own_heads import choose_own_heads
+from hushfleet.simulator.results import assemble, with_baseline
+from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
+
+
+def sweep_noise(
+    simulation: Simulation,
+    workers: WorkerPool,
+    multipliers: Sequence[float],
+    alone: Sequence[Alone],
+    *,
+    runtime: str = "onnx",
+) -> Iterator[SweepPoint]:
+    """One point for each multiplier, in rising order."""
+    chosen = sorted(set(multipliers))
+    for multiplier in counted(chosen, "the same run at other noise", total=len(chosen)):
+        privacy = replace(simulation.task.privacy, noise_multiplier=multiplier, epsilon=None)
+        task = replace(simulation.task, privacy=privacy)
+        result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime)
+        yield noise_point(with_baseline(result, alone))
+
+
+def with_sweep(result: Result, points: Sequence[SweepPoint]) -> Result:
+    """Adds the points of a sweep to the result; the run itself is one of them."""
+    if not points:
+        return result
+    own = noise_point(result)
+    others = [point for point in points if point.noise_multiplier != own.noise_multiplier]
+    sweep = sorted([own, *others], key=lambda point: point.noise_multiplier)
+    return result.model_copy(update={"details": result.details.model_copy(update={"privacy_sweep": sweep})})
+
+
+def with_seeds(result: Result, others: Sequence[Result]) -> Result:
+    """The result with a point for itself and for each of its repetitions with other seeds."""
+    points = [seed_point(each) for each in (result, *others)]
+    return result.model_copy(update={"details": result.details.model_copy(update={"seeds": points})})
+
+
+def seed_point(result: Result) -> SeedPoint:
+    """Makes the point of a run among several seeds."""
+    assert result.seed is not None  # of a simulation
+    alone = result.local_only
+    return SeedPoint(
+        seed=result.seed,
+        local_only_common=alone.accuracy_own_common,
+        local_only_local=alone.accuracy_own_local,
+        **_reached(result),
+    )
+
+
+def noise_point(result: Result) -> SweepPoint:
+    """Makes the point of a run in a sweep over noise."""
+    return SweepPoint(
+        noise_multiplier=result.noise_multiplier,
+        epsilon_server=max((row.epsilon_server for row in result.privacy), default=0.0),
+        epsilon_release=max((row.epsilon_release for row in result.privacy), default=0.0),
+        **_reached(result),
+    )
+
+
+def _reached(result: Result) -> dict[str, float | None]:
+    """The accuracies, and the gain over training alone where that was measured."""
+    last, gain = result.rounds[-1], common_test(result).gain
+    names = ("accuracy_own_common", "accuracy_own_local", "accuracy_global")
+    spread = {} if gain is None else {"gain_over_local_only": gain.mean, "gain_standard_error": gain.standard_error}
+    return {name: getattr(last, name) for name in names} | spread
+
+
+def _run_with(simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str) -> Result:
+    """The result of the run in `sweep/NAME`, which is begun, gone on with, or there already."""
+    folder = RunFolder(simulation.folder.path / "sweep" / name)
+    if folder.result.exists():
+        return Result.load(folder.result)
+    if folder.task.exists():
+        point = go_on(folder.path, data_dir=simulation.data_dir)
+    else:
+        point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
+    every = 1 if task.round.patience else task.round.rounds  # with patience any round may be the last one
+    with EventLog(point.folder.events) as events:
+        run_rounds(point, workers, events, runtime=runtime, evaluate_every=every)
+    choose_own_heads(point, workers, runtime=runtime)
+    result = assemble(point, engine="fast")
+    result.save(folder.result)
+    return result
