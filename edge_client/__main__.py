@@ -28,6 +28,7 @@ from hushfleet.output import take_all_characters
 
 if TYPE_CHECKING:
     from hushfleet.edge_client.board.config import DeviceConfig
+    from hushfleet.edge_client.fleet.health import BoardHealth
     from hushfleet.edge_client.storage.store import DeviceStore
 
 INTERRUPTED = 130
@@ -131,7 +132,7 @@ def _run(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.local_data import data_words
     from hushfleet.edge_client.board.pacing import Pacer, open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
-    from hushfleet.edge_client.fleet.duties import Duty
+    from hushfleet.edge_client.duties import Duty
     from hushfleet.wire.format.topics import check_new_name
     from hushfleet.wire.link.connection import Timing
     from hushfleet.wire.link.interface import Will
@@ -177,9 +178,12 @@ def _run(options: argparse.Namespace) -> int:
         pacer=pacer,
     ) as store:
 
-        def run_agent(duties: Sequence[Duty] = ()) -> None:
+        def run_agent(duties: Sequence[Duty] = (), health: BoardHealth | None = None) -> None:
             connected = partial(connect, store)
-            Agent(config, connected, store, stop=stop, supervisor=supervisor, pacer=pacer, duties=duties).run()
+            agent = Agent(
+                config, connected, store, stop=stop, supervisor=supervisor, pacer=pacer, duties=duties, health=health
+            )
+            agent.run()
 
         if config.fleet is None:
             run_agent()

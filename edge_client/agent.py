@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import hushfleet
 from hushfleet.edge_client.board.config import DeviceConfig
@@ -24,8 +25,7 @@ from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import FILE_NAME, Kind, WaitingNote, advice_on_silence
 from hushfleet.edge_client.declines import decline_reason
-from hushfleet.edge_client.fleet.duties import Duty
-from hushfleet.edge_client.fleet.health import BoardHealth
+from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.net.download import BlobSource
 from hushfleet.edge_client.net.listening import Listening
 from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessages
@@ -56,6 +56,9 @@ from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, L
 LONGEST_SLEEP_S = 1.0  # how soon a stop is noticed; nothing is sent for it
 MAX_BACKLOG = 1024
 
+if TYPE_CHECKING:
+    from hushfleet.edge_client.fleet.health import BoardHealth
+
 _log = logging.getLogger("hushfleet.edge")
 
 
@@ -68,7 +71,8 @@ class Agent:
     :param stop: ends the work loop once it is set.
     :param supervisor: is told that the work loop lives (systemd's watchdog).
     :param pacer: makes the work as slow as a simulated board's.
-    :param duties: what it does for its fleet besides.
+    :param duties: work for its fleet besides training.
+    :param health: reports the board's health to its fleet; None: there is no fleet.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Agent:
         supervisor: Supervisor | None = None,
         pacer: Pacer | None = None,
         duties: Sequence[Duty] = (),
+        health: BoardHealth | None = None,
     ) -> None:
         self.config = config
         self.store = store
@@ -106,7 +111,7 @@ class Agent:
         self._up = False
         self._down_because = "no connection yet"
         self._status: DeviceStatus = "ready"
-        self.health = None if config.fleet is None else BoardHealth(config, now=clock())
+        self.health = health
         note = None if config.simulation else config.store_path.with_name(FILE_NAME)
         advice = advice_on_silence(self.device, self.topics.federation)
         self._waiting = WaitingNote(note, advice, clock=clock)

@@ -13,8 +13,9 @@ from pathlib import Path
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import FILE_NAME, WaitingNote
-from hushfleet.edge_client.fleet.duties import Duty
+from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
+from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.news import News
 from hushfleet.edge_client.fleet.renewal import AskAgain, Renewal
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
@@ -31,14 +32,14 @@ _log = logging.getLogger("hushfleet.edge")
 def run_in_fleet(
     config: DeviceConfig,
     store: DeviceStore,
-    run_agent: Callable[[Sequence[Duty]], None],
+    run_agent: Callable[[Sequence[Duty], BoardHealth], None],
     connect: Callable[[], Link],
     stop: threading.Event,
     supervisor: Supervisor,
 ) -> None:
     """Runs until `stop` is set, or another release waits for its first start.
 
-    :param run_agent: runs the agent with these duties until `stop` is set, or a duty ends it.
+    :param run_agent: runs the agent with these duties and this report of health until `stop` is set, or a duty ends it.
     :param connect: makes a link to where boards without a certificate are answered.
     """
     tls = TlsIdentity(Path(config.device.state_dir), device=config.device.id)
@@ -66,7 +67,7 @@ def run_in_fleet(
         updates, news = Updates(config, store, now=time.monotonic()), News(config)
         try:
             if not stop.is_set():
-                run_agent([Renewal(config, store, tls), news, updates])
+                run_agent([Renewal(config, store, tls), news, updates], BoardHealth(config, now=time.monotonic()))
         except AskAgain as reason:
             _log.warning("%s; asking for a certificate where boards without one do", reason)
             doubt = True

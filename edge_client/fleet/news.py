@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.fleet.duties import Duty
+from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.freshness import SAVE_EVERY_S, Freshness
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.errors import BadInput, Malformed, StoreError

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.fleet.duties import Duty
+from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.enrol import Enrolment
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.storage.store import DeviceStore

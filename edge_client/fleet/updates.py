@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.fleet.duties import Duty
+from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.release_file import ReleaseFile
 from hushfleet.edge_client.fleet.slots import SlotsError

@@ -17,6 +17,7 @@ import numpy as np
 from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods.state import PublicState
 from hushfleet.wire.format.chunks import Assembler, chunk_count, expand, parse_frame, split
@@ -289,7 +290,8 @@ class Bench:
             self.config = replace(self.config, **changes)
         self.store = DeviceStore(self.config.store_path, device=DEVICE, durable=False)
         connect, stop = (lambda will: self.hub.link(DEVICE, will)), Stop(self.clock)
-        self.agent = Agent(self.config, connect, self.store, clock=self.clock, stop=stop)
+        health = None if self.config.fleet is None else BoardHealth(self.config, now=self.clock())
+        self.agent = Agent(self.config, connect, self.store, clock=self.clock, stop=stop, health=health)
         self.agent.start()
 
     def entry_status(self, round: int) -> str | None:

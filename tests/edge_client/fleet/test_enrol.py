@@ -17,8 +17,9 @@ import pytest
 from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.authority import make_key
 from hushfleet.edge_client.board.process import Supervisor
-from hushfleet.edge_client.fleet.duties import Duty
+from hushfleet.edge_client.duties import Duty
 from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
+from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.membership import run_in_fleet
 from hushfleet.edge_client.fleet.renewal import AskAgain
 from hushfleet.errors import BadSignature, Malformed, StoreError
@@ -179,7 +180,7 @@ def test_what_an_agent_held_is_free_before_the_next_one_begins(talk: Talk) -> No
     """Else a board holds its images and graphs twice after some lost connections."""
     stop, held, freed = threading.Event(), list[weakref.ref[_Held]](), list[bool]()
 
-    def run_agent(duties: Sequence[Duty]) -> None:
+    def run_agent(duties: Sequence[Duty], health: BoardHealth) -> None:
         freed.extend(each() is None for each in held)
         if held:
             stop.set()
