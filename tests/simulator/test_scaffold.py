@@ -54,7 +54,7 @@ def allowed() -> None:
 
 
 def simulate(out: Path, changes: dict[str, Any], **options: Any) -> RunFolder:
-    options = {"alone": False, "quiet": True, "runtime": "onnx", "workers": 1} | options
+    options = {"local_only": False, "quiet": True, "runtime": "onnx", "workers": 1} | options
     return RunFolder(hf.simulate(TASK, changes, out=out, **options).folder)
 
 
@@ -187,7 +187,13 @@ def test_feddyn_needs_no_vector(tmp_path: Path) -> None:
     method = {key: value for key, value in TASK["method"].items() if key != "server_learning_rate"}
     folder = RunFolder(
         hf.simulate(
-            {**TASK, "method": method}, EXACT, method=made, out=tmp_path / "a", alone=False, quiet=True, runtime="onnx"
+            {**TASK, "method": method},
+            EXACT,
+            method=made,
+            out=tmp_path / "a",
+            local_only=False,
+            quiet=True,
+            runtime="onnx",
         ).folder
     )
     run = LoadedRun(folder.path, "onnx")

@@ -116,7 +116,13 @@ def test_runtimes_agree_and_the_report_says_what_is_counted(loss: dict[str, Any]
     data, task = arrays(loss["loss"]), plain(loss, round={"rounds": 8})
     first, *others = (
         hf.simulate(
-            task, data=data, out=tmp_path / runtime, runtime=runtime, workers=1, alone=runtime == "onnx", quiet=True
+            task,
+            data=data,
+            out=tmp_path / runtime,
+            runtime=runtime,
+            workers=1,
+            local_only=runtime == "onnx",
+            quiet=True,
         )
         for runtime in ("onnx", "torch", "vmap")
     )
