@@ -42,6 +42,9 @@ class Pretrained:
 class _OnPixels(nn.Module):
     """The network on pixels in [0, 1]."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, given: Pretrained) -> None:
         super().__init__()
         self.network = given.network
