@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import importlib
+import io
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
+from PIL import Image
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.simulator.engines.live.engine import LiveFleet
@@ -54,3 +60,21 @@ def test_engines_agree_and_a_run_goes_on(projects: Path, runs: Any, finish: Any,
 
 def _global(simulation: Simulation) -> bytes:
     return (simulation.folder.aggregator / "global-2.safetensors").read_bytes()
+
+
+def test_photographs_are_drawn_with_what_models_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES / "photographs"))
+    draw = importlib.import_module("run").draw
+    png = base64.b64encode(picture()).decode()
+    said = [SimpleNamespace(png=png, label=0, said_alone=1, said_own=own) for own in (0, 1)]
+    details = SimpleNamespace(class_names=["cat", "dog"], examples=said)
+    devices = pd.DataFrame({"accuracy_alone": [0.3, 0.4], "accuracy_own": [0.6, 0.5]})
+    draw(SimpleNamespace(result=SimpleNamespace(details=details), devices=devices), tmp_path / "drawn.png")
+    assert Image.open(tmp_path / "drawn.png").width > 400
+    assert load_task(EXAMPLES / "photographs" / "task.toml").model.directions == 104
+
+
+def picture() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), "green").save(file, "PNG")
+    return file.getvalue()

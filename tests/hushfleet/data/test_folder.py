@@ -43,6 +43,15 @@ def test_reads_classes_in_order_with_their_labels(tmp_path: Path) -> None:
     assert samples.x[0, :, 2, 2].tolist() == [2.0, -2.0, -2.0]
 
 
+def test_enlarging_adds_nothing_at_edges(tmp_path: Path) -> None:
+    """Lanczos would, and a network that was trained on photographs takes it for something."""
+    edge = np.repeat(np.uint8([[60, 60, 180, 180]]), 4, 0)
+    (tmp_path / "cat").mkdir()
+    Image.fromarray(edge).save(tmp_path / "cat" / "a.png")
+    found = scan(tmp_path, (1, 16, 16))[0].images[0, 0]
+    assert (found.min(), found.max()) == (60, 180)
+
+
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "gif", "webp"])
 def test_resizes_and_turns_to_grey(tmp_path: Path, suffix: str) -> None:
     put(tmp_path / "dog" / f"large.{suffix}", (200, 200, 200), size=(300, 200))
