@@ -21,6 +21,7 @@ from hushfleet.edge_client.board.config import (
     LimitsSection,
     SimulationSection,
 )
+from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
@@ -87,7 +88,8 @@ def make_bench(package: Package, config: DeviceConfig) -> Iterator[Callable[...,
         hub, clock = LocalHub(chaos=chaos), Clock()
         server = ScriptedAggregator(hub, package)
         store = DeviceStore(config.store_path, device=DEVICE, durable=durable)
-        agent = Agent(config, lambda will: hub.link(DEVICE, will), store, clock=clock, stop=Stop(clock))
+        health = None if config.fleet is None else BoardHealth(config, now=clock())
+        agent = Agent(config, lambda will: hub.link(DEVICE, will), store, clock=clock, stop=Stop(clock), health=health)
         bench = Bench(hub, server, config, clock, store, agent)
         benches.append(bench)
         agent.start()
