@@ -69,10 +69,6 @@ def train(
     processes: int = 1,
     runtime: str | None = None,
     log: Callable[[Path], EventLog] = EventLog,
-    *,
-    processes: int = 1,
-    runtime: str | None = None,
-    log: Callable[[Path], EventLog] = EventLog,
 ) -> None:
     """Runs all rounds, without tests of accuracy."""
     with Workers(processes) as workers, log(simulation.folder.events) as events:
