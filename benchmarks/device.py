@@ -24,7 +24,7 @@ from PIL import Image
 
 from benchmarks.board import DEVICE
 from benchmarks.common import Figures, make_parser, seconds_of, table, words_of, write
-from benchmarks.processes import ROOT, Child, environment
+from benchmarks.processes import ROOT, ReadyProcess, environment
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.methods import METHODS
@@ -124,9 +124,9 @@ def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], fo
     for method in methods:
         run = write_task(folder / name / method, name, method, **work)
         with ExitStack() as stack:
-            sides = {PLAIN: stack.enter_context(Child("-m", "benchmarks.board", "plain", str(run), name))}
+            sides = {PLAIN: stack.enter_context(ReadyProcess("-m", "benchmarks.board", "plain", str(run), name))}
             for label, runtime in {OURS: "onnx", **{f"ours on {each}": each for each in runtimes}}.items():
-                sides[label] = stack.enter_context(Child("-m", "benchmarks.board", "client", str(run), runtime))
+                sides[label] = stack.enter_context(ReadyProcess("-m", "benchmarks.board", "client", str(run), runtime))
             ours, plain = sides[OURS], sides[PLAIN]
             rounds: dict[str, list[Figures]] = {side: [] for side in sides}
             trained_mib = 0.0
@@ -152,7 +152,7 @@ def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], fo
 def measure_features(name: str, folder: Path, **work: int) -> Figures:
     """A linear head on features: what an image takes, and a whole client's memory: rounds, then its own head."""
     run = write_task(folder / name, name, "dp-fedavg", batch=work["batch"], samples=work["samples"])
-    with Child("-m", "benchmarks.board", "client", str(run), "onnx") as ours:
+    with ReadyProcess("-m", "benchmarks.board", "client", str(run), "onnx") as ours:
         read = ours.ask("read")
         made_mib = ours.ask("peak")["mib"]
         rounds = [ours.ask("round")["cpu_ms"] for _ in range(2)]

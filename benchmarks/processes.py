@@ -52,7 +52,7 @@ def figures_of(command: Sequence[str], *, timeout_s: float) -> Answer:
     return figures
 
 
-class Child:
+class ReadyProcess:
     """A process that has said that it is ready; it and what it started end with the context.
 
     `ready` is what it said, and `start_s` how long that took. Raises `ChildFailed`.

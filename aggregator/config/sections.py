@@ -98,7 +98,7 @@ class ModelSection(Checked):
                 "prediction may be from its target and still count as right, for example 0.5"
             )
         for key, path in (("features", self.features), ("weights", self.weights), ("name", self.name)):
-            if path is not None and is_path(key, path):  # absolute, as DataSection.path
+            if path is not None and is_path(key, path):  # absolute, as the board's OwnDataSection.path
                 object.__setattr__(self, key, str(expanded(path, key).absolute()))
 
     @property

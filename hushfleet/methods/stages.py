@@ -6,11 +6,11 @@ The ledger, the owner's limits, the aggregator's check of headers, the audit and
 A method cannot be charged less than its list costs:
 
 - Noise is always (bound x multiplier), in `Gaussian` alone, for the bound that the stage before it enforced.
-- The stages that lower a cost are `ClipWhole`, `ScaleWhole`, `OneStep`, `ClipLayers`, `Gaussian` and `Report`, and no
+- The stages that lower a cost are `ClipWhole`, `ScaleWhole`, `OneStep`, `ClipLayers`, `Gaussian` and `NumberReport`, and no
   class derived from them. Whatever else is in a list is a `Transform`: after it the update has no bound and no noise.
 - What chooses the bounds of layers (`LayerBounds`) sees the global model and what was sent before, never the update.
   `ClipLayers` checks that the bounds are within the norm that they declare.
-- The functions of a `Report` may give any numbers: they are bounded here before they are noised.
+- The functions of a `NumberReport` may give any numbers: they are bounded here before they are noised.
 
 Without a finite bound, noise protects nothing, and raw values have no finite price: both are charged as infinite.
 """
@@ -313,7 +313,7 @@ class ClipLayers:
 
 
 @dataclass(frozen=True)
-class Report:
+class NumberReport:
     """A few numbers beside the update for the server's half, each held within 1/2 of 0.
 
     :param count: how many.
@@ -370,7 +370,7 @@ class Gaussian:
     """
 
     scaled_to_clip_norm: bool = False
-    beside: Report | None = None
+    beside: NumberReport | None = None
     max_preference: float | None = None
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
@@ -396,9 +396,9 @@ class Gaussian:
         return replace(release, values=values, noise_stds=stds)
 
 
-Stage = Transform | ClipWhole | ScaleWhole | OneStep | ClipLayers | Gaussian | Report
+Stage = Transform | ClipWhole | ScaleWhole | OneStep | ClipLayers | Gaussian | NumberReport
 # The classes that may lower a cost; no class derived from them.
-_PRICED = (ClipWhole, ScaleWhole, OneStep, ClipLayers, Gaussian, Report)
+_PRICED = (ClipWhole, ScaleWhole, OneStep, ClipLayers, Gaussian, NumberReport)
 
 
 def check_stages(stages: Sequence[Stage]) -> None:
@@ -406,7 +406,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
     for stage in stages:
         if type(stage) not in _PRICED and not isinstance(stage, Transform):
             raise PrivacyError(f"{type(stage).__name__} is no stage: derive it from Transform, or take one as it is")
-    of_values = [stage for stage in stages if not isinstance(stage, Report)]
+    of_values = [stage for stage in stages if not isinstance(stage, NumberReport)]
     if any(isinstance(stage, Gaussian) for stage in of_values[:-1]):
         raise PrivacyError("Gaussian is the last thing that is done to the values, and is done once")
 
@@ -436,7 +436,7 @@ def released(
             leaving = replace(leaving, values=changed, clip_norms=unbounded, noise_stds=silent, by_layer=False)
         elif isinstance(stage, Gaussian):
             leaving = stage.apply(context, leaving, cost, noise)
-        elif isinstance(stage, Report):
+        elif isinstance(stage, NumberReport):
             leaving = stage.apply(context, leaving, raw, noise)
         else:
             leaving = stage.apply(context, leaving)

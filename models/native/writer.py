@@ -15,19 +15,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from hushfleet.models.model import Model
-from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, Target
+from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, VectorUnit
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 STRIDE = "sizeof(Sample) / sizeof(float)"
 
 
 @dataclass(frozen=True)
-class Writer:
+class ProgramWriter:
     """The parts of a program for a batch's loss and gradient."""
 
     model: Model
     stages: Stages
-    target: Target
+    target: VectorUnit
     objective: Objective
 
     def parts(self) -> Iterator[str]:

@@ -17,11 +17,11 @@ import pytest
 import hushfleet
 from hushfleet.edge_client.board.config import (
     BrokerSection,
-    DataSection,
     DeviceConfig,
     DeviceSection,
     FleetSection,
     LimitsSection,
+    OwnDataSection,
 )
 from hushfleet.edge_client.fleet import freshness
 from hushfleet.edge_client.fleet.freshness import FROZEN_AFTER_S, SAVE_EVERY_S, Freshness
@@ -63,7 +63,7 @@ class Board:
         self.config = DeviceConfig(
             device=DeviceSection("greenhouse-01", str(self.state), federation="greenhouse"),
             broker=BrokerSection("mqtt://localhost"),
-            data=DataSection("folder", str(folder)),
+            data=OwnDataSection("folder", str(folder)),
             limits=LimitsSection(epsilon_server=1.0),
             fleet=FleetSection(SERVICE.public_key.hex(), "mqtts://localhost:1", releases=str(self.root)),
         )

@@ -41,7 +41,7 @@ def _bundle(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.fleet.cards import Target, build_release, words_of_signing
+    from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, words_of_signing
     from hushfleet.aggregator.fleet.releases import add_release
     from hushfleet.aggregator.observe.progress import shown
 
@@ -50,7 +50,7 @@ def _bundle(
             out = build_release(
                 folder,
                 registry,
-                Target(python, arch),
+                ReleasePlatform(python, arch),
                 version=version,
                 wheels=wheels,
                 downgrade_from=downgrade_from or (),

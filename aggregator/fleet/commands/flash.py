@@ -15,10 +15,10 @@ from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.cards import Target
+    from hushfleet.aggregator.fleet.cards import ReleasePlatform
     from hushfleet.aggregator.fleet.releases import FleetRelease
     from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
-    from hushfleet.firmware_profiles.cards.seed import Card, Writer
+    from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter
 
 DAY_S = 86400.0
 
@@ -170,8 +170,8 @@ def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Car
 
 def _tell(
     cards: Sequence[Card],
-    writer: Writer,
-    target: Target,
+    writer: SeedWriter,
+    target: ReleasePlatform,
     release: FleetRelease,
     written: Sequence[str],
     kept: Sequence[str],

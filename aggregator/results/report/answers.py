@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hushfleet.aggregator.results.report import charts
-from hushfleet.aggregator.results.report.page import Cell, PagePart, Picture, Pictures, Section
+from hushfleet.aggregator.results.report.page import PageCell, PagePart, Picture, Pictures, Section
 from hushfleet.aggregator.results.report.readable import percent
 from hushfleet.aggregator.results.result import Example, Result
 
@@ -32,7 +32,7 @@ def answers_section(result: Result) -> Section | None:
 def _picture(each: Example, names: Sequence[str]) -> Picture:
     said = (("global", each.said_global), (f"{each.device}, own", each.said_own), ("alone", each.said_alone))
     lines = [
-        Cell(f"{who}: {names[what] if what < len(names) else what}", "right" if what == each.label else "wrong")
+        PageCell(f"{who}: {names[what] if what < len(names) else what}", "right" if what == each.label else "wrong")
         for who, what in said
         if what is not None
     ]

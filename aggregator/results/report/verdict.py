@@ -1,7 +1,7 @@
 """Words for a run's numbers: did federating pay, and does the epsilon mean anything?
 
 The rules are written down, so that no report can be kinder than its numbers. A gain counts if the model has learned
-anything, and if it is at least two standard errors over devices; else it is too close to call (`Comparison.verdict`).
+anything, and if it is at least two standard errors over devices; else it is too close to call (`MeanAccuracies.verdict`).
 
 The word for an epsilon is that of `hushfleet.privacy.protection`, as everywhere.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hushfleet.aggregator.results.gains import (
-    Comparison,
     Gain,
     GainVerdict,
+    MeanAccuracies,
     chance,
     common_test,
     own_data,
@@ -77,7 +77,7 @@ class Headline:
         `noised_server` and `noised_release` are what the noised values alone cost.
     """
 
-    rows: tuple[tuple[str, Comparison], ...]
+    rows: tuple[tuple[str, MeanAccuracies], ...]
     epsilon_server: float | None
     epsilon_release: float | None
     delta: float | None
@@ -89,11 +89,11 @@ class Headline:
     lifetime: Lifetime | None = None
 
     @property
-    def common(self) -> Comparison:
+    def common(self) -> MeanAccuracies:
         return self.rows[0][1]
 
     @property
-    def local(self) -> Comparison:
+    def local(self) -> MeanAccuracies:
         return self.rows[1][1]
 
     @property
@@ -166,7 +166,7 @@ def answer(result: Result, headline: Headline) -> str:
     return " ".join(sentences)
 
 
-def _found(each: Comparison, where: str) -> str:
+def _found(each: MeanAccuracies, where: str) -> str:
     """The gain; of a model that has learned nothing its accuracy beside chance."""
     if each.verdict == "nothing":
         return f"{percent(each.federated)} {where}, where always giving the same answer reaches {percent(each.chance)}"
@@ -322,7 +322,7 @@ def verdict_of(result: Result, point: Repeated) -> GainVerdict | None:
     """The verdict on a point of a sweep, by the same rule as for the run itself."""
     reached = point.accuracy_global if result.details.own_heads else point.accuracy_own_common
     images = result.details.common_test_images or 0
-    verdict = Comparison(reached, None, chance=chance(result)[0], images=images).verdict
+    verdict = MeanAccuracies(reached, None, chance=chance(result)[0], images=images).verdict
     return verdict if verdict or point.gain_over_local_only is None else gain_of(point).outcome
 
 

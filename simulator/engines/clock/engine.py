@@ -20,9 +20,9 @@ from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices, may_open
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.books import Books
-from hushfleet.simulator.engines.clock.device import Attempt, Broadcasts, Device
+from hushfleet.simulator.engines.clock.device import Attempt, Broadcasts, ClockDevice
 from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.events import Arrival, ClosedRound, EventQueue, OpenRound
+from hushfleet.simulator.engines.clock.events import Arrival, ClockRound, EventQueue, OpenRound
 from hushfleet.simulator.engines.clock.links import LinkOptions, Links
 from hushfleet.simulator.engines.clock.sizes import Download, Sizes
 from hushfleet.simulator.schedule import Playback, Schedule
@@ -44,7 +44,7 @@ class FleetClock:
     def __init__(
         self,
         rules: RoundSection,
-        fleet: Sequence[Device],
+        fleet: Sequence[ClockDevice],
         *,
         costs: Costs,
         sizes: Sizes,
@@ -68,12 +68,12 @@ class FleetClock:
         self._closed_rounds = 0
         self._open: OpenRound | None = None
         self._idle_since = 0.0
-        self._closed: ClosedRound | None = None
+        self._closed: ClockRound | None = None
         self._busy_until = 0.0  # the aggregator's thread
         self._life = 0  # of the aggregator: what it was about to do in an earlier one is void
         self._went_at: float | None = None
 
-    def rounds(self) -> Iterator[ClosedRound]:
+    def rounds(self) -> Iterator[ClockRound]:
         """One round after the other. Raises `HushfleetError` where none opens, or closes, any more."""
         for device in self.fleet:
             if device.name not in self._playback.absent:
@@ -85,7 +85,7 @@ class FleetClock:
                 device.spent.on_s += self._queue.now - device.on_since
             self._books.hears_nothing(device)
 
-    def _next_round(self) -> ClosedRound:
+    def _next_round(self) -> ClockRound:
         queue, self._closed = self._queue, None
         give_up_at = queue.now + _LONGEST_ROUND_S
         while self._closed is None:
@@ -176,7 +176,7 @@ class FleetClock:
         """Whether there is a new global model."""
         return len(current.arrivals) >= self._rules.min_updates
 
-    def _begin_attempt(self, device: Device, current: OpenRound, heard_at: float) -> None:
+    def _begin_attempt(self, device: ClockDevice, current: OpenRound, heard_at: float) -> None:
         """A linked device of the cohort hears of the open round."""
         began_at = max(heard_at, device.free_at, device.task_at)
         if not device.times.enough_memory:
@@ -195,19 +195,19 @@ class FleetClock:
         )
         self._queue.at(attempt.arrive_at, self._arrive, device, device.number, current)
 
-    def _download(self, device: Device) -> Download | None:
+    def _download(self, device: ClockDevice) -> Download | None:
         """Gives the download that brings the global model to the device; None if it holds the model."""
         if device.held == self._books.version:
             return None
         return self._sizes.download(None if device.held < 0 else self._books.version - device.held)
 
-    def _arrive(self, device: Device, number: int, current: OpenRound) -> None:
+    def _arrive(self, device: ClockDevice, number: int, current: OpenRound) -> None:
         """The last byte of an update is at the aggregator, which takes it in its turn."""
         if device.number == number and self._collects(current) and self._links.server_linked:
             self._busy_until = max(self._busy_until, self._queue.now) + self._costs.accept_s
             self._queue.at(self._busy_until, self._accept, device, current, self._life)
 
-    def _accept(self, device: Device, current: OpenRound, life: int) -> None:
+    def _accept(self, device: ClockDevice, current: OpenRound, life: int) -> None:
         attempt, now = device.attempt, self._queue.now
         if life != self._life or not self._collects(current) or attempt is None:
             return
@@ -221,7 +221,7 @@ class FleetClock:
         self._queue.log("update", round=current.number, device=device.name)
         self._check_close(current)
 
-    def _decline(self, device: Device, current: OpenRound, code: str, reason: str) -> None:
+    def _decline(self, device: ClockDevice, current: OpenRound, code: str, reason: str) -> None:
         if not self._collects(current) or not device.linked or not self._rule.expects(device.name):
             return
         self._rule.answer(device.name)
@@ -262,7 +262,7 @@ class FleetClock:
                 stops_at = times.boundary(attempt.train_at, attempt.deadline_at)
                 self._queue.at(stops_at + times.latency_s, self._begin_anew, device, device.number, current, stops_at)
 
-    def _begin_anew(self, device: Device, number: int, current: OpenRound, stopped_at: float) -> None:
+    def _begin_anew(self, device: ClockDevice, number: int, current: OpenRound, stopped_at: float) -> None:
         attempt = device.attempt
         if attempt is None or device.number != number or self._open is not current or not device.linked:
             return
@@ -289,7 +289,7 @@ class FleetClock:
         if used:
             self._books.version += 1
             self._broadcasts = {}
-        self._closed = ClosedRound(
+        self._closed = ClockRound(
             round=current.number,
             opened_s=current.opened_s,
             closed_s=now,
@@ -308,7 +308,7 @@ class FleetClock:
             self._books.announce(0)
             self._queue.at(now + self._rules.deadline_s + _ROUNDING_S, self._open_round)
 
-    def _fate(self, device: Device, current: OpenRound) -> str:
+    def _fate(self, device: ClockDevice, current: OpenRound) -> str:
         """Gives the outcome of a closing round for a device of its cohort, as the name of a count of `Spent`."""
         if device.name in current.arrivals:
             return "used"
@@ -319,7 +319,7 @@ class FleetClock:
             return "declined"
         return "lost" if attempt is None else "given_up"
 
-    def _commits_late(self, device: Device, attempt: Attempt, current: OpenRound) -> bool:
+    def _commits_late(self, device: ClockDevice, attempt: Attempt, current: OpenRound) -> bool:
         """Ends an attempt whose round is over; True if its update was, or still is, committed."""
         ending = device.ending(attempt, self._queue.now)
         device.free_at = ending.free_at
@@ -330,14 +330,14 @@ class FleetClock:
 
     # power and network, told by `Links`
 
-    def came(self, device: Device, *, linked_at: float) -> None:
+    def came(self, device: ClockDevice, *, linked_at: float) -> None:
         """The aggregator hears of a device whose link is up since `linked_at`."""
         self._books.came(device, linked_at=linked_at, named=self._named(self._open))
         if self._links.server_linked:
             self._hear_of(device, linked_at)
             self._open_round()
 
-    def broke(self, device: Device, *, power: bool) -> None:
+    def broke(self, device: ClockDevice, *, power: bool) -> None:
         """The device's link ended at this moment, with its power or without."""
         self._books.hears_nothing(device)
         attempt, now, current = device.attempt, self._queue.now, self._open
@@ -352,7 +352,7 @@ class FleetClock:
         else:
             self._books.end_attempt(device, attempt, now)
 
-    def missed(self, device: Device, state: Literal["lost", "sleeping"]) -> None:
+    def missed(self, device: ClockDevice, state: Literal["lost", "sleeping"]) -> None:
         """The aggregator learns that a device is gone."""
         self._present.discard(device.name)
         self._lose(device)
@@ -388,12 +388,12 @@ class FleetClock:
         else:
             self._open_round()
 
-    def _lose(self, device: Device) -> None:
+    def _lose(self, device: ClockDevice) -> None:
         self._rule.lost(device.name, now=self._queue.now)
         if self._open is not None and self._rule.expects(device.name):
             self._queue.at(self._queue.now + self._rule.grace_s + _ROUNDING_S, self._check_close, self._open)
 
-    def _hear_of(self, device: Device, linked_at: float, *, went_at: float | None = None) -> None:
+    def _hear_of(self, device: ClockDevice, linked_at: float, *, went_at: float | None = None) -> None:
         """A linked device and the aggregator find each other, for the first time or again.
 
         :param went_at: when the aggregator was killed, if that is why; transfers that were open then begin anew.

@@ -23,7 +23,7 @@ from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.device import make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.engine import FleetClock
-from hushfleet.simulator.engines.clock.events import ClosedRound, LogEvent
+from hushfleet.simulator.engines.clock.events import ClockRound, LogEvent
 from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.clock.sizes import sizes_of
@@ -158,7 +158,7 @@ class VirtualRounds:
     def end(self) -> None:
         self._events.write("finished", **finished_fields(self._engine))
 
-    def play(self, closed: ClosedRound, train: Train) -> None:
+    def play(self, closed: ClockRound, train: Train) -> None:
         """One round. Raises `HushfleetError` if the engine sees it otherwise than the clock."""
         engine, time, events = self._engine, self._time, iter(closed.events)
         if closed.round <= engine.closed_rounds:

@@ -43,7 +43,7 @@ class Terms:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class ImageView:
     """One way of looking at the same images.
 
     :param epsilon_server: of the task's rounds; None without noise, where it is infinite.
@@ -61,7 +61,7 @@ class View:
 
 def look(
     model: Model, params: np.ndarray, fleet: Fleet, terms: Terms, *, count: int, steps: int, tries: int, seed: int
-) -> tuple[np.ndarray, list[View]]:
+) -> tuple[np.ndarray, list[ImageView]]:
     """Attacks `count` images of the fleet's first device: the originals float32 `[n, C, H, W]`, 0..1, and the views.
 
     :param fleet: of a sum, each device has one image; those of the others are drawn from what the others have.
@@ -93,7 +93,7 @@ def look(
     for (name, spent, _), normalised in zip(seen, np.split(found, len(seen)), strict=True):
         images = _pixels(normalised, data)
         views.append(
-            View(name, spent, images, psnr(images, pixels[victims]), recognised(images, victims, pixels, data.y))
+            ImageView(name, spent, images, psnr(images, pixels[victims]), recognised(images, victims, pixels, data.y))
         )
     return pixels[victims], views
 

@@ -155,7 +155,7 @@ def _reproduce(
     except KeyboardInterrupt:
         raise interrupted(console, shlex.join(["hushfleet", *sys.argv[1:]])) from None
     finally:
-        progress = tables.Progress(kept, missing, failures)
+        progress = tables.CellProgress(kept, missing, failures)
         report(tables.make_table(recipe, cells, progress, quick=options.quick), out, console)
     if failures:
         raise typer.Exit(FAILED)

@@ -20,7 +20,7 @@ from hushfleet.aggregator.fleet import descriptions, spending
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.page.render import render_parts
-from hushfleet.aggregator.fleet.processes import Child
+from hushfleet.aggregator.fleet.processes import FleetProcess
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processes
@@ -200,7 +200,7 @@ def test_a_finished_task_is_no_fault() -> None:
 def test_a_process_that_has_done_its_work_is_no_fault(
     code: int, level: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    child = Child("it", ["sh", "-c", f"exit {code}"], None, when_done="all is done")
+    child = FleetProcess("it", ["sh", "-c", f"exit {code}"], None, when_done="all is done")
     child.start()
     assert child.process is not None
     child.process.wait()
