@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.board import DEVICE
-from benchmarks.common import Figures, make_parser, seconds_of, table, words_of, write
+from benchmarks.common import Figures, make_parser, names_option, seconds_of, table, write
 from benchmarks.processes import ROOT, ReadyProcess, environment
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.data.torchvision_sets import import_torchvision
@@ -209,10 +209,10 @@ def show(figures: Figures) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--models", type=words_of(model_names()), default=MODELS, metavar="A,B")
-    parser.add_argument("--features", type=words_of(FEATURES), default=tuple(FEATURES), metavar="A,B")
-    parser.add_argument("--methods", type=words_of(METHODS), default=SHOWN_METHODS, metavar="A,B", help="or all")
-    parser.add_argument("--runtimes", type=words_of(("native", "torch")), default=("torch",), help="beside onnx")
+    parser.add_argument("--models", type=names_option(model_names()), default=MODELS, metavar="A,B")
+    parser.add_argument("--features", type=names_option(FEATURES), default=tuple(FEATURES), metavar="A,B")
+    parser.add_argument("--methods", type=names_option(METHODS), default=SHOWN_METHODS, metavar="A,B", help="or all")
+    parser.add_argument("--runtimes", type=names_option(("native", "torch")), default=("torch",), help="beside onnx")
     parser.add_argument("--batch", type=int, default=16, help="samples a step (default %(default)s)")
     parser.add_argument("--samples", type=int, default=64, help="of the device; trained on twice a round")
     parser.add_argument("--turns", type=int, default=3, help="of which the quickest counts (default %(default)s)")

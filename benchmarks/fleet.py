@@ -129,8 +129,8 @@ def run_live(simulation: Simulation, *, generators: int, tls: bool) -> tuple[flo
     return began_at, usage
 
 
-def finding(promise: str, found: int, of: int) -> Figures:
-    return {"promise": promise, "kept": found == of, "found": f"{found:,} of {of:,}"}
+def finding(promise: str, found: int, expected: int) -> Figures:
+    return {"promise": promise, "kept": found == expected, "found": f"{found:,} of {expected:,}"}
 
 
 def audit(simulation: Simulation) -> list[Figures]:

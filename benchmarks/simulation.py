@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.common import Figures, cores, make_parser, table, words_of, write
+from benchmarks.common import Figures, cores, make_parser, names_option, table, write
 from benchmarks.frameworks.ours import task_of
 from benchmarks.frameworks.workload import WORKLOADS, TrainingJob, Workload, network_of
 from benchmarks.gpu_usage import GpuUsage, mean_or_none
@@ -282,9 +282,9 @@ def show(comparison: Figures) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--workloads", type=words_of(WORKLOADS), default=tuple(WORKLOADS), metavar="W1,W2,...")
-    parser.add_argument("--frameworks", type=words_of(FAMILIES), default=FAMILIES, metavar="ours,plain,...")
-    parser.add_argument("--runtimes", type=words_of(RUNTIMES), default=("onnx", "native"), help="of our engine")
+    parser.add_argument("--workloads", type=names_option(WORKLOADS), default=tuple(WORKLOADS), metavar="W1,W2,...")
+    parser.add_argument("--frameworks", type=names_option(FAMILIES), default=FAMILIES, metavar="ours,plain,...")
+    parser.add_argument("--runtimes", type=names_option(RUNTIMES), default=("onnx", "native"), help="of our engine")
     parser.add_argument("--data-dir", type=Path, help="folder with mnist/; without it, upscaled digits")
     parser.add_argument("--peers-python", default=sys.executable, help="interpreter that has pfl and Flower")
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout of this project, for comparison")

@@ -186,12 +186,12 @@ def release_of(
     try:
         release = add_release(folder, registry, out)
     except BadSignature as error:
-        raise BadInput(f"{error}. {words_of_signing(folder, out)}") from error
+        raise BadInput(f"{error}. {describe_signing(folder, out)}") from error
     out.unlink()
     return release
 
 
-def words_of_signing(folder: FleetFolder, out: Path) -> str:
+def describe_signing(folder: FleetFolder, out: Path) -> str:
     """Says what to do with a release that lacks a signature."""
     return (
         f"Where a release key is: hushfleet fleet sign {out.name} --key release.key; then here: "

@@ -129,7 +129,7 @@ def _device(
         "components": {figure.key: _component(figure, f"{unique}_{figure.key}") for figure in figures},
     }
     config = f"{CONFIGS}/{re.sub('[^a-zA-Z0-9_-]', '_', unique)}/config"
-    return {config: _encoded(described), states: _encoded({figure.key: _shown(figure) for figure in figures})}
+    return {config: _encoded(described), states: _encoded({figure.key: _format_figure(figure) for figure in figures})}
 
 
 def _component(figure: _Figure, unique: str) -> dict[str, str]:
@@ -148,7 +148,7 @@ def _component(figure: _Figure, unique: str) -> dict[str, str]:
     return told
 
 
-def _shown(figure: _Figure) -> Any:
+def _format_figure(figure: _Figure) -> Any:
     """Gives the value as Home Assistant takes it; None is unknown to it, too."""
     metric, value = figure.metric, figure.value
     if metric.endswith("_info"):

@@ -37,7 +37,7 @@ class _Applied:
 
     def __init__(self, folder: FleetFolder, registry: FleetRegistry) -> None:
         self._folder, self._registry = folder, registry
-        self._said = ""
+        self._warned_of = ""
 
     def apply(self) -> None:
         """Raises `StoreError`."""
@@ -46,9 +46,9 @@ class _Applied:
             told = f"{roster.describe_waiting(changes)}: {roster.export_command()}" if changes else ""
         except BadInput as error:  # boards must come in all the same
             told = f"the roster of secure sums stays as it is: {error}"
-        if told and told != self._said:
+        if told and told != self._warned_of:
             log.warning("%s", told)
-        self._said = told
+        self._warned_of = told
 
 
 def serve(path: Path, stop: threading.Event) -> None:

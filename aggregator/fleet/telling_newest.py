@@ -43,7 +43,7 @@ class TellingNewest(Part):
         self._news: ReleaseNews | None = None
         self._made_of: object = None  # what the news was made of
         self._sign_at = 0.0  # monotonic seconds
-        self._told: dict[str, tuple[ReleaseNews, float]] = {}  # device -> what, and when in monotonic seconds
+        self._sent: dict[str, tuple[ReleaseNews, float]] = {}  # device -> what, and when in monotonic seconds
         self._complaint = ""
 
     def act(self, service: Service, now: float) -> None:
@@ -62,11 +62,11 @@ class TellingNewest(Part):
                 continue
             if seen.health is None or seen.health.slot == "trial":  # a release on trial listens to nothing
                 continue
-            what, at = self._told.get(device, (None, 0.0))
+            what, at = self._sent.get(device, (None, 0.0))
             if what is news and now - at < TELL_AGAIN_S:
                 continue
             service.publish(service.topics.fleet(device), news)
-            self._told[device] = news, now
+            self._sent[device] = news, now
 
     def _newest_news(self, now: float) -> ReleaseNews:
         """Makes the news once a day, at the service's start, and where keys or the roll-out have changed."""

@@ -101,7 +101,7 @@ class FleetDisplay:
                 line = self.state.take_news()
         if line:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-            self._heartbeat.said()
+            self._heartbeat.note_output()
 
     def apply_metrics(self, device: str, metrics: Mapping[str, Any]) -> None:
         """Takes in what one simulated device measured about itself."""

@@ -48,7 +48,7 @@ _FAR = 50.0  # standard deviations: pixels that are not divided by 255 lie hundr
 _log = logging.getLogger("hushfleet.edge")
 
 
-def data_words(section: OwnDataSection) -> str | None:
+def describe_data(section: OwnDataSection) -> str | None:
     """Tells a person what is wrong with the configured data before a task comes; None if nothing is.
 
     A device starts all the same: a disk may come later, and a camera's first image.
@@ -284,7 +284,7 @@ def inputs_of(samples: Samples, features: FeatureGraph | None, *, skipped: list[
     return samples if features is None else features.of(samples, skipped=skipped)
 
 
-def blank_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:
+def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:
     """Makes black images, or features of zero, with these labels."""
     if model.features is not None:
         blank = np.zeros((len(labels), model.features.count, 1, 1), np.float32)

@@ -6,8 +6,9 @@ The ledger, the owner's limits, the aggregator's check of headers, the audit and
 A method cannot be charged less than its list costs:
 
 - Noise is always (bound x multiplier), in `Gaussian` alone, for the bound that the stage before it enforced.
-- The stages that lower a cost are `ClipWhole`, `ScaleWhole`, `OneStep`, `ClipLayers`, `Gaussian` and `NumberReport`, and no
-  class derived from them. Whatever else is in a list is a `Transform`: after it the update has no bound and no noise.
+- The stages that lower a cost are `ClipWhole`, `ScaleWhole`, `OneStep`, `ClipLayers`, `Gaussian` and `NumberReport`,
+  and no class derived from them. Whatever else is in a list is a `Transform`: after it the update has no bound and no
+  noise.
 - What chooses the bounds of layers (`LayerBounds`) sees the global model and what was sent before, never the update.
   `ClipLayers` checks that the bounds are within the norm that they declare.
 - The functions of a `NumberReport` may give any numbers: they are bounded here before they are noised.

@@ -92,7 +92,7 @@ class HeadChoice(Checked):
         return told + f"; and {self.unlabelled} images without labels" * bool(self.unlabelled)
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """Describes the choice, and how many of the own images each part gets right."""
         if not self.images:
             return f"{self.plain} (there are no own images)"

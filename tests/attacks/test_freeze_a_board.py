@@ -29,7 +29,7 @@ from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.news import News
 from hushfleet.edge_client.fleet.slots import Slots
-from hushfleet.edge_client.status import status, told
+from hushfleet.edge_client.status import format_status, status
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadSignature, WireError
 from hushfleet.release import Newest, Signed, pack, this_platform
@@ -99,7 +99,7 @@ class Board:
     def words(self) -> list[str]:
         return [
             line
-            for line in told(status(self.config, self.store), details=True)
+            for line in format_status(status(self.config, self.store), details=True)
             if "newest" in line or "releases " in line
         ]
 

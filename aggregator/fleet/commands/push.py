@@ -39,7 +39,7 @@ def _push(
     from hushfleet.aggregator.fleet.cards import ReleasePlatform, card_of, choose_boards, release_of
     from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.fleet.push import look_at, push
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles import load_board
     from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 
@@ -59,7 +59,7 @@ def _push(
                 f"{destination} has {f'Python {host.pythons[0]}' if host.pythons else 'no Python'}, and releases are made "
                 f"for {', '.join(PYTHONS)}: install one of them there, beside its own"
             )
-        with shown(Console()):
+        with show_progress(Console()):
             release = release_of(folder, registry, targets, wheels=wheels)
         target = next(target for target in targets if target.platform == release.platform)
         card = replace(card_of(folder, board, target=target, images=images), release=folder.releases / release.file)

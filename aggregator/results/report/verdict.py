@@ -1,7 +1,8 @@
 """Words for a run's numbers: did federating pay, and does the epsilon mean anything?
 
 The rules are written down, so that no report can be kinder than its numbers. A gain counts if the model has learned
-anything, and if it is at least two standard errors over devices; else it is too close to call (`MeanAccuracies.verdict`).
+anything, and if it is at least two standard errors over devices; else it is too close to call
+(`MeanAccuracies.verdict`).
 
 The word for an epsilon is that of `hushfleet.privacy.protection`, as everywhere.
 """
@@ -24,7 +25,7 @@ from hushfleet.aggregator.results.gains import (
     shared_model,
     worse_than_alone,
 )
-from hushfleet.aggregator.results.report.readable import gained, lifetime_words, number, percent, percent_up, size
+from hushfleet.aggregator.results.report.readable import format_lifetime, gained, number, percent, percent_up, size
 from hushfleet.aggregator.results.result import Lifetime, Repeated, Result, SumsInfo
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, guess_rate, protection
@@ -101,7 +102,7 @@ class Headline:
         """The two numbers of this task with their names, for people; before them what was spent over all tasks."""
         exchange = "" if self.exchange_server is None else f" (exchange {number(self.exchange_server)})"
         return (
-            *([] if self.lifetime is None else [("spent in all", lifetime_words(self.lifetime))]),
+            *([] if self.lifetime is None else [("spent in all", format_lifetime(self.lifetime))]),
             ("epsilon_server", _with_noised(self.epsilon_server, self.noised_server) + exchange),
             ("epsilon_release", _with_noised(self.epsilon_release, self.noised_release)),
         )
@@ -206,7 +207,7 @@ def own_head_answer(result: Result) -> str:
 def lifetime_answer(result: Result, headline: Headline) -> str:
     """The privacy loss of devices in all, or where a person finds it; empty for simulations, which have one task."""
     if headline.lifetime is not None:
-        return f"The board that has spent most stands at {lifetime_words(headline.lifetime)}."
+        return f"The board that has spent most stands at {format_lifetime(headline.lifetime)}."
     if result.engine != "field" or not result.privacy:
         return ""
     return (

@@ -1,7 +1,7 @@
 """A board's health, and how each of its fields is shown to people and to other programs.
 
-A new field is one entry at the end of `Health`, with its `HealthFormat` and `later(DEFAULT)`. The table, the page, `/metrics`,
-Home Assistant and the advice follow from it. The board reads its value in `edge_client/fleet/health.py`.
+A new field is one entry at the end of `Health`, with its `HealthFormat` and `later(DEFAULT)`. The table, the page,
+`/metrics`, Home Assistant and the advice follow from it. The board reads its value in `edge_client/fleet/health.py`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices, may_open
 from hushfleet.errors import HushfleetError
-from hushfleet.simulator.engines.clock.books import Books
+from hushfleet.simulator.engines.clock.accounts import Accounts
 from hushfleet.simulator.engines.clock.device import Attempt, Broadcasts, ClockDevice
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.events import Arrival, ClockRound, EventQueue, OpenRound
@@ -57,7 +57,7 @@ class FleetClock:
         self._rules, self._costs, self._sizes, self._seed = rules, costs, sizes, seed
         self._by_name = {device.name: device for device in fleet}
         self._queue = EventQueue(logging=logging)
-        self._books = Books(self._queue, sizes)
+        self._accounts = Accounts(self._queue, sizes)
         self._playback = Playback(schedule)
         self._links = Links(fleet, self._queue, self, seed=seed, options=options or LinkOptions())
         self._least = least_devices(rules, devices=len(fleet))
@@ -83,7 +83,7 @@ class FleetClock:
         for device in self.fleet:
             if device.on:
                 device.spent.on_s += self._queue.now - device.on_since
-            self._books.hears_nothing(device)
+            self._accounts.hears_nothing(device)
 
     def _next_round(self) -> ClockRound:
         queue, self._closed = self._queue, None
@@ -126,7 +126,7 @@ class FleetClock:
         self._open = OpenRound(closed + 1, now, cohort)
         self._begin_waiting(self._open)
         self._queue.log("round_open", round=closed + 1, **self._told_of(cohort))
-        plan_bytes = self._books.announce(self._named(self._open))
+        plan_bytes = self._accounts.announce(self._named(self._open))
         begin = []
         for name in cohort:
             device = self._by_name[name]
@@ -197,9 +197,9 @@ class FleetClock:
 
     def _download(self, device: ClockDevice) -> Download | None:
         """Gives the download that brings the global model to the device; None if it holds the model."""
-        if device.held == self._books.version:
+        if device.held == self._accounts.version:
             return None
-        return self._sizes.download(None if device.held < 0 else self._books.version - device.held)
+        return self._sizes.download(None if device.held < 0 else self._accounts.version - device.held)
 
     def _arrive(self, device: ClockDevice, number: int, current: OpenRound) -> None:
         """The last byte of an update is at the aggregator, which takes it in its turn."""
@@ -213,8 +213,8 @@ class FleetClock:
             return
         self._rule.accept(device.name)
         current.arrivals[device.name] = Arrival(device.name, now, attempt.update_bytes)
-        self._books.end_attempt(device, attempt, now)
-        self._books.charge(device, current)
+        self._accounts.end_attempt(device, attempt, now)
+        self._accounts.charge(device, current)
         device.in_sync, device.free_at = True, now + device.times.latency_s
         device.spent.used += 1
         device.spent.down_bytes += self._sizes.packet[Ack]
@@ -247,7 +247,7 @@ class FleetClock:
         """Extends a round: a device that trains gives up at its deadline and begins anew; others have more time."""
         now = self._queue.now
         self._queue.log("round_extended", round=current.number, accepted=self._rule.accepted)
-        plan_bytes = self._books.announce(self._named(current))
+        plan_bytes = self._accounts.announce(self._named(current))
         if not self._collects(current):
             return
         for name in current.cohort:
@@ -266,7 +266,7 @@ class FleetClock:
         attempt = device.attempt
         if attempt is None or device.number != number or self._open is not current or not device.linked:
             return
-        self._books.end_attempt(device, attempt, stopped_at)
+        self._accounts.end_attempt(device, attempt, stopped_at)
         device.free_at = stopped_at
         self._decline(device, current, "busy", "the round's deadline passed before training had ended")
         if not current.closing:
@@ -287,7 +287,7 @@ class FleetClock:
                 device.spent.unused[current.size] += 1
         self._open, self._closed_rounds, self._idle_since = None, current.number, now
         if used:
-            self._books.version += 1
+            self._accounts.version += 1
             self._broadcasts = {}
         self._closed = ClockRound(
             round=current.number,
@@ -305,7 +305,7 @@ class FleetClock:
         )
         self._open_round()
         if self._open is None:
-            self._books.announce(0)
+            self._accounts.announce(0)
             self._queue.at(now + self._rules.deadline_s + _ROUNDING_S, self._open_round)
 
     def _fate(self, device: ClockDevice, current: OpenRound) -> str:
@@ -323,23 +323,23 @@ class FleetClock:
         """Ends an attempt whose round is over; True if its update was, or still is, committed."""
         ending = device.ending(attempt, self._queue.now)
         device.free_at = ending.free_at
-        self._books.end_attempt(device, attempt, ending.computed_until, sent_until=ending.sent_until)
+        self._accounts.end_attempt(device, attempt, ending.computed_until, sent_until=ending.sent_until)
         if ending.committed:
-            self._books.charge(device, current)
+            self._accounts.charge(device, current)
         return ending.committed
 
     # power and network, told by `Links`
 
-    def came(self, device: ClockDevice, *, linked_at: float) -> None:
+    def link_up(self, device: ClockDevice, *, linked_at: float) -> None:
         """The aggregator hears of a device whose link is up since `linked_at`."""
-        self._books.came(device, linked_at=linked_at, named=self._named(self._open))
+        self._accounts.count_link(device, linked_at=linked_at, named=self._named(self._open))
         if self._links.server_linked:
             self._hear_of(device, linked_at)
             self._open_round()
 
     def broke(self, device: ClockDevice, *, power: bool) -> None:
         """The device's link ended at this moment, with its power or without."""
-        self._books.hears_nothing(device)
+        self._accounts.hears_nothing(device)
         attempt, now, current = device.attempt, self._queue.now, self._open
         if attempt is None or current is None:
             return
@@ -348,15 +348,15 @@ class FleetClock:
             attempt.cut_at = now
         elif now >= attempt.commit_at:
             device.send_in_vain(attempt, now if attempt.cut_at is None else attempt.cut_at)
-            self._books.charge(device, current)
+            self._accounts.charge(device, current)
         else:
-            self._books.end_attempt(device, attempt, now)
+            self._accounts.end_attempt(device, attempt, now)
 
     def missed(self, device: ClockDevice, state: Literal["lost", "sleeping"]) -> None:
         """The aggregator learns that a device is gone."""
         self._present.discard(device.name)
         self._lose(device)
-        self._books.presence(device, state)
+        self._accounts.presence(device, state)
 
     def server_went(self) -> None:
         """The aggregator was killed; all that it had in memory is gone."""
@@ -400,7 +400,7 @@ class FleetClock:
         """
         if device.name not in self._present:
             self._present.add(device.name)
-            self._books.presence(device, "ready")
+            self._accounts.presence(device, "ready")
         self._rule.back(device.name)
         current, attempt, times = self._open, device.attempt, device.times
         if current is None or current.closing or not self._rule.expects(device.name):

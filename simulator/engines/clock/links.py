@@ -129,7 +129,7 @@ class Links:
         def link() -> None:
             if device.link_number == number and not device.linked and self._broker_up:
                 device.linked = True
-                self._clock.came(device, linked_at=heard_at - latency_s)
+                self._clock.link_up(device, linked_at=heard_at - latency_s)
 
         self._queue.at(heard_at, link)
 

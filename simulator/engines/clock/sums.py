@@ -140,7 +140,7 @@ class SummedClock(FleetClock):
             return True
         self._settled = True
         self._queue.log("unmask", round=current.number, accepted=len(current.arrivals))
-        plan_bytes = self._books.announce(self._named(current))
+        plan_bytes = self._accounts.announce(self._named(current))
         self._begin_answers(current)
         for member in self._members:
             if member.linked:

@@ -76,7 +76,7 @@ def look(
     updates = np.concatenate(
         [_updates(model, params, data.take(part)) for part in np.array_split(drawn, -(-len(drawn) // 32))]
     )
-    seen = shown(updates, count, terms, seed=seed)
+    seen = make_views(updates, count, terms, seed=seed)
     mean, std = (np.asarray(each, np.float32) for each in (data.mean, data.std))
     found = reconstruct(
         model,
@@ -98,7 +98,9 @@ def look(
     return pixels[victims], views
 
 
-def shown(updates: np.ndarray, count: int, terms: Terms, *, seed: int) -> list[tuple[str, float | None, np.ndarray]]:
+def make_views(
+    updates: np.ndarray, count: int, terms: Terms, *, seed: int
+) -> list[tuple[str, float | None, np.ndarray]]:
     """Name, epsilon_server and vectors float32 `[count, d]` of each view.
 
     :param updates: float32 `[count + devices - 1, d]`: of the images that are sought, then of the others in a sum.

@@ -27,7 +27,7 @@ from hushfleet.simulator.studies.reproduce.recipe import (
     load_paper,
     paper_names,
 )
-from hushfleet.simulator.studies.reproduce.show import epsilons, raw_words
+from hushfleet.simulator.studies.reproduce.show import epsilons, explain_raw
 from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table, measured_as
 from hushfleet.simulator.studies.reproduce.verdict import RULE, Verdict, verdict
 
@@ -183,7 +183,7 @@ class ReproductionReport:
         for reading in recipe.readings:
             if reading.note and any(block.reading == reading for block in blocks):
                 yield f"- Reading *{reading.title}*: {reading.note}."
-        if raw := raw_words(table.places):
+        if raw := explain_raw(table.places):
             yield f"- {raw}."
         yield from (f"- {sentence}" for sentence in self._sentences(recipe.findings, recipe))
         yield ""

@@ -28,7 +28,7 @@ from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.report.readable import lifetime_words, number
+from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import Charge
@@ -324,7 +324,7 @@ def test_terminal_and_json_say_first_what_was_spent_in_all(desk: Desk) -> None:
     assert view.to_json()["lifetime"] == {"epsilon_server": most, "exchange_server": exchange, "delta": 1e-5}
     shown = io.StringIO()
     Console(file=shown, width=400).print(table(view, details=True))
-    said = lifetime_words(view.lifetime)
+    said = format_lifetime(view.lifetime)
     assert shown.getvalue().index(said) < shown.getvalue().index("in this task, per device")
 
 

@@ -8,7 +8,7 @@ from hushfleet.simulator.engines.clock.sizes import Sizes
 from hushfleet.wire.format.messages import Ask, Birth, Known, Want
 
 
-class Books:
+class Accounts:
     """Keeps the accounts of one fleet; `version` is that of the global model."""
 
     def __init__(self, queue: EventQueue, sizes: Sizes) -> None:
@@ -22,7 +22,7 @@ class Books:
         self._announced += plan_bytes
         return plan_bytes
 
-    def came(self, device: ClockDevice, *, linked_at: float, named: int) -> None:
+    def count_link(self, device: ClockDevice, *, linked_at: float, named: int) -> None:
         """Counts a link that is up since `linked_at`; a new process loads the task, and a new device fetches it before.
 
         :param named: how many devices the plan names that is retained.
