@@ -208,5 +208,6 @@ def _operator(node: Any) -> str:
 
 
 def format_error(error: Exception) -> str:
+    """Gives the type and the first line of an error."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"

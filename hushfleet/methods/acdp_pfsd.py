@@ -103,6 +103,7 @@ def acdp_pfsd(config: ACDPpFSDConfig, privacy: PrivacySpec, rounds: int) -> Meth
 
 
 def fixed(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], ServerHalf]:
+    """Keeps the clip norm C of the task (DP-pFSD)."""
     return CLIP_AND_NOISE, ServerHalf()
 
 
@@ -110,6 +111,7 @@ def fixed(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ..
 
 
 def by_quantile(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], ServerHalf]:
+    """Moves C to a quantile of the norms of the updates (Andrew et al., NeurIPS 2021)."""
     what = "whether the update is within the clip norm"
     bit = NumberReport(1, what, is_within, multiplier=bit_multiplier, adds_up=True)
     server = QuantileClip(privacy.clip_norm, config.quantile, config.quantile_step)
@@ -160,6 +162,7 @@ class QuantileClip(ServerHalf):
 
 
 def by_agent(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], ServerHalf]:
+    """Lets an agent choose C by the devices' accuracies and losses, as published."""
     what = "accuracy and loss on the own samples"
 
     def measure(context: RoundContext, update: Array) -> Sequence[float]:

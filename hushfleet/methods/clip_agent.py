@@ -49,6 +49,7 @@ class AgentNetwork(NamedTuple):
 
     @classmethod
     def of(cls, weights: np.ndarray) -> AgentNetwork:
+        """Begins with these weights, float64 `[n]`, and moments of 0."""
         return cls(weights, np.zeros_like(weights), np.zeros_like(weights))
 
 
@@ -74,6 +75,7 @@ class AgentState:
     log_density: float = 0.0
 
     def to_arrays(self) -> Arrays:
+        """Gives the state as named arrays, as `from_arrays` reads them."""
         arrays: Arrays = {}
         for name, value in vars(self).items():
             if isinstance(value, AgentNetwork):
@@ -84,6 +86,7 @@ class AgentState:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> AgentState:
+        """Reads what `to_arrays` has given."""
         found: dict[str, Any] = {field.name: arrays[field.name] for field in fields(cls)}
         found |= {name: found[name].item() for name in ("seed", "round", "updates", "action", "log_density")}
         for name in ("actor", "critic"):

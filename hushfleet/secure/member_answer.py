@@ -35,6 +35,7 @@ class AnswerHeader(Checked):
 
     @classmethod
     def of(cls, task: str, round: int, device: str, included: bytes, bits: Literal[16, 24, 32]) -> AnswerHeader:
+        """Makes the header for a set of devices, a bitmap of the cohort, of which it names the SHA-256."""
         return cls(task, round, device, hashlib.sha256(included).digest(), bits)
 
 

@@ -15,6 +15,7 @@ class SinglesWriter(ProgramWriter):
     """Writes `singles_of_slopes` instead of a batch's gradient; its comment describes the arguments."""
 
     def parts(self) -> Iterator[str]:
+        """Yields the parts of the C source, in order."""
         yield from self._head()
         more = ", int from, int until, int normed, double clip_norm, double *norms, float *out"
         yield function("single_backward", more, self._single_backward())

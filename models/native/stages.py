@@ -120,6 +120,7 @@ class ConvStage:
         return self.winograd_rows * self.grid[1] // (WINOGRAD_SIDE + 1 - self.conv.kernel) ** 2
 
     def tiles(self, target: VectorUnit) -> ConvTiles:
+        """Chooses tiles whose accumulators fit the registers."""
         rows, pixels, vectors = self._forward_tile(target)
         if self.first:
             units, free = self.patch, (target.registers - 2 - vectors) // vectors

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from hushfleet.edge_client.fleet import check_release as module
+from hushfleet.edge_client.fleet import release_check as module
 from hushfleet.edge_client.fleet.release_check import ReleaseCheckFailed, check_release, drop_copy
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import StoreError
