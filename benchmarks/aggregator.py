@@ -59,7 +59,7 @@ DISTINCT = 16  # updates that take turns: more than the caches hold of a network
 CELL_TIMEOUT_S = 300
 
 
-Work = Callable[[int, int], float]
+TimedWork = Callable[[int, int], float]
 """Takes so many updates, from one on, and returns the seconds that count."""
 
 
@@ -93,7 +93,7 @@ class RenamedUpdates:
         return replace(self._update, values=self.values(index)).encoded(self.wire, device=f"device-{index}").data
 
 
-def timed(take: Callable[[int], object]) -> Work:
+def timed(take: Callable[[int], object]) -> TimedWork:
     def work(first: int, count: int) -> float:
         began = time.perf_counter()
         for index in range(first, first + count):
@@ -116,7 +116,7 @@ def decoder_of(updates: RenamedUpdates) -> Callable[[int], CheckedUpdate]:
     return decoded
 
 
-def acceptance_of(updates: RenamedUpdates, cohort: int, store: AggregatorStore) -> Work:
+def acceptance_of(updates: RenamedUpdates, cohort: int, store: AggregatorStore) -> TimedWork:
     with store.transaction():
         for index in range(cohort):
             store.add_device(f"device-{index}", public_key=IDENTITY.public_key, board="benchmark")

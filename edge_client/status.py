@@ -27,7 +27,7 @@ from hushfleet.errors import BadInput
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.ledger import LedgerEntry, rounds_left
 from hushfleet.privacy.protection import QUESTIONS, protection, worth
-from hushfleet.privacy.terms import TRUST, Trust
+from hushfleet.privacy.terms import TRUST, TrustModel
 from hushfleet.schema import to_plain
 from hushfleet.secure.secure_round import assumption
 
@@ -163,7 +163,9 @@ def _releases(config: DeviceConfig) -> dict[str, str] | None:
     return {"newest": freshness.version, "freeze": freshness.freeze, "words": freshness.describe()}
 
 
-def _trust(config: DeviceConfig, store: DeviceStore, spec: TaskSpec | None) -> tuple[Trust | None, str, str | None]:
+def _trust(
+    config: DeviceConfig, store: DeviceStore, spec: TaskSpec | None
+) -> tuple[TrustModel | None, str, str | None]:
     """Gives the trust model of the task `spec`, its description, and the assumption of its sums."""
     if spec is None:
         return None, "no task yet", None

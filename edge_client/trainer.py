@@ -35,7 +35,7 @@ from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.secure import field
+from hushfleet.secure import prime_field
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.ring_of import ring_of
@@ -292,7 +292,9 @@ class DeviceRound:
         ring = ring_of(self.spec, self.plan, secure_round, cost.bound, cost.noise_multiplier, cost.records)
         masked = secure_round.masked(self.trainer.agreement, self.trainer.device, ring.encode(values, noise))
         integers = np.concatenate((masked.values, masked.corrections.reshape(-1)))
-        return encode_masked(header, field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity)
+        return encode_masked(
+            header, prime_field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity
+        )
 
     def _header(self, release: Release, state: DeviceState, counts: list[int]) -> UpdateHeader:
         """:param counts: how many values of each layer are sent."""

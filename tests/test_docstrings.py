@@ -1,9 +1,10 @@
-"""Docstrings are sentences in standard English, and what is public on the ground floor has one."""
+"""Docstrings are sentences, what is public on the ground floor has one, and a class name has one meaning."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -115,3 +116,22 @@ def public(): ...
 """
     tree = ast.parse(source)
     assert list(undocumented([tree], [tree])) == ["Derived", "Derived.b", "public"]
+
+
+def test_a_class_name_is_defined_once_or_listed() -> None:
+    defined: defaultdict[str, set[str]] = defaultdict(set)
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                assert path not in defined[node.name], f"{path} defines {node.name} twice"
+                defined[node.name].add(path)
+    for path, tree in trees().items():  # a class and a type of the same name are two meanings too
+        targets = [node.targets[0] for node in tree.body if isinstance(node, ast.Assign)]
+        for name in {target.id for target in targets if isinstance(target, ast.Name)} & defined.keys():
+            defined[name].add(path)
+    rows = re.findall(r"^\| `(\w+)` \| `([\w/]+\.py)` \|", (ROOT / "docs" / "code.md").read_text("utf-8"), re.M)
+    listed = {name: {path for each, path in rows if each == name} for name, _ in rows}
+    wrong = {name: paths - defined[name] for name, paths in listed.items() if paths - defined[name]}
+    assert not wrong, f"docs/code.md names classes where none is: {wrong}"
+    twice = {name: paths for name, paths in defined.items() if len(paths) > 1 and paths != listed.get(name)}
+    assert not twice, f"have several meanings; rename one, or list each in docs/code.md: {twice}"

@@ -18,7 +18,7 @@ from hushfleet.privacy.protection import QUESTIONS, worth
 from hushfleet.privacy.ring import least_bits, scale_for
 from hushfleet.privacy.terms import Accountant, Unit
 from hushfleet.secure.committee import least_honest
-from hushfleet.secure.field import PRIMES
+from hushfleet.secure.prime_field import PRIMES
 
 
 @dataclass(frozen=True)

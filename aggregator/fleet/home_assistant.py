@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import hushfleet
 from hushfleet.aggregator.fleet.page.metrics import METRICS
-from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.errors import LinkLost
 from hushfleet.wire.link.interface import Will
@@ -47,7 +47,7 @@ def will(federation: str) -> Will:
     return Will(availability(federation), OFFLINE)
 
 
-class HomeAssistant(Part):
+class HomeAssistant(ServicePart):
     """Publishes the figures of a fleet.
 
     :param make_view: reads the fleet's folder, in the service's thread.

@@ -20,7 +20,7 @@ from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.reload_lists import ReloadLists
 from hushfleet.aggregator.fleet.retained import ClearRetained
-from hushfleet.aggregator.fleet.service import FleetService, Part
+from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.fleet.telling_newest import TellingNewest
 from hushfleet.aggregator.fleet.updating import Updating
@@ -65,7 +65,7 @@ def serve(path: Path, stop: threading.Event) -> None:
     )
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
         known, applied = partial(key_of, registry, register), _Applied(folder, registry)
-        parts: list[Part] = [
+        parts: list[ServicePart] = [
             Listener(registry, known),
             TellingNewest(folder, registry),
             Updating(folder, registry, known),

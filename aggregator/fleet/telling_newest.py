@@ -13,7 +13,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import keys_in_force
 from hushfleet.aggregator.fleet.releases import releases
 from hushfleet.aggregator.fleet.rollout import HEARD_S, current
-from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, HushfleetError
@@ -28,7 +28,7 @@ TELL_AGAIN_S = 3600.0
 _log = logging.getLogger("hushfleet.fleet")
 
 
-class TellingNewest(Part):
+class TellingNewest(ServicePart):
     """Tells a board when it was heard some minutes ago at most, as it is offered a release.
 
     `service/newest` has the last statement: a clock that was put back must not make the next one older.

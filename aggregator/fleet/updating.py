@@ -10,7 +10,7 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import find_release, mapped, releases
 from hushfleet.aggregator.fleet.rollout import HEARD_S, LISTENING, Rollout, board_rollouts, change, current, next_step
-from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, KeyOf, processes, sightings
 from hushfleet.aggregator.publish.blobs import ChunkServer
 from hushfleet.errors import BadSignature, Malformed
@@ -29,7 +29,7 @@ MOST_FRAMES = 16  # in one turn of the service's loop, so that boards which enro
 _log = logging.getLogger("hushfleet.fleet")
 
 
-class Updating(Part):
+class Updating(ServicePart):
     """Offers releases and serves them.
 
     :param key_of: the public key of a board, whose wishes it must have signed; None: not known.

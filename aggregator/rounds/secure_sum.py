@@ -22,9 +22,9 @@ from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, BadSignature, OtherVersion, StoreError, WireError
-from hushfleet.secure.field import add_into, from_bytes
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.member_answer import AnswerHeader, MemberAnswer, decode_answer, encode_answer
+from hushfleet.secure.prime_field import add_into, from_bytes
 from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound

@@ -25,7 +25,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import Tensor
 
-from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, MnistNetwork, Rounds, TrainingJob, to_vector
+from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, HeldRounds, MnistNetwork, TrainingJob, to_vector
 
 FOLDER_VARIABLE = "HUSHFLEET_BENCHMARK_FOLDER"
 """Ray hands the environment down to its actors."""
@@ -63,7 +63,7 @@ class HeldFedAvg(FedAvg):
             min_available_nodes=job.workload.clients,
         )
         self._model = job.first_model()
-        self._rounds = Rounds(lambda: to_vector(self._model), ["flwr", "ray", "torch", "numpy"])
+        self._rounds = HeldRounds(lambda: to_vector(self._model), ["flwr", "ray", "torch", "numpy"])
         self._trained_on = 0
 
     def configure_train(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, Rounds, TrainingJob, Workload
+from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, HeldRounds, TrainingJob, Workload
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
@@ -64,7 +64,7 @@ class HeldLog(EventLog):
         self._simulation = simulation
         self._trained_on = {device.name: len(device.train) * epochs for device in simulation.fleet.devices}
         self._samples, self._closed = 0, 0
-        self._rounds = Rounds(self._global_params, PACKAGES)
+        self._rounds = HeldRounds(self._global_params, PACKAGES)
 
     def write(self, kind: str, **fields: Any) -> dict[str, Any]:
         event = super().write(kind, **fields)

@@ -31,7 +31,7 @@ from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Rounds, TrainingJob, to_vector
+from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, HeldRounds, TrainingJob, to_vector
 
 
 class PflNetwork(nn.Module):
@@ -55,7 +55,7 @@ class Held(TrainingProcessCallback):
     def __init__(self, module: PflNetwork, device: str) -> None:
         self._module, self._device = module, device
         first = not dist.is_initialized() or dist.get_rank() == 0
-        self._rounds = Rounds(lambda: to_vector(module), ["pfl", "torch", "numpy"]) if first else None
+        self._rounds = HeldRounds(lambda: to_vector(module), ["pfl", "torch", "numpy"]) if first else None
 
     def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
         self._wait()

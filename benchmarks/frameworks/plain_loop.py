@@ -17,7 +17,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from benchmarks.frameworks.workload import CLIP_NORM, Rounds, TrainingJob, to_vector
+from benchmarks.frameworks.workload import CLIP_NORM, HeldRounds, TrainingJob, to_vector
 
 Share = tuple[list[Tensor], int]
 """The sum of some clients' updates, tensor by tensor, and how many samples they were trained on."""
@@ -62,7 +62,7 @@ def _share(clients: Sequence[int]) -> Share:
 def main() -> None:
     job, processes = TrainingJob.load(sys.argv[1]), int(sys.argv[2])
     workload, global_model = job.workload, job.first_model()
-    rounds = Rounds(lambda: to_vector(global_model), ["torch", "numpy"])
+    rounds = HeldRounds(lambda: to_vector(global_model), ["torch", "numpy"])
     if processes == 1:
         _begin(job, global_model)
     else:

@@ -160,7 +160,7 @@ class Enough(Exception):
     """The benchmark wants no more rounds."""
 
 
-class Rounds:
+class HeldRounds:
     """Holds a framework between two rounds: all sides are alive at the same time, and one trains at a time.
 
     :param params: gives the global model as float32 `[d]`; called between rounds only.

@@ -135,7 +135,7 @@ class Drawing:
     title: str
 
 
-PagePart = Plot | Table | Facts | Prose | Code | Pictures | Drawing
+SectionPart = Plot | Table | Facts | Prose | Code | Pictures | Drawing
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Section:
     anchor: str
     title: str
     lead: str
-    parts: Sequence[PagePart]
+    parts: Sequence[SectionPart]
     folded: bool = False
 
 

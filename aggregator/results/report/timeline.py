@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES, Activity, FleetTimeline, TimelineMark
 from hushfleet.aggregator.results.report.charts import rows_of_names
-from hushfleet.aggregator.results.report.page import CARD, GRID, INK, SOFT, PagePart, Plot, Section, label
+from hushfleet.aggregator.results.report.page import CARD, GRID, INK, SOFT, Plot, Section, SectionPart, label
 from hushfleet.aggregator.results.report.readable import number
 from hushfleet.aggregator.results.report.timeline_text import (
     OUTCOME_STATES,
@@ -72,7 +72,7 @@ def timeline_section(result: Result) -> Section | None:
     if timeline is None or not (timeline.timed or set("".join(timeline.outcomes)) - {"a"}):
         return None
     is_small = bool(timeline.spans) and len(timeline.devices) <= MOST_GANTT_DEVICES
-    parts: list[PagePart] = []
+    parts: list[SectionPart] = []
     if not (is_small and len(timeline.rounds) <= MOST_GANTT_ROUNDS):
         parts.append(matrix(timeline, boards))
     if is_small:

@@ -29,7 +29,7 @@ from hushfleet.aggregator.results.report.readable import format_lifetime, gained
 from hushfleet.aggregator.results.result import Lifetime, Repeated, Result, SumsInfo
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, guess_rate, protection
-from hushfleet.privacy.terms import TRUST, Trust
+from hushfleet.privacy.terms import TRUST, TrustModel
 
 _VERBS: dict[GainVerdict, str] = {
     "better": "beats training alone",
@@ -45,13 +45,13 @@ VERDICTS: dict[GainVerdict | None, str] = {
     None: "not measured",
 }
 """In a cell of a table."""
-_TRUSTS: dict[Trust, str] = {
+_TRUSTS: dict[TrustModel, str] = {
     "local": "nobody is trusted, since each device adds all of its noise itself",
     "secure-sum": "enough of the other devices are trusted to be honest",
     "as-published": "the mechanism and its accounting are the paper's; where its claim does not follow from the "
     "mechanism, these numbers are no proof",
 }
-SERVER_MEANINGS: dict[Trust, str] = {
+SERVER_MEANINGS: dict[TrustModel, str] = {
     "local": "Protection against whoever sees a device's own updates: the aggregator, the broker, a tap on the wire. "
     "This is local differential privacy: the device trusts nobody.",
     "secure-sum": "Protection against whoever sees the sums that a device is in, and what corrupt devices know: the "
@@ -232,7 +232,7 @@ def seen_by_server(sums: SumsInfo | None) -> str:
     return server_sees(SumFacts(sums.roster_by, sums.keys_in_folder), min_devices=sums.min_devices)
 
 
-def trust_of(result: Result) -> Trust:
+def trust_of(result: Result) -> TrustModel:
     return result.trust or TRUST[result.accounting]
 
 

@@ -13,7 +13,7 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.config.spec import BlobRef, SecureSpec
 from hushfleet.errors import BadInput
-from hushfleet.secure.field import to_bytes
+from hushfleet.secure.prime_field import to_bytes
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.simulator.engines.clock.device import ClockDevice

@@ -15,7 +15,7 @@ from hushfleet.data.samples import LabelledSamples
 from hushfleet.model.own_head import features_of
 from hushfleet.model.softmax import fit, rotated
 
-Accuracies = dict[str, float]
+AccuracyByWay = dict[str, float]
 """By way of training alone; fractions of 1, NaN where there are no test images."""
 Predictions = dict[str, np.ndarray]
 """By way: the class of each image, int `[n]`; empty of a device that has nothing to learn from."""
@@ -24,7 +24,7 @@ PENALTIES = (0.01, 0.001, 0.0001)
 _BATCH = 256
 
 
-def accuracies(said: Predictions, test: LabelledSamples) -> Accuracies:
+def accuracies(said: Predictions, test: LabelledSamples) -> AccuracyByWay:
     return {way: float((each == test.y).mean()) if len(each) else float("nan") for way, each in said.items()}
 
 
@@ -58,7 +58,7 @@ def predict_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, c
     return found
 
 
-def best_way(found: Sequence[Accuracies]) -> str:
+def best_way(found: Sequence[AccuracyByWay]) -> str:
     """The way with the highest mean over devices."""
     return max(_ways(), key=lambda way: float(np.nanmean([each[way] for each in found] or [0.0])))
 

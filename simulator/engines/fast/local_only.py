@@ -23,7 +23,7 @@ from hushfleet.methods.task_method import bind
 from hushfleet.model.evaluation import evaluate
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.alone_on_features import (
-    Accuracies,
+    AccuracyByWay,
     Predictions,
     accuracies,
     best_way,
@@ -73,7 +73,7 @@ def train_alone(simulation: Simulation, workers: WorkerPool, *, runtime: str = "
     return counted(workers.map(_train_one, jobs), ALONE, total=len(jobs))
 
 
-def _best_alone(found: list[tuple[Accuracies, Accuracies, Predictions]], devices: list[str]) -> Iterator[Alone]:
+def _best_alone(found: list[tuple[AccuracyByWay, AccuracyByWay, Predictions]], devices: list[str]) -> Iterator[Alone]:
     common, local, said = zip(*found, strict=True)
     best, best_local = best_way(common), best_way(local)
     way = best if best == best_local else f"{best}; {best_local} on own data"
@@ -81,7 +81,7 @@ def _best_alone(found: list[tuple[Accuracies, Accuracies, Predictions]], devices
     return (Alone(n, c[best], o[best_local], way, tuple(s[best].tolist())) for n, c, o, s in rows)
 
 
-def _test_one(job: _Job) -> tuple[Accuracies, Accuracies, Predictions]:
+def _test_one(job: _Job) -> tuple[AccuracyByWay, AccuracyByWay, Predictions]:
     """On the common test and on the device's own, and what is said of the examples."""
     run = loaded_run(job.path, job.runtime)
     shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))

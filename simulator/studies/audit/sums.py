@@ -23,7 +23,7 @@ from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import DeviceState
 from hushfleet.privacy.ring import Ring
-from hushfleet.secure.field import from_bytes
+from hushfleet.secure.prime_field import from_bytes
 from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound

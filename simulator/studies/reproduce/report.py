@@ -29,7 +29,7 @@ from hushfleet.simulator.studies.reproduce.recipe import (
 )
 from hushfleet.simulator.studies.reproduce.show import epsilons, explain_raw
 from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table, measured_as
-from hushfleet.simulator.studies.reproduce.verdict import RULE, Verdict, verdict
+from hushfleet.simulator.studies.reproduce.verdict import RULE, PlaceVerdict, verdict
 
 FIGURES = "figures"
 _VERDICTS = ("reproduced", "order only", "not")
@@ -257,7 +257,7 @@ class _Judged(NamedTuple):
 
     block: Block
     place: Any
-    verdict: Verdict | None
+    verdict: PlaceVerdict | None
     beside: int
     readings: int = 1
 
