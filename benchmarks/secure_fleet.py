@@ -25,7 +25,7 @@ from benchmarks.fleet import (
     DESCRIPTORS_A_DEVICE,
     END_WITHIN_S,
     SAMPLE_S,
-    Sample,
+    ResourceSample,
     allow_descriptors,
     finding,
     take_samples,
@@ -70,7 +70,7 @@ def run(simulation: Simulation, *, lost: float, processes: int) -> tuple[float, 
     gone, stay = names[: round(lost * len(names))], names[round(lost * len(names)) :]
     hosts = {f"host-{number}": stay[number::processes] for number in range(processes)} | ({LOST: gone} if gone else {})
     allow_descriptors(DESCRIPTORS_A_DEVICE * -(-len(stay) // processes) + 100)
-    fleet, usage = LiveFleet(simulation, hosts=hosts, tested=False), defaultdict[str, list[Sample]](list)
+    fleet, usage = LiveFleet(simulation, hosts=hosts, tested=False), defaultdict[str, list[ResourceSample]](list)
     opened_at = None
     with fleet.running():
         while not fleet.finished:

@@ -135,14 +135,14 @@ def _run(half: Half, out: Path, name: str, broker: BrokerKind, short: bool, resu
 
 def _invert(task: Task, result: Result, folder: Path, images: int, console: Console) -> None:
     """Adds what the server could see to the report, once."""
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.results.report import write_report
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import PICTURE, invert
 
     if (folder / PICTURE).exists():
         return
-    with shown(console):
+    with show_progress(console):
         seen = invert(task, images=images)
     seen.save(folder)
     write_report(result, folder / "report.html", seen=folder / PICTURE)

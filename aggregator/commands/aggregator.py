@@ -105,7 +105,7 @@ def _aggregator(
     from hushfleet.aggregator.devices.roster_file import RosterFile
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.spending import Spending
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.advice import worth_it
     from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.aggregator.rounds.charge_book import ChargeBook
@@ -146,7 +146,7 @@ def _aggregator(
         raise nobody_is_known(folder)
     with AggregatorStore(folder) as store, DeviceRegister(of_fleet.aggregator if of_fleet else folder) as known:
         policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
-        with shown(console):
+        with show_progress(console):
             prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)
         if task.privacy.accounting == "as-published":
             console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)

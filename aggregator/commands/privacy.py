@@ -181,4 +181,4 @@ def _privacy(
     else:
         print_table(facts, both, notes)
         for name, opinion in opinions.items():
-            print(f"check: {name}: {opinion.words}")
+            print(f"check: {name}: {opinion.text}")

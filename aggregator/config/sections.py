@@ -33,7 +33,7 @@ from hushfleet.secure.committee import committee_rule
 from hushfleet.user_files import expanded, in_file
 
 OwnData = Literal["folder", "arrays", "csv"]
-DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
+DataSetName = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
 OWN_DATA = get_args(OwnData)
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _AtLeast1 = Annotated[int, Meta(ge=1)]
@@ -98,7 +98,7 @@ class ModelSection(Checked):
                 "prediction may be from its target and still count as right, for example 0.5"
             )
         for key, path in (("features", self.features), ("weights", self.weights), ("name", self.name)):
-            if path is not None and is_path(key, path):  # absolute, as DataSection.path
+            if path is not None and is_path(key, path):  # absolute, as the board's OwnDataSection.path
                 object.__setattr__(self, key, str(expanded(path, key).absolute()))
 
     @property
@@ -275,7 +275,7 @@ class DataSection(Checked):
     devices); a board has `data.unlabelled` in DEVICE.toml.
     """
 
-    name: DataSet
+    name: DataSetName
     devices: Annotated[int, Meta(ge=1, le=100_000)] = 10
     partition: Partition = "iid"
     alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None

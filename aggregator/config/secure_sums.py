@@ -10,7 +10,7 @@ from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import PrivacyError
 from hushfleet.privacy.ring import least_bits
 from hushfleet.secure.committee import least_honest
-from hushfleet.secure.field import PRIMES
+from hushfleet.secure.prime_field import PRIMES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task

@@ -46,7 +46,7 @@ LONGEST_SLEEP_S = 1.0
 _log = logging.getLogger("hushfleet.edge")
 
 
-class Enrolment:
+class CertificateRequest:
     """Asks for a certificate, by whatever link: the agent's own for the next one, another for the first one.
 
     :param clock: monotonic seconds.
@@ -156,7 +156,7 @@ class Enrolment:
 
 
 def enrol(
-    enrolment: Enrolment,
+    enrolment: CertificateRequest,
     connect: Callable[[], Link],
     topics: Topics,
     device: str,

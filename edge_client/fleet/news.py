@@ -56,7 +56,7 @@ class News(Duty):
             if trust.number > before:
                 _log.info("root has said who signs releases from now on, in statement %d", trust.number)
             if self._freshness.hear(newest, key=trust.in_force().newest_key):
-                _log.info("the newest release: %s", self._freshness.words())
+                _log.info("the newest release: %s", self._freshness.describe())
         except (BadInput, UnicodeDecodeError) as error:
             raise Malformed(f"what came about releases cannot be used: {error}") from error
 

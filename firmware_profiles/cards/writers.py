@@ -27,7 +27,7 @@ from hushfleet.firmware_profiles.cards.customised import (
     with_network,
     with_user_data,
 )
-from hushfleet.firmware_profiles.cards.seed import Card, Writer
+from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter
 from hushfleet.firmware_profiles.cards.stock_image import System
 
 _START = f'for d in /boot/firmware /boot; do if [ -e "$d/{FIRST_BOOT}" ]; then exec sh "$d/{FIRST_BOOT}"; fi; done'
@@ -128,10 +128,10 @@ class FirstRun:
         return {}
 
 
-WRITERS: tuple[Writer, ...] = (CloudInit(), FirstRun())
+WRITERS: tuple[SeedWriter, ...] = (CloudInit(), FirstRun())
 
 
-def named_writer(name: str) -> Writer:
+def named_writer(name: str) -> SeedWriter:
     """Raises `BadInput` where there is none of that name."""
     found = next((writer for writer in WRITERS if writer.name == name), None)
     if found is None:
@@ -139,7 +139,7 @@ def named_writer(name: str) -> Writer:
     return found
 
 
-def choose_writer(boot: BootPartition, system: System) -> Writer:
+def choose_writer(boot: BootPartition, system: System) -> SeedWriter:
     """Chooses the one that fits what lies on the partition. Raises `BadInput` where the system is one that none fits.
 
     :param system: what is known of it, from its image.

@@ -34,7 +34,8 @@ class OwnSamples(Protocol):
     def logits(self, params: Array) -> np.ndarray:
         """Logits float32 `[n, C]` of all samples, without dropout."""
 
-    def evaluate(self, params: Array) -> Evaluation: ...
+    def evaluate(self, params: Array) -> Evaluation:
+        """Computes accuracy and mean loss of a model, float `[d]`, on all samples."""
 
     def label_counts(self, classes: int) -> np.ndarray:
         """The number of samples of each class, int64 `[classes]`."""

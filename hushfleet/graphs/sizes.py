@@ -24,6 +24,7 @@ class Open:
         self.terms = terms
 
     def at(self, batch: int) -> int:
+        """Computes the size for a batch of so many samples."""
         return sum(term * batch**power for power, term in enumerate(self.terms))
 
     def __add__(self, other: Size) -> Size:

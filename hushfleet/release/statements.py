@@ -107,6 +107,7 @@ class Signed(Generic[S]):
     signatures: Mapping[str, str] = field(default_factory=dict)
 
     def with_signature(self, key: Signer) -> Signed[S]:
+        """Adds the signature of this key, in place of an earlier one of the same key."""
         signature = key.sign(_signed_bytes(self.statement)).hex()
         return replace(self, signatures={**self.signatures, key.public_key.hex(): signature})
 

@@ -41,16 +41,16 @@ def _bundle(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.fleet.cards import Target, build_release, words_of_signing
+    from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, describe_signing
     from hushfleet.aggregator.fleet.releases import add_release
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
 
     with opened(path) as (folder, registry):
-        with shown(Console()):
+        with show_progress(Console()):
             out = build_release(
                 folder,
                 registry,
-                Target(python, arch),
+                ReleasePlatform(python, arch),
                 version=version,
                 wheels=wheels,
                 downgrade_from=downgrade_from or (),
@@ -60,7 +60,7 @@ def _bundle(
         try:
             release = add_release(folder, registry, out)
         except BadSignature as error:
-            print(f"built {out}, {out.stat().st_size / 1e6:.1f} MB; {error}.\n{words_of_signing(folder, out)}")
+            print(f"built {out}, {out.stat().st_size / 1e6:.1f} MB; {error}.\n{describe_signing(folder, out)}")
             return
         out.unlink()
     for name, digest in sorted(release.manifest.wheels.items()):

@@ -36,10 +36,10 @@ def _push(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.fleet.cards import Target, card_of, choose_boards, release_of
+    from hushfleet.aggregator.fleet.cards import ReleasePlatform, card_of, choose_boards, release_of
     from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.fleet.push import look_at, push
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles import load_board
     from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 
@@ -53,13 +53,13 @@ def _push(
                 f"{destination} has a {host.bits}-bit system on a 64-bit processor, and releases are for 64-bit systems: "
                 "write the 64-bit image to it"
             )
-        targets = [Target(python, host.arch) for python in host.pythons if python in PYTHONS]
+        targets = [ReleasePlatform(python, host.arch) for python in host.pythons if python in PYTHONS]
         if not targets:
             raise BadInput(
                 f"{destination} has {f'Python {host.pythons[0]}' if host.pythons else 'no Python'}, and releases are made "
                 f"for {', '.join(PYTHONS)}: install one of them there, beside its own"
             )
-        with shown(Console()):
+        with show_progress(Console()):
             release = release_of(folder, registry, targets, wheels=wheels)
         target = next(target for target in targets if target.platform == release.platform)
         card = replace(card_of(folder, board, target=target, images=images), release=folder.releases / release.file)

@@ -71,7 +71,7 @@ def _forecast(
 
     from rich.console import Console
 
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.publish.prepare import prepare
     from hushfleet.simulator.boards import read_boards
     from hushfleet.simulator.engines.clock.forecast import forecast, read_policies
@@ -90,14 +90,14 @@ def _forecast(
     task = changes.load(task_file)
     policies = read_policies(options.policy or [], task)
     mix = read_boards(options.boards, devices=task.data.devices, seed=task.seed)
-    with shown(console):
+    with show_progress(console):
         prepared = prepare(task, data_dir=options.data_dir, run_id=f"seed{task.seed}")
         counts = [options.samples] if options.samples else sample_counts(written, prepared)
         costs = costs_of(prepared, options.step_ms)
     sizes = sizes_of(prepared, name_bytes=len(device_names(len(mix))[0]))
     forecasts = []
     for text, rules in policies.items():
-        with shown(console):
+        with show_progress(console):
             forecasts.append(forecast(prepared, mix, rules, policy=text, samples=counts, costs=costs, sizes=sizes))
     if options.as_json:
         plain = {"costs": vars(costs), "policies": [each.to_plain() for each in forecasts]}

@@ -68,7 +68,7 @@ def _audit(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.publish.prepare import prepare
     from hushfleet.aggregator.results.result import write_whole
     from hushfleet.errors import BadInput
@@ -80,7 +80,7 @@ def _audit(
     if out is not None:
         checked_folder(out)
     task = options.load(task_file, privacy__unit=options.unit)
-    with shown(console):
+    with show_progress(console):
         prepared = prepare(task, data_dir=options.data_dir, run_id="audit")
     if not task.targets.are_classes:
         raise BadInput(
@@ -104,13 +104,13 @@ def _audit(
 
 
 def _played(prepared: PreparedTask, options: AuditOptions, console: Console) -> Iterator[Finding]:
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.progress import doing
     from hushfleet.simulator.studies.audit.games import Effort, findings, one_run_finding, subject_of
 
     effort = Effort(options.trials, options.seconds)
     subject = subject_of(prepared, seed=options.seed, field_noise=options.field_noise)
-    with shown(console), doing("trials", total=effort.trials) as work:
+    with show_progress(console), doing("trials", total=effort.trials) as work:
 
         def show(done: int) -> bool:
             work.count(min(done, effort.trials) - work.done)
@@ -118,7 +118,7 @@ def _played(prepared: PreparedTask, options: AuditOptions, console: Console) -> 
 
         yield from findings(subject, effort, show)
     if prepared.spec.privacy.unit == "record" and options.one_run:
-        with shown(console):
+        with show_progress(console):
             found = one_run_finding(prepared, subject, effort)
         if found is not None:
             yield found

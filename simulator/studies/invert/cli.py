@@ -62,7 +62,7 @@ def _invert(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import FIGURES, PICTURE, invert
     from hushfleet.user_files import checked_folder
@@ -71,7 +71,7 @@ def _invert(
     if out is not None:
         checked_folder(out)
     task = options.load(task_file)
-    with shown(console):
+    with show_progress(console):
         seen = invert(
             task,
             data_dir=options.data_dir,

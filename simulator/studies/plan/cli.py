@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
         from rich.console import Console
         from rich.markup import escape
 
-        from hushfleet.aggregator.observe.progress import shown
+        from hushfleet.aggregator.observe.progress import show_progress
         from hushfleet.aggregator.planning.advice import Advice, Question
         from hushfleet.firmware_profiles import load_board
         from hushfleet.simulator.studies.plan.needs import BoardCosts, needs
@@ -84,7 +84,7 @@ def register(app: typer.Typer) -> None:
             if data is not None:
                 from hushfleet.simulator.studies.plan.own_images import measured_table, own_images
 
-                with shown(Console(stderr=True, highlight=False)):
+                with show_progress(Console(stderr=True, highlight=False)):
                     own = own_images(data, asked.input_shape, data_dir=data_dir)
                     asked = replace(asked, classes=own.classes, shape=own.train.images.shape[1:])
                     table = measured_table(asked, own)

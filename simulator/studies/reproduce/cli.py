@@ -119,10 +119,10 @@ def _reproduce(
         return
     from hushfleet.simulator.command import interrupted
     from hushfleet.simulator.studies.reproduce import table as tables
-    from hushfleet.simulator.studies.reproduce.command import report, shown_cells, to_run, under_way
+    from hushfleet.simulator.studies.reproduce.command import report, show_cells, to_run, under_way
     from hushfleet.simulator.studies.reproduce.kept import Kept
     from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
-    from hushfleet.simulator.units import shown_time
+    from hushfleet.simulator.units import format_seconds
 
     kept = Kept(out, options.results)
     missing = missing_data({cell.data_set for cell in cells}, options.data_dir)
@@ -132,7 +132,7 @@ def _reproduce(
     waiting = to_run(cells, kept, missing)[: options.max_cells]
     try:
         shares = Shares.of(len(waiting), asked=options.jobs)
-        with shown_cells(waiting, shares.jobs, console) as work:
+        with show_cells(waiting, shares.jobs, console) as work:
             outcomes = run_cells(
                 waiting,
                 kept,
@@ -149,13 +149,13 @@ def _reproduce(
                 else:
                     value = outcome.value(cell.metric, recipe.window)
                     reached = "not measured" if value is None else f"{100 * value:.2f} %"
-                    words = f"{escape(cell.label)}: {reached} after {shown_time(outcome.seconds)}"
+                    words = f"{escape(cell.label)}: {reached} after {format_seconds(outcome.seconds)}"
                 work.count()
                 console.print(words, highlight=False)
     except KeyboardInterrupt:
         raise interrupted(console, shlex.join(["hushfleet", *sys.argv[1:]])) from None
     finally:
-        progress = tables.Progress(kept, missing, failures)
+        progress = tables.CellProgress(kept, missing, failures)
         report(tables.make_table(recipe, cells, progress, quick=options.quick), out, console)
     if failures:
         raise typer.Exit(FAILED)

@@ -27,9 +27,9 @@ from hushfleet.simulator.studies.reproduce.recipe import (
     load_paper,
     paper_names,
 )
-from hushfleet.simulator.studies.reproduce.show import epsilons, raw_words
-from hushfleet.simulator.studies.reproduce.table import Block, PaperTable, Progress, make_table, measured_as
-from hushfleet.simulator.studies.reproduce.verdict import RULE, Verdict, verdict
+from hushfleet.simulator.studies.reproduce.show import epsilons, explain_raw
+from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table, measured_as
+from hushfleet.simulator.studies.reproduce.verdict import RULE, PlaceVerdict, verdict
 
 FIGURES = "figures"
 _VERDICTS = ("reproduced", "order only", "not")
@@ -62,7 +62,7 @@ figures a line reaches from the lowest seed to the highest.
 """
 
 
-class Report:
+class ReproductionReport:
     """The page.
 
     :param text: in Markdown.
@@ -138,7 +138,7 @@ class Report:
         return {where: [each for each in lines if each[1].row != without] for where, lines in columns.items()}
 
     def _made(self, recipe: Recipe) -> PaperTable:
-        return make_table(recipe, self._evidence.finished(recipe), Progress(self._evidence.kept), quick=False)
+        return make_table(recipe, self._evidence.finished(recipe), CellProgress(self._evidence.kept), quick=False)
 
     def _each_run_once(self, recipe: Recipe, places: Sequence[_Judged]) -> list[_Judged]:
         """Readings that do not touch a run, such as one without noise, share the first one's lines.
@@ -183,7 +183,7 @@ class Report:
         for reading in recipe.readings:
             if reading.note and any(block.reading == reading for block in blocks):
                 yield f"- Reading *{reading.title}*: {reading.note}."
-        if raw := raw_words(table.places):
+        if raw := explain_raw(table.places):
             yield f"- {raw}."
         yield from (f"- {sentence}" for sentence in self._sentences(recipe.findings, recipe))
         yield ""
@@ -234,9 +234,9 @@ class Report:
         return filled
 
 
-def write_report(kept: Kept, page: Path) -> Report:
+def write_report(kept: Kept, page: Path) -> ReproductionReport:
     """Writes the page, and its figures into `figures/` beside it. Raises `BadInput`, `StoreError`."""
-    report = Report(Evidence(kept, paper_names()))
+    report = ReproductionReport(Evidence(kept, paper_names()))
     (page.parent / FIGURES).mkdir(parents=True, exist_ok=True)
     for name, table in report.tables.items():
         draw(table, page.parent / FIGURES / name)
@@ -257,7 +257,7 @@ class _Judged(NamedTuple):
 
     block: Block
     place: Any
-    verdict: Verdict | None
+    verdict: PlaceVerdict | None
     beside: int
     readings: int = 1
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 import hushfleet
-from hushfleet.aggregator.config.sections import OWN_DATA, DataSet, Partition
+from hushfleet.aggregator.config.sections import OWN_DATA, DataSetName, Partition
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.data.partition import KINDS
 from hushfleet.data.sets import load, set_names
@@ -195,7 +195,7 @@ def test_what_the_hush_examples_say_about_secure_sums() -> None:
 
 
 def test_lists_of_names_are_those_of_the_data_package() -> None:
-    assert set(get_args(DataSet)) == {*set_names(), *OWN_DATA}
+    assert set(get_args(DataSetName)) == {*set_names(), *OWN_DATA}
     assert set(get_args(Partition)) == {*KINDS, "given"}
 
 
