@@ -97,7 +97,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     for name, text in (
         ("run", "run the device (the default)"),
         ("predict", "classify an image with the device's own model"),
-        ("status", "show what it waits for, its model, and the privacy that it has spent"),
+        ("status", "show the device's state, its model, and the privacy that it has spent"),
         ("update", "install a release from a file; it is tried at the next start"),
     ):
         command = commands.add_parser(name, help=text, description=text)
@@ -109,7 +109,9 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
             command.add_argument("image", metavar="IMAGE", type=Path, help="a JPEG, PNG, ... file")
             command.add_argument("--top", type=int, default=3, metavar="N", help="classes to print (default 3)")
         if name == "status":
-            command.add_argument("--details", action="store_true", help="say more of privacy, tasks and the own model")
+            command.add_argument(
+                "--details", action="store_true", help="show more about privacy, tasks and the own model"
+            )
         if name in ("predict", "status"):
             command.add_argument("--json", action="store_true", help="print JSON for other programs")
     named = next((argument for argument in arguments if not argument.startswith("-")), None)

@@ -115,7 +115,7 @@ class DeviceRound:
         """
         plan, spec = self.plan, self.spec
         if plan.task != spec.task or plan.rounds != spec.rounds:
-            raise Malformed(f"the plan of round {plan.round} belongs to {plan.task!r}, not {spec.task!r}")
+            raise Malformed(f"the plan of round {plan.round} is for {plan.task!r}, not {spec.task!r}")
         # With the unit `record` gradients are computed of what the device has kept, which must have noise; by another
         # package it may have none.
         package = self.store.package_of(plan.task)

@@ -173,4 +173,4 @@ def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, 
     clock, mix = VirtualTime(), simulation.mix
     with EventLog(simulation.folder.events, clock=clock) as events, _watch(simulation, options, console):
         run_clocked_rounds(simulation, workers, events, clock, mix=mix, runtime=runtime, evaluate_every=every)
-    console.print(f"on these boards the fleet would have taken {format_seconds(clock.now)}", highlight=False)
+    console.print(f"the fleet would have taken {format_seconds(clock.now)} on these boards", highlight=False)

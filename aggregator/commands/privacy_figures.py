@@ -65,7 +65,10 @@ def honest_of(least: int, devices: int, honest_fraction: float) -> int:
         )
     honest = least_honest(least, devices=devices, honest_fraction=honest_fraction, drawn=devices)
     if honest == 0:
-        raise BadInput(f"of the fewest {least} devices of a sum perhaps none is honest: nothing can be promised")
+        raise BadInput(
+            f"the smallest sum of {least} devices may have no honest device, so there is no promise: raise "
+            "--min-devices or --honest-fraction"
+        )
     return honest
 
 

@@ -259,7 +259,7 @@ class SecureSum(RoundSum):
         try:
             return decode_masked(data, public_key=self._keys[device])
         except BadSignature as error:
-            raise Refusal("bad-signature", f"by the roster's key of {device}: {error}", final=False) from error
+            raise Refusal("bad-signature", f"{error}, with the roster's key of {device}", final=False) from error
 
     def _values(self, header: UpdateHeader, data: bytes) -> Masked:
         _, section = self._decoded(header.device, data)

@@ -124,7 +124,7 @@ class CertificateRequest:
         if answer.up_to is None and self._after is None:
             return [*answer.carried]
         if answer.up_to is not None and answer.up_to <= (self._after or ("", -1)):
-            raise Malformed(f"what was spent up to {answer.up_to} came after {self._after}")
+            raise Malformed(f"the spent privacy up to {answer.up_to} came after {self._after}")
         carried = [*self._carried, *answer.carried]
         self._nonce = os.urandom(NONCE_BYTES)  # no part is taken twice
         if answer.up_to is None:

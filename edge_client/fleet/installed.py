@@ -61,7 +61,7 @@ class Installed:
         """
         state = self.state()
         if state is None:
-            raise BadInput(f"this board takes no releases: there is none in {self._root}")
+            raise BadInput(f"this board takes no releases: {self._root} has none")
         manifest = self.trust().verify(SignedManifest.from_bytes(head))
         manifest.require_platform(*this_platform())
         check_fits(manifest, state, store=int(SCHEMA_VERSION))

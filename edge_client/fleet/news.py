@@ -58,7 +58,7 @@ class News(Duty):
             if self._freshness.hear(newest, key=trust.in_force().newest_key):
                 _log.info("the newest release: %s", self._freshness.describe())
         except (BadInput, UnicodeDecodeError) as error:
-            raise Malformed(f"what came about releases cannot be used: {error}") from error
+            raise Malformed(f"the statement about releases cannot be used: {error}") from error
 
     def advance(self, link: Link, now: float, *, busy: bool) -> None:
         self._count()

@@ -96,7 +96,7 @@ class HiddenSamples:
     """Refuses every access: with the unit `record`, samples are used in noised gradients alone."""
 
     def __getattr__(self, question: str) -> Any:
-        raise PrivacyError('with privacy unit "record" a method may not look at samples outside of noised gradients')
+        raise PrivacyError('a method may not look at samples outside of noised gradients with privacy unit "record"')
 
 
 def distillation_inputs(teacher: Teacher | None, indices: np.ndarray) -> dict[str, Any]:

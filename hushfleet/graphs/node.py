@@ -3,6 +3,8 @@
 Only shapes are computed, and the few integers that shapes are made of (`Shape` of a tensor, a constant list of axes):
 nothing here allocates in proportion to a tensor. A size may depend on the batch's; rules keep to what is true for every
 batch size, and what cannot be told for all of them is refused.
+
+This interpreter goes when the board trains in a process of its own with a memory and time limit.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 No coefficient is negative, so every size, and all that is added up and multiplied of sizes, is largest where the batch
 is largest. One look at the largest batch therefore bounds all batches, and says nothing about how many samples a
 device has.
+
+This interpreter goes when the board trains in a process of its own with a memory and time limit.
 """
 
 from __future__ import annotations

@@ -31,16 +31,16 @@ class FlashOptions:
     fleet: Annotated[Path, Option(metavar="DIR", help="The fleet's folder.")]
     image: Annotated[Path | None, Option(metavar="IMAGE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None
     boot: Annotated[Path | None, Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None
-    out: Annotated[Path | None, Option(metavar="FOLDER", help="Where the images go; with --image.")] = None
-    count: Annotated[int | None, Option(min=1, help="So many cards, for boards that have none yet. Default: for all of them.")] = None
-    device: Annotated[list[str] | None, Option(metavar="ID", help="For this board; may be given again.")] = None
-    writer: Annotated[str | None, Option(help="cloud-init or firstrun. Default: found from the image.")] = None
-    python: Annotated[str | None, Option(metavar="3.X", help="The Python of the system. Default: found from the image.")] = None
+    out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder for the images, with --image.")] = None
+    count: Annotated[int | None, Option(min=1, help="Number of cards to write, for boards without one. Default: all of them.")] = None
+    device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board; may be repeated.")] = None
+    writer: Annotated[str | None, Option(help="First-boot system: cloud-init or firstrun. Default: found from the image.")] = None
+    python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the image.")] = None
     images: Annotated[Path | None, Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None
-    ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Who has this key may log in. Default: nobody.")] = None
-    ssh_user: Annotated[str, Option(help="The user with that key.")] = "hushfleet-admin"
-    wheels: Annotated[Path | None, Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None
-    force: Annotated[bool, Option("--force", help="Also for boards that have a card; its token then holds no longer.")] = False
+    ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Public SSH key whose owner may log in. Default: nobody may.")] = None
+    ssh_user: Annotated[str, Option(help="User name for that key.")] = "hushfleet-admin"
+    wheels: Annotated[Path | None, Option(metavar="FOLDER", help="Folder with the wheels for the release; default: the package index.", exists=True, file_okay=False)] = None
+    force: Annotated[bool, Option("--force", help="Also write cards for boards that have one; the old token becomes invalid.")] = False
     # fmt: on
 
 

@@ -22,11 +22,11 @@ def register(app: typer.Typer) -> None:
 def _push(
     destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="Destination for ssh. USER must be root, or may use sudo.")],
     fleet: Annotated[Path, typer.Option(metavar="DIR", help="The fleet's folder.")],
-    device: Annotated[str, typer.Option(metavar="ID", help="Which board of the fleet this is.")],
+    device: Annotated[str, typer.Option(metavar="ID", help="Id of the board in the fleet.")],
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Options of ssh, such as '-p 2222 -i key'.")] = "",
     images: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id.", exists=True, file_okay=False)] = None,
-    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Install a board that has a card, or was installed before, too.")] = False,
+    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder with the wheels for the release; default: the package index.", exists=True, file_okay=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also install a board that has a card or was installed before.")] = False,
 ) -> None:  # fmt: skip
     """Install the client on a board that runs already: what a card does, by ssh. For Jetsons, and for single boards.
 

@@ -49,7 +49,7 @@ class BrokerAddress:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise BadInput(f"the broker's URL {_format_url(url)} has a host or a port that is none: {error}") from error
+            raise BadInput(f"the broker's URL {_format_url(url)} has no valid host or port: {error}") from error
         if parts.scheme not in _DEFAULT_PORTS:
             raise BadInput(f"the broker's URL {_format_url(url)} must begin with mqtt:// or mqtts://")
         if not host:
