@@ -86,7 +86,7 @@ def train_update(task: Task, folder: Path, *, data_dir: Path | None) -> tuple[Si
     name, spec, last = simulation.fleet.devices[0].name, simulation.prepared.spec, task.round.rounds
     found: list[Update] = []
 
-    class Watch(EventLog):
+    class UpdateLog(EventLog):
         """Takes the update when it comes: its values are gone when the run has ended."""
 
         def write(self, kind: str, **fields: Any) -> dict[str, Any]:
@@ -99,5 +99,5 @@ def train_update(task: Task, folder: Path, *, data_dir: Path | None) -> tuple[Si
                 found.append(Update(header, values, counts, spec.model.layout.size))
             return super().write(kind, **fields)
 
-    train(simulation, log=Watch)
+    train(simulation, log=UpdateLog)
     return simulation, found[0]
