@@ -16,7 +16,7 @@ import pandas as pd
 
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.simulator.studies.reproduce.cells import ALL_COLUMNS
-from hushfleet.simulator.studies.reproduce.draw import draw
+from hushfleet.simulator.studies.reproduce.draw import Point, draw, draw_paper
 from hushfleet.simulator.studies.reproduce.evidence import Evidence, Unsupported
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import (
@@ -29,36 +29,40 @@ from hushfleet.simulator.studies.reproduce.recipe import (
 )
 from hushfleet.simulator.studies.reproduce.show import epsilons, raw_words
 from hushfleet.simulator.studies.reproduce.table import Block, PaperTable, Progress, make_table, measured_as
-from hushfleet.simulator.studies.reproduce.verdict import RULE, Verdict, verdict
+from hushfleet.simulator.studies.reproduce.verdict import LEAD, NEAR, RULE, Verdict, verdict
 
 FIGURES = "figures"
 _VERDICTS = ("reproduced", "order only", "not")
 _MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "noise", "ε server", "ε release", "why")
 _PRINTED, _RUN = "numbers printed", "run"
-_COUNTED = """*Numbers printed* are accuracies in tables that can be run, and those that a text prints of figures. *Run*
-are those of them for which any cell is finished, in whatever reading, and whether or not network and data are the
-paper's. Each reading that changes a run has its own verdict, so there may be more verdicts than numbers run."""
+_COUNTED = """*Numbers printed* are accuracies in tables that can be run, and those that a text prints of figures. *Run*:
+any cell is finished, in whatever reading. Each reading has its own verdict, so there may be more verdicts than numbers
+run."""
 _HEAD = """# Reproduction: what was run, and what came out
 
 Written by `hushfleet reproduce --report` from the [finished cells](results/cells/) and the recipes: change those, not
 this page. [Reproducing](reproducing.md) says what a cell and a reading are.
 
-**Epsilons are by Rényi accounting, as the papers' are, and of the noised values**; the
-[exact ones](privacy.md#the-accountant) are smaller. Each is that of the device that has spent most: "ε server" against
-whoever sees a device's own update, "ε release" against whoever sees only the aggregate models. `inf (x)`: the method
-also sends values [without noise](privacy.md#raw-values); then what holds is infinite, and x is what the noised values
-alone cost. "Noise" is the norm of the noise in a round's mean, in clip norms. A clip norm bounds what each device adds
-to that mean, but for DP-FedSim, whose devices may add many times as much. FedADDP's noise is not in proportion to it
-and has no entry.
+## The claims
 
-## How a verdict is found
+Accuracies are in percent, leads and differences in points.
+"""
+_RULES = """## How to read the tables
 {rule}
-What misses "reproduced" stands beside a verdict: how far the number is off, the method on whose wrong side it stands,
-or the lead that is not as printed. With one seed a spread is not known, and a verdict is that of one run. Readings are
-judged apart: that one of them comes near says that the numbers can be had so, not that the paper did it so. Where
-several readings share a run ("and 4 more"), it is judged in the one in which most methods are finished. A table shows
-the mean over all its seeds; where a sentence compares two cells, both are means over the seeds that both have. In
-figures a line reaches from the lowest seed to the highest.
+Beside a verdict stands what misses "reproduced": the distance, the method on whose wrong side the number stands, or the
+lead. Readings are judged apart: that one comes near says that the numbers can be had so, not that the paper did it so. A
+reading of one method is judged among the other methods of the paper's table. Where readings share a run ("and 4 more"),
+it stands once. A sentence that compares two cells takes the seeds that both have.
+
+**Another processor.** With AVX2 in place of AVX-512, own models differ by up to 1.3 points and a global model by up to 7.8
+([measured](result.md)); a verdict allows {near:g} points and {lead:g} of a lead. So a verdict of one seed can be that of the
+processor. The cells here name their instruction set, but kept neither commit nor data digests; new ones keep all of these.
+
+**Epsilons** are by Rényi accounting, as the papers' are, and of the noised values; the
+[exact ones](privacy.md#the-accountant) are smaller. Each is of the device that has spent most over the whole run; two
+numbers are the least and the most over seeds. "ε server" is against whoever sees a device's own update, "ε release" against
+whoever sees only aggregates. `inf (x)`: the method also sends values [without noise](privacy.md#raw-values), and x is what
+the noised values alone cost. "Noise" is the norm of the noise in a round's mean, in clip norms.
 """
 
 
@@ -66,7 +70,8 @@ class Report:
     """The page.
 
     :param text: in Markdown.
-    :param tables: by the name of its figure, each table that has one.
+    :param tables: by the name of its figure, each table without printed numbers.
+    :param points: by the name of a paper's figure, its finished numbers beside the printed ones.
     :param left_out: sentences that the cells do not carry, and why.
 
     Raises `BadInput` for a reference that is none.
@@ -75,24 +80,39 @@ class Report:
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
         self.tables: dict[str, PaperTable] = {}
+        self.points = defaultdict[str, list[Point]](list)
         self.left_out: list[tuple[str, str]] = []
         papers = sorted(map(load_paper, evidence.recipes), key=lambda paper: (not paper.method, paper.name))
         names = {load_paper(name).name: name for name in evidence.recipes}
-        counts, held, sections = [], list[str](), list[str]()
+        claims, counts, sections = [], [], list[str]()
         for paper in papers:
             count, lines = self._paper(paper, evidence.recipes[names[paper.name]])
             link = f"[{paper.name}](#{paper.name.lower().replace(' ', '-')})"
+            claims += [[link, *line] for line in self._claims(paper)]
             if paper.method:
                 counts.append([link, *(count[each] for each in (_PRINTED, _RUN, *_VERDICTS))])
-            held += [f"**{link}.** {' '.join(self._sentences(paper.holds))}", ""]
             sections += lines
+        told = pd.DataFrame(claims, columns=["", "claim", "holds?", "numbers", "seeds", "what stands in the way"])
         counted = markdown(pd.DataFrame(counts, columns=["", _PRINTED, _RUN, *_VERDICTS]))
-        head = [_HEAD.format(rule=RULE), "## What of each paper holds", ""]
-        lines = [*head, *held, *counted, "", _COUNTED, "", *sections]
+        rules = _RULES.format(rule=RULE, near=NEAR, lead=LEAD[0])
+        lines = [_HEAD, *markdown(told), "", "## The count", "", *counted, "", _COUNTED, "", rules, *sections]
         self.text = "\n".join(lines).rstrip() + "\n"
+
+    def _claims(self, paper: Paper) -> Iterator[list[str]]:
+        for claim in paper.claims:
+            prose = claim.claim, f"**{claim.holds}**", claim.numbers, claim.seeds, claim.obstacle
+            if len(line := self._sentences(prose)) == len(prose):
+                yield line
 
     def _paper(self, paper: Paper, recipes: Sequence[Recipe]) -> tuple[Counter[str], list[str]]:
         lines = [f"## {paper.name}", "", f"{paper.source}.", ""]
+        if contradictions := self._sentences(paper.contradictions):
+            lines += ["What the text shows without a run:", "", *(f"- {each}" for each in contradictions), ""]
+        if paper.objections:
+            lines += ["What its authors would call unfair:", ""]
+            for each in paper.objections:
+                lines += [f"- *{' '.join(self._sentences([each.objection]))}* {' '.join(self._sentences([each.answer]))}"]
+            lines += [""]
         waiting = defaultdict[str, list[str]](list)
         counts, shown, told = Counter[str](), set[str](), set[str]()
         for recipe in recipes:
@@ -108,15 +128,22 @@ class Report:
                 continue
             shown |= digests
             counts.update(each.verdict.word for each in places if each.verdict)
-            lines += [f"### {recipe.label}: {recipe.title}", ""] if recipe.title != paper.name else []
+            lines += ["<details markdown>", f"<summary>{_summary(recipe, paper)}</summary>", ""]
             if recipe.readings_text not in told:
                 lines += [f"*Settings.* {recipe.readings_text}", ""]
                 told.add(recipe.readings_text)
             lines += self._table(table, places)
-            lines += [f"![{recipe.label}]({FIGURES}/{_figure(recipe)})", ""]
+            if not paper.method:
+                lines += [f"![{recipe.label}]({FIGURES}/{recipe.paper}.svg)", ""]
+                self.tables[f"{recipe.paper}.svg"] = table
             if printed > run:
                 lines += [f"Run: {len(run)} of the {len(printed)} numbers that the paper prints.", ""]
-            self.tables[_figure(recipe)] = table
+            lines += ["</details>", ""]
+            printed_too = [each for each in places if not math.isnan(each.place.paper)]
+            if printed_too:
+                self.points[f"{recipe.paper}.svg"] += [_point(recipe, each) for each in printed_too]
+        if self.points.get(figure := f"{recipes[0].paper}.svg"):
+            lines[4:4] = [f"![{paper.name}: printed against ours]({FIGURES}/{figure})", ""]
         reasons = [f"- {', '.join(labels)}: {reason}." for reason, labels in waiting.items()]
         return counts, [*lines, "Not shown:", "", *reasons, ""] if reasons else lines
 
@@ -126,8 +153,11 @@ class Report:
         columns = self._columns_of(table.recipe.judged_as, table.recipe.paper) if table.recipe.judged_as else own
         for where, lines in own.items():
             for block, place in lines:
-                beside = [each for _, each in columns.get(where, ())]
-                found = verdict(place, beside, only_order=block.group.only_order)
+                beside = [each for _, each in columns.get(where, ()) if not each.outside]
+                group = block.group
+                found = None
+                if not place.outside:
+                    found = verdict(place, beside, only_order=group.only_order, other_data=group.other_data)
                 yield _Judged(block, place, found, beside=len(beside))
 
     def _columns_of(self, row: str, paper: str) -> _Columns:
@@ -164,8 +194,6 @@ class Report:
     def _table(self, table: PaperTable, places: Sequence[_Judged]) -> Iterator[str]:
         recipe, blocks = table.recipe, table.blocks
         printed = any(not math.isnan(each.place.paper) for each in places)
-        if printed and recipe.claim:
-            yield f"The paper: {recipe.claim}"
         for instead in dict.fromkeys(words for block in blocks for words in block.group.substitutions):
             yield f"{instead[0].upper()}{instead[1:]}."
         yield ""
@@ -180,6 +208,9 @@ class Report:
             if row.metric and recipe.metric in metrics and any(each.place.row == row.id for each in places):
                 where = "" if len(metrics) == 1 else f"{metrics[recipe.metric]}, "
                 yield f"- {where}{row.title}: {METRICS[row.metric]}."
+        for row in recipe.rows:
+            if row.outside and any(each.place.row == row.id for each in places):
+                yield f"- {row.title} is outside of the order: {row.outside}."
         for reading in recipe.readings:
             if reading.note and any(block.reading == reading for block in blocks):
                 yield f"- Reading *{reading.title}*: {reading.note}."
@@ -193,7 +224,7 @@ class Report:
         rows, sentences = [], dict[str, int]()
         for block, place, found, _, readings in places:
             more = f" and {readings - 1} more" if readings > 1 else ""
-            server, release = epsilons(place)
+            server, release = self._epsilons(recipe, block, place)
             noise = self._evidence.at(_address(recipe, block, place), within=recipe).noise
             why = [str(sentences.setdefault(each, len(sentences) + 1)) for each in self._why(recipe, block, place)]
             rows.append(
@@ -208,7 +239,7 @@ class Report:
                     "noise": f"{noise:.3g}" if noise > 0 else "",
                     "ε server": server,
                     "ε release": release,
-                    "verdict": "" if math.isnan(place.paper) else found or "open",
+                    "verdict": "" if math.isnan(place.paper) else found or ("outside" if place.outside else "open"),
                     "why": ", ".join(why),
                 }
             )
@@ -219,6 +250,13 @@ class Report:
         yield from markdown(lines.drop(columns=same))
         yield ""
         yield from (f"{number}. {sentence}" for sentence, number in sentences.items())
+
+    def _epsilons(self, recipe: Recipe, block: Block, place: Any) -> Iterator[str]:
+        """In words, with the least over seeds where they differ: by how much depends on what devices draw."""
+        kept = self._evidence.at(_address(recipe, block, place), within=recipe).kept
+        for words, view in zip(epsilons(place), ("epsilon_server", "epsilon_release"), strict=True):
+            least, most = (f(getattr(one, view) for one in kept) for f in (min, max))
+            yield f"{least:.3g} to {words}" if least < 0.99 * most and not place.raw_values else words
 
     def _why(self, recipe: Recipe, block: Block, place: Any) -> list[str]:
         here = {"group": block.group.id, "row": place.row, "column": place.column, "reading": _reading_id(block)}
@@ -240,6 +278,8 @@ def write_report(kept: Kept, page: Path) -> Report:
     (page.parent / FIGURES).mkdir(parents=True, exist_ok=True)
     for name, table in report.tables.items():
         draw(table, page.parent / FIGURES / name)
+    for name, points in report.points.items():
+        draw_paper(points, page.parent / FIGURES / name)
     write_whole(page, report.text)
     return report
 
@@ -296,7 +336,7 @@ def _numbers_run(recipe: Recipe, places: Sequence[_Judged]) -> set[_Number]:
 
 
 def _number_of(row: TableRow, column: str, value: float | None) -> _Number:
-    return _Number(row.id, "" if row.same_in_all_columns else column, value)
+    return _Number(row.reads or row.id, "" if row.same_in_all_columns else column, value)
 
 
 def _address(recipe: Recipe, block: Block, place: Any) -> str:
@@ -305,8 +345,15 @@ def _address(recipe: Recipe, block: Block, place: Any) -> str:
     return "/".join([block.group.id, place.row, column, *([_reading_id(block)] if block.reading else [])])
 
 
-def _figure(recipe: Recipe) -> str:
-    return f"{recipe.paper}-{recipe.name}.svg"
+def _summary(recipe: Recipe, paper: Paper) -> str:
+    title = "" if recipe.title == paper.name else f": {recipe.title}"
+    return f"<b>{recipe.label}{title}</b>{f' The paper: {recipe.claim}' if paper.method and recipe.claim else ''}"
+
+
+def _point(recipe: Recipe, judged: _Judged) -> Point:
+    place, first = judged.place, recipe.readings[:1]
+    apart = bool(recipe.judged_as) or (judged.block.reading is not None and judged.block.reading not in first)
+    return Point(f"{recipe.label.split(',')[0]}, {judged.block.group.title}", place.paper, tuple(place.values), apart)
 
 
 def _number(value: float) -> str:
