@@ -142,7 +142,8 @@ class Kept:
     def of(self, cell: Cell) -> KeptCell | None:
         """The result of the same run that has what the cell's table takes."""
         found = self._by_digest.get(cell.digest, [])
-        return next((kept for kept in found if kept.value(cell.metric, cell.recipe.window, cell.round) is not None), None)
+        taken = cell.metric, cell.recipe.window, cell.round
+        return next((kept for kept in found if kept.value(*taken) is not None), None)
 
 
 def kept_cell(

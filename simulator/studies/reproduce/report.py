@@ -20,24 +20,29 @@ from hushfleet.simulator.studies.reproduce.draw import Point, draw, draw_paper
 from hushfleet.simulator.studies.reproduce.evidence import Evidence, Unsupported
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import (
-    METRICS,
+    WINDOWS,
     Paper,
     Recipe,
     TableRow,
     load_paper,
     paper_names,
 )
-from hushfleet.simulator.studies.reproduce.show import epsilons, raw_words
-from hushfleet.simulator.studies.reproduce.table import Block, PaperTable, Progress, make_table, measured_as
+from hushfleet.simulator.studies.reproduce.show import epsilons
+from hushfleet.simulator.studies.reproduce.table import Block, PaperTable, Progress, make_table
 from hushfleet.simulator.studies.reproduce.verdict import LEAD, NEAR, RULE, Verdict, verdict
 
 FIGURES = "figures"
+_MEASURED = {
+    "accuracy_own_common": "own models, common test set",
+    "accuracy_own_local": "own models, own labels",
+    "accuracy_next_local": "all devices' next models, own labels",
+    "accuracy_global": "the global model",
+}
 _VERDICTS = ("reproduced", "order only", "not")
 _MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "noise", "ε server", "ε release", "why")
 _PRINTED, _RUN = "numbers printed", "run"
-_COUNTED = """*Numbers printed* are accuracies in tables that can be run, and those that a text prints of figures. *Run*:
-any cell is finished, in whatever reading. Each reading has its own verdict, so there may be more verdicts than numbers
-run."""
+_COUNTED = """*Numbers printed*: accuracies in tables that can be run, or in a text on figures. *Run*: any cell is
+finished. Each reading has its own verdict."""
 _HEAD = """# Reproduction: what was run, and what came out
 
 Written by `hushfleet reproduce --report` from the [finished cells](results/cells/) and the recipes: change those, not
@@ -50,19 +55,19 @@ Accuracies are in percent, leads and differences in points.
 _RULES = """## How to read the tables
 {rule}
 Beside a verdict stands what misses "reproduced": the distance, the method on whose wrong side the number stands, or the
-lead. Readings are judged apart: that one comes near says that the numbers can be had so, not that the paper did it so. A
-reading of one method is judged among the other methods of the paper's table. Where readings share a run ("and 4 more"),
-it stands once. A sentence that compares two cells takes the seeds that both have.
+lead. A reading that comes near shows that the numbers can be had so, not that the paper did it so. A run that several
+readings share stands under the first. Two cells are compared on the seeds that both have; ± is a standard deviation.
 
-**Another processor.** With AVX2 in place of AVX-512, own models differ by up to 1.3 points and a global model by up to 7.8
-([measured](result.md)); a verdict allows {near:g} points and {lead:g} of a lead. So a verdict of one seed can be that of the
-processor. The cells here name their instruction set, but kept neither commit nor data digests; new ones keep all of these.
+**Another processor.** With AVX2 in place of AVX-512, own models differ by up to 1.3 points and a global model by up to
+7.8 ([measured](result.md)); a verdict allows {near:g}, and {lead:g} of a lead. So a verdict of one seed can be the
+processor's. These cells name their instruction set; commit and data digests are not kept (new cells keep them).
 
-**Epsilons** are by Rényi accounting, as the papers' are, and of the noised values; the
-[exact ones](privacy.md#the-accountant) are smaller. Each is of the device that has spent most over the whole run; two
-numbers are the least and the most over seeds. "ε server" is against whoever sees a device's own update, "ε release" against
-whoever sees only aggregates. `inf (x)`: the method also sends values [without noise](privacy.md#raw-values), and x is what
-the noised values alone cost. "Noise" is the norm of the noise in a round's mean, in clip norms.
+**Epsilons** are by Rényi accounting ([exact ones](privacy.md#the-accountant) are smaller), of the device that has spent
+most in the whole run; of two, the least and the most over seeds. "ε server" is against whoever sees a device's own
+update, "ε release" against whoever sees only aggregates. `inf (x)`: the method also sends values
+[without noise](privacy.md#raw-values); x is what the noised ones cost. "Noise" is its norm in a round's mean, in clip norms.
+**Own models** are tested after training, **next models** after aggregation, each with its own part; own labels are test
+images with a device's own mix of labels.
 """
 
 
@@ -88,14 +93,14 @@ class Report:
         for paper in papers:
             count, lines = self._paper(paper, evidence.recipes[names[paper.name]])
             link = f"[{paper.name}](#{paper.name.lower().replace(' ', '-')})"
-            claims += [[link, *line] for line in self._claims(paper)]
+            claims += [["" if at else link, *line] for at, line in enumerate(self._claims(paper))]
             if paper.method:
                 counts.append([link, *(count[each] for each in (_PRINTED, _RUN, *_VERDICTS))])
             sections += lines
-        told = pd.DataFrame(claims, columns=["", "claim", "holds?", "numbers", "seeds", "what stands in the way"])
+        listed = pd.DataFrame(claims, columns=["", "claim", "holds?", "numbers", "seeds", "what stands in the way"])
         counted = markdown(pd.DataFrame(counts, columns=["", _PRINTED, _RUN, *_VERDICTS]))
         rules = _RULES.format(rule=RULE, near=NEAR, lead=LEAD[0])
-        lines = [_HEAD, *markdown(told), "", "## The count", "", *counted, "", _COUNTED, "", rules, *sections]
+        lines = [_HEAD, *markdown(listed), "", "## The count", "", *counted, "", _COUNTED, "", rules, *sections]
         self.text = "\n".join(lines).rstrip() + "\n"
 
     def _claims(self, paper: Paper) -> Iterator[list[str]]:
@@ -110,11 +115,10 @@ class Report:
             lines += ["What the text shows without a run:", "", *(f"- {each}" for each in contradictions), ""]
         if paper.objections:
             lines += ["What its authors would call unfair:", ""]
-            for each in paper.objections:
-                lines += [f"- *{' '.join(self._sentences([each.objection]))}* {' '.join(self._sentences([each.answer]))}"]
-            lines += [""]
+            told = [self._sentences([each.objection, each.answer]) for each in paper.objections]
+            lines += [*(f"- *{both[0]}* {both[1]}" for both in told if len(both) == 2), ""]
         waiting = defaultdict[str, list[str]](list)
-        counts, shown, told = Counter[str](), set[str](), set[str]()
+        counts, shown, above = Counter[str](), set[str](), set[str]()
         for recipe in recipes:
             if recipe.open:
                 waiting[recipe.open].append(recipe.label)
@@ -129,10 +133,10 @@ class Report:
             shown |= digests
             counts.update(each.verdict.word for each in places if each.verdict)
             lines += ["<details markdown>", f"<summary>{_summary(recipe, paper)}</summary>", ""]
-            if recipe.readings_text not in told:
+            if recipe.readings_text not in above:
                 lines += [f"*Settings.* {recipe.readings_text}", ""]
-                told.add(recipe.readings_text)
-            lines += self._table(table, places)
+                above.add(recipe.readings_text)
+            lines += self._table(table, places, above)
             if not paper.method:
                 lines += [f"![{recipe.label}]({FIGURES}/{recipe.paper}.svg)", ""]
                 self.tables[f"{recipe.paper}.svg"] = table
@@ -183,54 +187,47 @@ class Report:
         for those, each in zip((sharing[run] for run in runs), places, strict=True):
             if each.block.reading == those[0].block.reading:
                 same = (other for other in those if other.place.column == each.place.column)
-                most = max(same, key=lambda other: other.beside)
-                readings = len({_reading_id(other.block) for other in those})
-                lines.append(each._replace(verdict=most.verdict, readings=readings))
+                lines.append(each._replace(verdict=max(same, key=lambda other: other.beside).verdict))
         return lines
 
     def _digest(self, recipe: Recipe, each: _Judged) -> str:
         return self._evidence.at(_address(recipe, each.block, each.place), within=recipe).cell.digest
 
-    def _table(self, table: PaperTable, places: Sequence[_Judged]) -> Iterator[str]:
+    def _table(self, table: PaperTable, places: Sequence[_Judged], told: set[str]) -> Iterator[str]:
+        """:param told: what stands above already; grows."""
         recipe, blocks = table.recipe, table.blocks
         printed = any(not math.isnan(each.place.paper) for each in places)
-        for instead in dict.fromkeys(words for block in blocks for words in block.group.substitutions):
-            yield f"{instead[0].upper()}{instead[1:]}."
+        substitutions = dict.fromkeys(words for block in blocks for words in block.group.substitutions)
+        yield from (f"{words[0].upper()}{words[1:]}." for words in substitutions if words not in told)
+        told.update(substitutions)
         yield ""
         yield from self._lines(recipe, places) if printed else _side_by_side(table)
         yield ""
-        metrics = {block.metric: block.group.title for block in blocks}
-        if len(metrics) == 1:
-            yield f"- Accuracy: {measured_as(recipe, blocks[0].metric)}."
-        else:
-            yield from (f"- {title}: {measured_as(recipe, metric)}." for metric, title in metrics.items())
-        for row in recipe.rows:
-            if row.metric and recipe.metric in metrics and any(each.place.row == row.id for each in places):
-                where = "" if len(metrics) == 1 else f"{metrics[recipe.metric]}, "
-                yield f"- {where}{row.title}: {METRICS[row.metric]}."
+        metrics = " or ".join(_MEASURED[metric] for metric in dict.fromkeys(block.metric for block in blocks))
+        yield f"- Accuracy: {metrics}, {WINDOWS[recipe.window]}."
         for row in recipe.rows:
             if row.outside and any(each.place.row == row.id for each in places):
                 yield f"- {row.title} is outside of the order: {row.outside}."
         for reading in recipe.readings:
-            if reading.note and any(block.reading == reading for block in blocks):
+            if reading.note and reading.id not in told and any(block.reading == reading for block in blocks):
                 yield f"- Reading *{reading.title}*: {reading.note}."
-        if raw := raw_words(table.places):
-            yield f"- {raw}."
+                told.add(reading.id)
+        if raw := dict.fromkeys(words for several in table.places.raw_values for words in several):
+            yield f"- Without noise leave the device: {', '.join(raw)}."
         yield from (f"- {sentence}" for sentence in self._sentences(recipe.findings, recipe))
         yield ""
 
     def _lines(self, recipe: Recipe, places: Sequence[_Judged]) -> Iterator[str]:
         """A line for each place. What all lines share stands above them; `why` are numbers of the sentences below."""
         rows, sentences = [], dict[str, int]()
-        for block, place, found, _, readings in places:
-            more = f" and {readings - 1} more" if readings > 1 else ""
+        for block, place, found, _ in places:
             server, release = self._epsilons(recipe, block, place)
             noise = self._evidence.at(_address(recipe, block, place), within=recipe).noise
             why = [str(sentences.setdefault(each, len(sentences) + 1)) for each in self._why(recipe, block, place)]
             rows.append(
                 {
                     "data": block.group.title,
-                    "reading": block.reading.title + more if block.reading else "",
+                    "reading": block.reading.title if block.reading else "",
                     "at": place.at,
                     "method": place.method,
                     "paper": _number(place.paper),
@@ -247,7 +244,7 @@ class Report:
         same = [name for name in _MAY_STAND_ABOVE if lines[name].nunique() == 1]
         shared = [f"{name}: {lines[name].iloc[0]}" for name in same if lines[name].iloc[0]]
         yield f"{'; '.join(shared)}.\n" if shared else ""
-        yield from markdown(lines.drop(columns=same))
+        yield from markdown(_named_once(lines.drop(columns=same)))
         yield ""
         yield from (f"{number}. {sentence}" for sentence, number in sentences.items())
 
@@ -293,13 +290,12 @@ class _Number(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """A finished place of a table and its verdict, among `beside` lines; `readings`: how many share the run."""
+    """A finished place of a table and its verdict, among `beside` lines."""
 
     block: Block
     place: Any
     verdict: Verdict | None
     beside: int
-    readings: int = 1
 
 
 _Columns = dict[tuple[str, str, str], list[tuple[Block, Any]]]
@@ -346,8 +342,9 @@ def _address(recipe: Recipe, block: Block, place: Any) -> str:
 
 
 def _summary(recipe: Recipe, paper: Paper) -> str:
-    title = "" if recipe.title == paper.name else f": {recipe.title}"
-    return f"<b>{recipe.label}{title}</b>{f' The paper: {recipe.claim}' if paper.method and recipe.claim else ''}"
+    """What is folded: the claim, or without one the title."""
+    words = recipe.claim if paper.method and recipe.claim else recipe.title
+    return f"<b>{recipe.label}.</b> {words}"
 
 
 def _point(recipe: Recipe, judged: _Judged) -> Point:
@@ -356,12 +353,24 @@ def _point(recipe: Recipe, judged: _Judged) -> Point:
     return Point(f"{recipe.label.split(',')[0]}, {judged.block.group.title}", place.paper, tuple(place.values), apart)
 
 
+def _named_once(lines: pd.DataFrame) -> pd.DataFrame:
+    """Without the leading words of a line that are those of the line above."""
+    shown = lines.copy()
+    repeated = pd.Series(True, index=lines.index)
+    for name in lines.columns[: list(lines.columns).index("method")]:
+        repeated &= lines[name] == lines[name].shift()
+        shown.loc[repeated, name] = ""
+    return shown
+
+
 def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.2f}"
 
 
-def _mean_and_spread(place: Any) -> str:
-    return _number(place.ours) + (f" ± {place.spread:.2f}" if len(place.seeds) > 1 else "")
+def _mean_and_spread(place: Any, places: int = 2) -> str:
+    if math.isnan(place.ours):
+        return ""
+    return f"{place.ours:.{places}f}" + (f" ±{place.spread:.{places}f}" if len(place.seeds) > 1 else "")
 
 
 def _side_by_side(table: PaperTable) -> Iterator[str]:
@@ -369,7 +378,7 @@ def _side_by_side(table: PaperTable) -> Iterator[str]:
     most = max(map(len, table.places.seeds))
 
     def word(place: Any) -> str:
-        return _mean_and_spread(place) + (f" ({len(place.seeds)})" if 0 < len(place.seeds) < most else "")
+        return _mean_and_spread(place, 1) + (f" ({len(place.seeds)})" if 0 < len(place.seeds) < most else "")
 
     columns = {
         f"{block.title}, {at}": places.set_index("method")

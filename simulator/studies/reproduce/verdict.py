@@ -22,8 +22,8 @@ RULE = f"""
 - **not**: neither; or, unless reproduced, within {NEAR:g} points of chance or more than {FAR:g} off. Where the data are
   not the paper's, the distance does not count.
 - **outside**: its noise or its epochs are not comparable, so it has no place in the order. The table says why.
-- **open**: no cell is finished. Where network or data are not the paper's, a number is never reproduced, and a method that
-  stands alone in its column is open too.
+- **open**: no cell is finished. Where network or data are not the paper's, a number is never reproduced, and a method
+  that stands alone in its column is open too.
 """
 
 
