@@ -65,8 +65,8 @@ processor's. These cells name their instruction set; commit and data digests are
 **Epsilons** are by Rényi accounting ([exact ones](privacy.md#the-accountant) are smaller), of the device that has spent
 most in the whole run; of two, the least and the most over seeds. "ε server" is against whoever sees a device's own
 update, "ε release" against whoever sees only aggregates. `inf (x)`: the method also sends values
-[without noise](privacy.md#raw-values); x is what the noised ones cost. "Noise" is its norm in a round's mean, in clip norms.
-**Own models** are tested after training, **next models** after aggregation, each with its own part; own labels are test
+[without noise](privacy.md#raw-values); x is what the noised ones cost. "Noise" is its norm in a round's mean, in clip
+norms. **Own models** are tested after training, **next models** after aggregation, each with its own part; own labels are test
 images with a device's own mix of labels.
 """
 
@@ -140,8 +140,6 @@ class Report:
             if not paper.method:
                 lines += [f"![{recipe.label}]({FIGURES}/{recipe.paper}.svg)", ""]
                 self.tables[f"{recipe.paper}.svg"] = table
-            if printed > run:
-                lines += [f"Run: {len(run)} of the {len(printed)} numbers that the paper prints.", ""]
             lines += ["</details>", ""]
             printed_too = [each for each in places if not math.isnan(each.place.paper)]
             if printed_too:
@@ -206,14 +204,17 @@ class Report:
         metrics = " or ".join(_MEASURED[metric] for metric in dict.fromkeys(block.metric for block in blocks))
         yield f"- Accuracy: {metrics}, {WINDOWS[recipe.window]}."
         for row in recipe.rows:
-            if row.outside and any(each.place.row == row.id for each in places):
+            if row.outside and row.outside not in told and any(each.place.row == row.id for each in places):
                 yield f"- {row.title} is outside of the order: {row.outside}."
+                told.add(row.outside)
         for reading in recipe.readings:
             if reading.note and reading.id not in told and any(block.reading == reading for block in blocks):
                 yield f"- Reading *{reading.title}*: {reading.note}."
                 told.add(reading.id)
         if raw := dict.fromkeys(words for several in table.places.raw_values for words in several):
-            yield f"- Without noise leave the device: {', '.join(raw)}."
+            if (words := ", ".join(raw)) not in told:
+                yield f"- Without noise leave the device: {words}."
+            told.add(words)
         yield from (f"- {sentence}" for sentence in self._sentences(recipe.findings, recipe))
         yield ""
 

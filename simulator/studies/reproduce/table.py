@@ -38,8 +38,9 @@ class Block:
         is no number. `paper`, `ours` (mean over seeds), `spread` (standard deviation, of two seeds or more),
         `difference`, `values` (by seed), `seeds` (the finished ones, of `asked`), `runs` (their digests),
         `chance` (of guessing), `outside` (of the order), `paper_epsilon`, `epsilon_server`, `epsilon_release`,
-        `raw_values` (what the method sends without noise, in words: then both epsilons are infinite, and `noised_server` and `noised_release` are what the noised values
-        alone cost, as papers count), `open` (why nothing is there), and the titles `method` and `at`.
+        `raw_values` (what the method sends without noise, in words: then both epsilons are infinite, and
+        `noised_server` and `noised_release` are what the noised values alone cost, as papers count), `open` (why nothing
+        is there), and the titles `method` and `at`.
     """
 
     group: RowGroup
