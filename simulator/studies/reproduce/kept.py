@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, get_args
 
 from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.results.rerun import commit
 from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
@@ -151,6 +152,7 @@ def kept_cell(
     result: Result,
     *,
     next_local: Mapping[int, float],
+    digests: Mapping[str, str],
     seconds: float,
     runtime: str,
     processor: str,
@@ -182,8 +184,8 @@ def kept_cell(
         processor=processor,
         versions=result.versions,
         epsilon_server_median=median(noised("server")),
-        commit=result.commit,
-        digests={name: digest for name, digest in result.digests.items() if name != "task package"},
+        commit=commit(),
+        digests=dict(digests),
     )
 
 

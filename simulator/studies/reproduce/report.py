@@ -46,7 +46,7 @@ finished. Each reading has its own verdict."""
 _HEAD = """# Reproduction: what was run, and what came out
 
 Written by `hushfleet reproduce --report` from the [finished cells](results/cells/) and the recipes: change those, not
-this page. [Reproducing](reproducing.md) says what a cell and a reading are.
+this page. [Reproducing](reproducing.md) says what a cell is, and a reading.
 
 ## The claims
 
@@ -55,19 +55,20 @@ Accuracies are in percent, leads and differences in points.
 _RULES = """## How to read the tables
 {rule}
 Beside a verdict stands what misses "reproduced": the distance, the method on whose wrong side the number stands, or the
-lead. A reading that comes near shows that the numbers can be had so, not that the paper did it so. A run that several
-readings share stands under the first. Two cells are compared on the seeds that both have; ± is a standard deviation.
+lead. That a reading comes near does not say that the paper did it so. A run that several readings share stands under the
+first. Two cells are compared on the seeds that both have; ± is a standard deviation. `hushfleet reproduce --list` names
+the tables that are not shown, and why.
 
-**Another processor.** With AVX2 in place of AVX-512, own models differ by up to 1.3 points and a global model by up to
-7.8 ([measured](result.md)); a verdict allows {near:g}, and {lead:g} of a lead. So a verdict of one seed can be the
+**Another processor.** AVX2 in place of AVX-512 moves own models by up to 1.3 points and a global model by up to 7.8
+([measured](result.md)); a verdict allows {near:g}, and {lead:g} of a lead. So a verdict of one seed can be the
 processor's. These cells name their instruction set; commit and data digests are not kept (new cells keep them).
 
 **Epsilons** are by Rényi accounting ([exact ones](privacy.md#the-accountant) are smaller), of the device that has spent
-most in the whole run; of two, the least and the most over seeds. "ε server" is against whoever sees a device's own
-update, "ε release" against whoever sees only aggregates. `inf (x)`: the method also sends values
-[without noise](privacy.md#raw-values); x is what the noised ones cost. "Noise" is its norm in a round's mean, in clip
-norms. **Own models** are tested after training, **next models** after aggregation, each with its own part; own labels are test
-images with a device's own mix of labels.
+most in the whole run; of two, the least and the most over seeds. "ε server": against whoever sees a device's own
+update; "ε release": only aggregates. `inf (x)`: the method also sends values [without noise](privacy.md#raw-values); x
+is what the noised ones cost. "Noise" is its norm in a round's mean, in clip norms. **Own models** are tested after
+training, **next models** after aggregation; own labels are test images with a device's own mix of labels. Where a
+table does not say which, it is as in the table above it.
 """
 
 
@@ -117,18 +118,13 @@ class Report:
             lines += ["What its authors would call unfair:", ""]
             told = [self._sentences([each.objection, each.answer]) for each in paper.objections]
             lines += [*(f"- *{both[0]}* {both[1]}" for both in told if len(both) == 2), ""]
-        waiting = defaultdict[str, list[str]](list)
         counts, shown, above = Counter[str](), set[str](), set[str]()
-        for recipe in recipes:
-            if recipe.open:
-                waiting[recipe.open].append(recipe.label)
-                continue
+        for recipe in (each for each in recipes if not each.open):
             table, digests = self._made(recipe), {cell.digest for cell in self._evidence.finished(recipe)}
             places = self._each_run_once(recipe, list(self._judged(table)))
             printed, run = _numbers_printed(recipe), _numbers_run(recipe, places)
             counts.update({_PRINTED: len(printed), _RUN: len(run)})
             if digests <= shown:
-                waiting["what is finished of it stands above" if digests else "not run yet"].append(recipe.label)
                 continue
             shown |= digests
             counts.update(each.verdict.word for each in places if each.verdict)
@@ -146,8 +142,7 @@ class Report:
                 self.points[f"{recipe.paper}.svg"] += [_point(recipe, each) for each in printed_too]
         if self.points.get(figure := f"{recipes[0].paper}.svg"):
             lines[4:4] = [f"![{paper.name}: printed against ours]({FIGURES}/{figure})", ""]
-        reasons = [f"- {', '.join(labels)}: {reason}." for reason, labels in waiting.items()]
-        return counts, [*lines, "Not shown:", "", *reasons, ""] if reasons else lines
+        return counts, lines
 
     def _judged(self, table: PaperTable) -> Iterator[_Judged]:
         """The finished places, column by column."""
@@ -202,7 +197,9 @@ class Report:
         yield from self._lines(recipe, places) if printed else _side_by_side(table)
         yield ""
         metrics = " or ".join(_MEASURED[metric] for metric in dict.fromkeys(block.metric for block in blocks))
-        yield f"- Accuracy: {metrics}, {WINDOWS[recipe.window]}."
+        if (words := f"{metrics}, {WINDOWS[recipe.window]}") not in told:
+            yield f"- Accuracy: {words}."
+        told.add(words)
         for row in recipe.rows:
             if row.outside and row.outside not in told and any(each.place.row == row.id for each in places):
                 yield f"- {row.title} is outside of the order: {row.outside}."
@@ -212,9 +209,9 @@ class Report:
                 yield f"- Reading *{reading.title}*: {reading.note}."
                 told.add(reading.id)
         if raw := dict.fromkeys(words for several in table.places.raw_values for words in several):
-            if (words := ", ".join(raw)) not in told:
-                yield f"- Without noise leave the device: {words}."
-            told.add(words)
+            if (sent := ", ".join(raw)) not in told:
+                yield f"- Without noise leave the device: {sent}."
+            told.add(sent)
         yield from (f"- {sentence}" for sentence in self._sentences(recipe.findings, recipe))
         yield ""
 

@@ -88,6 +88,7 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         cell,
         result,
         next_local={int(round): accuracy for round, accuracy in next_local.items()},
+        digests=input_digests(simulation.prepared),
         seconds=seconds,
         runtime=runtime,
         processor=processor(),

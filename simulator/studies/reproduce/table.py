@@ -39,8 +39,8 @@ class Block:
         `difference`, `values` (by seed), `seeds` (the finished ones, of `asked`), `runs` (their digests),
         `chance` (of guessing), `outside` (of the order), `paper_epsilon`, `epsilon_server`, `epsilon_release`,
         `raw_values` (what the method sends without noise, in words: then both epsilons are infinite, and
-        `noised_server` and `noised_release` are what the noised values alone cost, as papers count), `open` (why nothing
-        is there), and the titles `method` and `at`.
+        `noised_server` and `noised_release` are what the noised values alone cost, as papers count), `open` (why
+        none is there), and the titles `method` and `at`.
     """
 
     group: RowGroup

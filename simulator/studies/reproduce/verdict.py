@@ -65,7 +65,7 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool, other_data: 
     apart = [lead for lead in leads if lead[1] != 0]
     wrong = [f"{'below' if paper > 0 else 'above'} {method}" for method, paper, ours in apart if paper * ours <= 0]
     if wrong:
-        return Verdict("not", wrong[0] + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""))
+        return Verdict("not", wrong[0])
     if abs(place.ours - place.chance) <= NEAR:
         return Verdict("not", "chance")
     if abs(off) > FAR and not other_data:
