@@ -54,10 +54,10 @@ Accuracies are in percent, leads and differences in points.
 """
 _RULES = """## How to read the tables
 {rule}
-Beside a verdict stands what misses "reproduced": the distance, the method on whose wrong side the number stands, or the
-lead. That a reading comes near does not say that the paper did it so. A run that several readings share stands under the
-first. Two cells are compared on the seeds that both have; ± is a standard deviation. `hushfleet reproduce --list` names
-the tables that are not shown, and why.
+Beside a verdict stands what misses "reproduced": the distance, a method on whose wrong side the number stands, or the
+lead. That a reading comes near does not say that the paper did it so. A run that readings share stands under the first.
+Two cells are compared on the seeds that both have; ± is a standard deviation. `hushfleet reproduce --list` names the
+tables that are not shown, and why.
 
 **Another processor.** AVX2 in place of AVX-512 moves own models by up to 1.3 points and a global model by up to 7.8
 ([measured](result.md)); a verdict allows {near:g}, and {lead:g} of a lead. So a verdict of one seed can be the
@@ -67,8 +67,7 @@ processor's. These cells name their instruction set; commit and data digests are
 most in the whole run; of two, the least and the most over seeds. "ε server": against whoever sees a device's own
 update; "ε release": only aggregates. `inf (x)`: the method also sends values [without noise](privacy.md#raw-values); x
 is what the noised ones cost. "Noise" is its norm in a round's mean, in clip norms. **Own models** are tested after
-training, **next models** after aggregation; own labels are test images with a device's own mix of labels. Where a
-table does not say which, it is as in the table above it.
+training, **next models** after aggregation; own labels are test images with a device's own mix of labels.
 """
 
 
