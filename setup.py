@@ -23,7 +23,7 @@ TYPES_PTH = f"{LINKS}\nimport sys; sys.path_importer_cache[{str(LINKS)!r}] = Non
 inside = [package for folder in NESTED for package in (folder, *(f"{folder}.{p}" for p in find_packages(folder)))]
 
 
-class Links(Command):
+class LinkPackages(Command):
     """`python setup.py links`: also once more where an entry of `hushfleet/` itself is new or gone."""
 
     user_options = []
@@ -66,5 +66,5 @@ class EditableWheel(editable_wheel):
 setup(
     packages=[*find_packages(include=["hushfleet", "hushfleet.*"]), *(f"hushfleet.{package}" for package in inside)],
     package_dir={f"hushfleet.{folder}": folder for folder in NESTED},
-    cmdclass={"editable_wheel": EditableWheel, "links": Links},
+    cmdclass={"editable_wheel": EditableWheel, "links": LinkPackages},
 )

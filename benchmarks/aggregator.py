@@ -59,11 +59,11 @@ DISTINCT = 16  # updates that take turns: more than the caches hold of a network
 CELL_TIMEOUT_S = 300
 
 
-Work = Callable[[int, int], float]
+TimedWork = Callable[[int, int], float]
 """Takes so many updates, from one on, and returns the seconds that count."""
 
 
-class Updates:
+class RenamedUpdates:
     """The updates that devices send: one real update with its values moved, under one name for each device.
 
     :param folder: for the federation of two devices that it comes from.
@@ -93,7 +93,7 @@ class Updates:
         return replace(self._update, values=self.values(index)).encoded(self.wire, device=f"device-{index}").data
 
 
-def timed(take: Callable[[int], object]) -> Work:
+def timed(take: Callable[[int], object]) -> TimedWork:
     def work(first: int, count: int) -> float:
         began = time.perf_counter()
         for index in range(first, first + count):
@@ -103,7 +103,7 @@ def timed(take: Callable[[int], object]) -> Work:
     return work
 
 
-def decoder_of(updates: Updates) -> Callable[[int], CheckedUpdate]:
+def decoder_of(updates: RenamedUpdates) -> Callable[[int], CheckedUpdate]:
     blobs = [updates.blob(index) for index in range(DISTINCT)]
     shared = np.ones(sum(updates.counts), bool)
 
@@ -116,7 +116,7 @@ def decoder_of(updates: Updates) -> Callable[[int], CheckedUpdate]:
     return decoded
 
 
-def acceptance_of(updates: Updates, cohort: int, store: AggregatorStore) -> Work:
+def acceptance_of(updates: RenamedUpdates, cohort: int, store: AggregatorStore) -> TimedWork:
     with store.transaction():
         for index in range(cohort):
             store.add_device(f"device-{index}", public_key=IDENTITY.public_key, board="benchmark")
@@ -143,7 +143,7 @@ def measure_cell(work: str, model: str, codec: str, cohort: int, box_s: float) -
     figures: Figures = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
-        updates = Updates(model, codec, folder)
+        updates = RenamedUpdates(model, codec, folder)
         sums, plain, rates = ExactSum(updates.size), np.zeros(updates.size), list[float]()
         values = [updates.values(index) for index in range(DISTINCT)]
         if work == "add":

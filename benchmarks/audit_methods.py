@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import Figures, console, make_parser, table, words_of, write
+from benchmarks.common import Figures, console, make_parser, names_option, table, write
 from benchmarks.processes import ROOT, environment
 from hushfleet.methods import METHODS
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=300, help="rounds in each world, unit device")
     parser.add_argument("--canaries", type=int, default=2000, help="canaries in each world, unit record")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--methods", type=words_of(METHODS), default=tuple(METHODS))
+    parser.add_argument("--methods", type=names_option(METHODS), default=tuple(METHODS))
     options = parser.parse_args(arguments)
     effort = {"trials": options.trials, "canaries": options.canaries, "seed": options.seed}
     noise = {"device": DEVICE_NOISE, "devices": DEVICES, "record": {**RECORD, "batches": BATCHES}}

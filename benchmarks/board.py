@@ -21,7 +21,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.processes import Answer, Parent, memory_mib
+from benchmarks.processes import Parent, Reply, memory_mib
 
 DEVICE = "device-0"
 Clock = tuple[float, float]
@@ -32,7 +32,7 @@ def clock() -> Clock:
     return time.perf_counter(), time.thread_time()
 
 
-def between(marks: list[Clock]) -> Answer:
+def between(marks: list[Clock]) -> Reply:
     """Medians of what lies between neighbours."""
     pairs = list(pairwise(marks))
     wall, cpu = (1e3 * median(after[side] - before[side] for before, after in pairs) for side in (0, 1))
@@ -75,7 +75,7 @@ def client(folder: Path, runtime: str) -> None:
         trainer.make_optimizer = make_optimizer
     done = 0
 
-    def a_round() -> Answer:
+    def a_round() -> Reply:
         """The global model comes, is trained on, and the update is committed and acknowledged."""
         nonlocal done
         done += 1
@@ -93,14 +93,14 @@ def client(folder: Path, runtime: str) -> None:
         total = between([began, clock()])
         return {**total, "step": between(marks), "update_bytes": len(entry.data)}
 
-    def read() -> Answer:
+    def read() -> Reply:
         """The device's images, as its network takes them."""
         marks = [clock()]
         count = len(trainer.samples())
         marks.append(clock())
         return {**between(marks), "images": count}
 
-    def own_head() -> Answer:
+    def own_head() -> Reply:
         """The device chooses its head among the shared one and those that it makes, as after a task."""
         from hushfleet.model.own_head import own_head_of
 
@@ -130,7 +130,7 @@ def plain(folder: Path, model_name: str) -> None:
     with np.load(folder / "devices" / DEVICE / "train.npz") as arrays:
         images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
 
-    def a_round() -> Answer:
+    def a_round() -> Reply:
         """Two epochs."""
         began, marks = clock(), list[Clock]()
         tensors = {name: view.clone().requires_grad_() for name, view in model.layout.unflatten(params).items()}

@@ -25,7 +25,7 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
     return parser
 
 
-def words_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+def names_option(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
     """An option's type: names separated by commas, or `all`."""
     names = tuple(known)
 
@@ -54,11 +54,11 @@ def table(title: str, rows: Iterable[Mapping[str, object]]) -> None:
         text = all(isinstance(row.get(name, ""), str) for row in rows) and name == next(iter(rows[0]))
         shown.add_column(name, justify="left" if text else "right", no_wrap=True)
     for row in rows:
-        shown.add_row(*(_shown(row.get(str(column.header), "")) for column in shown.columns))
+        shown.add_row(*(_format_value(row.get(str(column.header), "")) for column in shown.columns))
     console.print(shown)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
     return f"{value:,}" if type(value) is int else "-" if value is None else str(value)

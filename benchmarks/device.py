@@ -23,8 +23,8 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.board import DEVICE
-from benchmarks.common import Figures, make_parser, seconds_of, table, words_of, write
-from benchmarks.processes import ROOT, Child, environment
+from benchmarks.common import Figures, make_parser, names_option, seconds_of, table, write
+from benchmarks.processes import ROOT, ReadyProcess, environment
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.methods import METHODS
@@ -124,9 +124,9 @@ def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], fo
     for method in methods:
         run = write_task(folder / name / method, name, method, **work)
         with ExitStack() as stack:
-            sides = {PLAIN: stack.enter_context(Child("-m", "benchmarks.board", "plain", str(run), name))}
+            sides = {PLAIN: stack.enter_context(ReadyProcess("-m", "benchmarks.board", "plain", str(run), name))}
             for label, runtime in {OURS: "onnx", **{f"ours on {each}": each for each in runtimes}}.items():
-                sides[label] = stack.enter_context(Child("-m", "benchmarks.board", "client", str(run), runtime))
+                sides[label] = stack.enter_context(ReadyProcess("-m", "benchmarks.board", "client", str(run), runtime))
             ours, plain = sides[OURS], sides[PLAIN]
             rounds: dict[str, list[Figures]] = {side: [] for side in sides}
             trained_mib = 0.0
@@ -152,7 +152,7 @@ def measure_model(name: str, methods: Sequence[str], runtimes: Sequence[str], fo
 def measure_features(name: str, folder: Path, **work: int) -> Figures:
     """A linear head on features: what an image takes, and a whole client's memory: rounds, then its own head."""
     run = write_task(folder / name, name, "dp-fedavg", batch=work["batch"], samples=work["samples"])
-    with Child("-m", "benchmarks.board", "client", str(run), "onnx") as ours:
+    with ReadyProcess("-m", "benchmarks.board", "client", str(run), "onnx") as ours:
         read = ours.ask("read")
         made_mib = ours.ask("peak")["mib"]
         rounds = [ours.ask("round")["cpu_ms"] for _ in range(2)]
@@ -209,10 +209,10 @@ def show(figures: Figures) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--models", type=words_of(model_names()), default=MODELS, metavar="A,B")
-    parser.add_argument("--features", type=words_of(FEATURES), default=tuple(FEATURES), metavar="A,B")
-    parser.add_argument("--methods", type=words_of(METHODS), default=SHOWN_METHODS, metavar="A,B", help="or all")
-    parser.add_argument("--runtimes", type=words_of(("native", "torch")), default=("torch",), help="beside onnx")
+    parser.add_argument("--models", type=names_option(model_names()), default=MODELS, metavar="A,B")
+    parser.add_argument("--features", type=names_option(FEATURES), default=tuple(FEATURES), metavar="A,B")
+    parser.add_argument("--methods", type=names_option(METHODS), default=SHOWN_METHODS, metavar="A,B", help="or all")
+    parser.add_argument("--runtimes", type=names_option(("native", "torch")), default=("torch",), help="beside onnx")
     parser.add_argument("--batch", type=int, default=16, help="samples a step (default %(default)s)")
     parser.add_argument("--samples", type=int, default=64, help="of the device; trained on twice a round")
     parser.add_argument("--turns", type=int, default=3, help="of which the quickest counts (default %(default)s)")

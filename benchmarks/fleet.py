@@ -82,7 +82,7 @@ def make_certificates(folder: Path, devices: Sequence[str]) -> FleetTls:
     return tls
 
 
-class Sample(NamedTuple):
+class ResourceSample(NamedTuple):
     """The resources that a process has used until a moment, in unix seconds."""
 
     at: float
@@ -90,7 +90,7 @@ class Sample(NamedTuple):
     cpu_s: float
 
 
-def take_samples(usage: defaultdict[str, list[Sample]], fleet: LiveFleet, hosts: Iterable[str]) -> None:
+def take_samples(usage: defaultdict[str, list[ResourceSample]], fleet: LiveFleet, hosts: Iterable[str]) -> None:
     """One of each process that runs: the broker, the aggregator and the hosts of devices."""
     pids = {name: fleet.pid(name) for name in ("aggregator", *hosts) if fleet.is_running(name)}
     if fleet.broker is not None:
@@ -99,10 +99,10 @@ def take_samples(usage: defaultdict[str, list[Sample]], fleet: LiveFleet, hosts:
         with suppress(psutil.Error):  # it has ended
             process = psutil.Process(pid)
             times, resident = process.cpu_times(), process.memory_info().rss
-            usage[name].append(Sample(time.time(), resident / (1 << 20), times.user + times.system))
+            usage[name].append(ResourceSample(time.time(), resident / (1 << 20), times.user + times.system))
 
 
-def run_live(simulation: Simulation, *, generators: int, tls: bool) -> tuple[float, dict[str, list[Sample]]]:
+def run_live(simulation: Simulation, *, generators: int, tls: bool) -> tuple[float, dict[str, list[ResourceSample]]]:
     """Runs the task to its end; when devices were started, and what each process used.
 
     Raises `HushfleetError` where something ends that should not.
@@ -112,7 +112,7 @@ def run_live(simulation: Simulation, *, generators: int, tls: bool) -> tuple[flo
     certificates = make_certificates(folder / "certificates", names) if tls else None
     hosts = {f"generator-{number}": names[number::generators] for number in range(generators)}
     fleet = LiveFleet(simulation, absent=hosts, tls=certificates, hosts=hosts, tested=False)
-    usage: defaultdict[str, list[Sample]] = defaultdict(list)
+    usage: defaultdict[str, list[ResourceSample]] = defaultdict(list)
     with fleet.running():
         while not any(event["event"] == "run" for event in iterate_events(simulation.folder.events)):
             fleet.check()  # the time until all are present is the devices', not that of loading PyTorch
@@ -129,8 +129,8 @@ def run_live(simulation: Simulation, *, generators: int, tls: bool) -> tuple[flo
     return began_at, usage
 
 
-def finding(promise: str, found: int, of: int) -> Figures:
-    return {"promise": promise, "kept": found == of, "found": f"{found:,} of {of:,}"}
+def finding(promise: str, found: int, expected: int) -> Figures:
+    return {"promise": promise, "kept": found == expected, "found": f"{found:,} of {expected:,}"}
 
 
 def audit(simulation: Simulation) -> list[Figures]:
@@ -179,7 +179,7 @@ def compare_with_fast(simulation: Simulation, folder: Path, *, processes: int = 
     return {"promise": promise, "kept": models[0] == models[1] != [], "found": f"{same} of {len(models[1])}"}
 
 
-def figures_of(simulation: Simulation, began_at: float, usage: Mapping[str, Sequence[Sample]]) -> Figures:
+def figures_of(simulation: Simulation, began_at: float, usage: Mapping[str, Sequence[ResourceSample]]) -> Figures:
     """Returns the figures of a run that ended well, from the aggregator's events."""
     events = list(iterate_events(simulation.folder.events))
     opened_at, closed_at = (
@@ -215,7 +215,7 @@ def figures_of(simulation: Simulation, began_at: float, usage: Mapping[str, Sequ
     }
 
 
-def _used(samples: Sequence[Sample], first: float, after_first: float, last: float, updates: int) -> Figures:
+def _used(samples: Sequence[ResourceSample], first: float, after_first: float, last: float, updates: int) -> Figures:
     """:param updates: of the whole fleet, so that the CPU time of the generators adds up."""
     at_first, at_second, at_last = (
         next((sample for sample in samples if sample.at >= moment), samples[-1])

@@ -18,7 +18,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.common import Figures, make_parser, table, words_of, write
+from benchmarks.common import Figures, make_parser, names_option, table, write
 from benchmarks.frameworks.workload import ROUNDS, WORKLOADS, Workload
 from benchmarks.gpu_usage import GpuUsage, mean_or_none
 from hushfleet.config.spec import PrivacySpec
@@ -95,7 +95,7 @@ def profiled(workload: Workload, *, least_s: float = LEAST_S) -> Figures:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--workloads", type=words_of(WORKLOADS), default=("W1", "W3"), metavar="W1,W2,...")
+    parser.add_argument("--workloads", type=names_option(WORKLOADS), default=("W1", "W3"), metavar="W1,W2,...")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--shrink", type=int, default=1, help="divide each client's samples by this")
     options = parser.parse_args(arguments)

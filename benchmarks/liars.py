@@ -60,7 +60,7 @@ GROUPS = ((10, "flip"), (10, "targeted"), (1, "flip"), (1, "targeted"), (10, "sc
 
 
 @dataclass(frozen=True)
-class Cell:
+class LiarRun:
     """One run: `noise` and `tested` say whether updates are noised, and held to the norm test."""
 
     noise: bool
@@ -74,11 +74,11 @@ class Cell:
         return "-".join(str(each) for each in asdict(self).values())
 
 
-def cells() -> list[Cell]:
+def cells() -> list[LiarRun]:
     """Yields the most important cells first, so that an early stop keeps them."""
-    honest = [Cell(noise, "none", 0, True, aggregation) for noise in (False, True) for aggregation in AGGREGATIONS]
+    honest = [LiarRun(noise, "none", 0, True, aggregation) for noise in (False, True) for aggregation in AGGREGATIONS]
     return honest + [
-        Cell(noise, attack, liars, tested, aggregation)
+        LiarRun(noise, attack, liars, tested, aggregation)
         for liars, attack in GROUPS
         for tested in (True, False)
         for noise in (False, True)
@@ -118,7 +118,7 @@ class Lab:
             }
         )
 
-    def run(self, cell: Cell) -> Figures:
+    def run(self, cell: LiarRun) -> Figures:
         """Accuracy on the common test set, the share of its sevens that are seen as ones, how many updates of liars
         were refused, and the median time to close a round."""
         prepared = prepare(self.task(cell.noise, cell.aggregation, rounds=self.rounds), run_id="liars")
@@ -156,7 +156,7 @@ class Lab:
         about = {"accuracy": float(np.mean(seen == test.labels)), "fooled": fooled}
         return {**about, "refused": refused, "close_s": float(np.median(closing_s))}
 
-    def updates(self, cell: Cell, params: np.ndarray, number: int) -> np.ndarray:
+    def updates(self, cell: LiarRun, params: np.ndarray, number: int) -> np.ndarray:
         """float32 `[devices, d]`, what each device sends in a round: the liars come first."""
         made = []
         for index, data in enumerate(self.data):
@@ -180,7 +180,7 @@ class Lab:
                     vector -= LEARNING_RATE * gradient
         return (vector.detach() - start).numpy()
 
-    def lie(self, cell: Cell, params: np.ndarray, number: int) -> np.ndarray:
+    def lie(self, cell: LiarRun, params: np.ndarray, number: int) -> np.ndarray:
         """Returns the update of all liars of a round: as much of their direction as the test accepts."""
         x, y = (np.concatenate(parts) for parts in zip(*self.data[: cell.liars], strict=True))
         if cell.attack == "scaled":

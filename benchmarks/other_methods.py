@@ -45,7 +45,7 @@ CLIP_NORMS = {"dp-fedavg": 1.0, "fedglp-adp": 0.5, "dp-fedavg-head": 3.0}
 
 
 @dataclass(frozen=True)
-class Cell:
+class MethodRun:
     """One run.
 
     :param noise: `sum` or `local`.
@@ -90,22 +90,24 @@ class Cell:
         }
 
 
-def cells() -> Iterator[Cell]:
+def cells() -> Iterator[MethodRun]:
     """Yields the most important cells first, so that an early stop keeps them."""
     for seed in SEEDS:
         for noise in ("sum", "local"):
             for epsilon in EPSILONS:
                 for fleet in (("digits", 100, 12), ("digits", 30, 12)):
-                    yield from (Cell(*fleet, method, noise, epsilon, seed) for method in METHODS)
+                    yield from (MethodRun(*fleet, method, noise, epsilon, seed) for method in METHODS)
         for epsilon in EPSILONS:
-            yield Cell("fashion-mnist", 100, 20, "dp-fedavg-head", "sum", epsilon, seed)
+            yield MethodRun("fashion-mnist", 100, 20, "dp-fedavg-head", "sum", epsilon, seed)
     for method in METHODS:
-        yield from (Cell("digits", n, 12, method, "sum", None, 0) for n in (100, 30))
+        yield from (MethodRun("digits", n, 12, method, "sum", None, 0) for n in (100, 30))
     for epsilon in EPSILONS[:2]:
-        yield from (Cell("fashion-mnist", 100, 20, method, "sum", epsilon, 0) for method in ("dp-fedavg", "fedglp-adp"))
+        yield from (
+            MethodRun("fashion-mnist", 100, 20, method, "sum", epsilon, 0) for method in ("dp-fedavg", "fedglp-adp")
+        )
 
 
-def measure(cell: Cell, *, data_dir: Path | None) -> Figures:
+def measure(cell: MethodRun, *, data_dir: Path | None) -> Figures:
     """Accuracies on the common test set after the last round: the global model's, and the mean of the devices' own
     models'; and what the run spent, by the accountant."""
     began, task = time.process_time(), parse_task(cell.plain(), where=cell.method)
@@ -133,7 +135,7 @@ def main() -> None:
     options = parser.parse_args()
     first, parts = map(int, options.part.split("/"))
     lines = map(json.loads, options.kept.read_text().splitlines() if options.kept.exists() else [])
-    done = {Cell(**line["cell"]) for line in lines}
+    done = {MethodRun(**line["cell"]) for line in lines}
     for cell in list(cells())[first::parts]:
         if cell not in done:
             line = {"cell": asdict(cell), **measure(cell, data_dir=options.data_dir)}

@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.common import Figures, make_parser, table, write
-from benchmarks.private_gain import BATCH, SEEDS, Fleet, measure, pixels
+from benchmarks.private_gain import BATCH, SEEDS, Participants, measure, pixels
 from hushfleet.data.images import pixels_of
 from hushfleet.data.sets import load
 from hushfleet.errors import BadInput
@@ -94,7 +94,7 @@ def featured(parts: Parts, features: str, side: int, folder: Path) -> Images:
     return Images(*arrays)
 
 
-def summary(features: str, fleets: list[tuple[Fleet, Figures]]) -> Figures:
+def summary(features: str, fleets: list[tuple[Participants, Figures]]) -> Figures:
     """A row of the table: means over seeds in per cent, and their standard deviations."""
     row: Figures = {"features": features, "devices": fleets[0][0].devices}
     row["alone"] = f"{100 * np.mean([line['alone']['own'] for _, line in fleets]):.1f}"
@@ -123,7 +123,7 @@ def main() -> None:
     except (ImportError, BadInput) as error:
         sys.exit(str(error))
     lines = options.kept.read_text().splitlines() if options.kept.exists() else []
-    done = {(line["features"], Fleet(**line["fleet"])): line for line in map(json.loads, lines)}
+    done = {(line["features"], Participants(**line["fleet"])): line for line in map(json.loads, lines)}
     rows = []
     for name, features, side in (("ImageNet", str(network), SIDE), ("scattering", "scattering", 32)):
         images = featured(parts, features, side, options.kept.parent)
@@ -132,7 +132,7 @@ def main() -> None:
                 continue
             found = []
             for seed in SEEDS[:1] if options.quick else SEEDS:
-                fleet = Fleet(options.data, images.classes, devices, 20, seed)
+                fleet = Participants(options.data, images.classes, devices, 20, seed)
                 if (name, fleet) not in done:
                     line = {"features": name, "fleet": asdict(fleet), **measure(fleet, images, EPSILONS)}
                     done[name, fleet] = line

@@ -55,7 +55,7 @@ BATCH = 64
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Participants:
     """Who takes part.
 
     :param classes: the first so many of the data set.
@@ -72,10 +72,10 @@ class Fleet:
     honest: float = 1.0
 
 
-def fleets(*, quick: bool) -> Iterator[Fleet]:
+def fleets(*, quick: bool) -> Iterator[Participants]:
     """Yields the most important fleets first, so that an early stop keeps them."""
     if quick:
-        yield Fleet("digits", 10, 30, 12, seed=0)
+        yield Participants("digits", 10, 30, 12, seed=0)
         return
     alike = [("digits", 10, n, m) for n, m in ((100, 12), (32, 36), (24, 20), (16, 60))]
     alike += [("digits", 10, n, m) for m, sizes in DIGITS.items() for n in sizes]
@@ -88,12 +88,12 @@ def fleets(*, quick: bool) -> Iterator[Fleet]:
     differ += [("fashion-mnist", 10, n, m) for m in (20, 5, 60) for n in (30, 100, 300, 14, 50)]
     alike = [size for size in alike if size[2] * size[3] <= min(MOST_DEALT, MOST_TRAIN.get(size[0], MOST_DEALT))]
     for seed in SEEDS:  # a seed at a time, so that a table that was not finished has all sizes
-        yield from (Fleet(*size, seed=seed) for size in alike)
-        yield from (Fleet(*size, seed=seed, alpha=alpha) for alpha in ALPHAS for size in differ)
-        yield Fleet("fashion-mnist", 10, 100, 20, seed=seed, honest=0.9)
+        yield from (Participants(*size, seed=seed) for size in alike)
+        yield from (Participants(*size, seed=seed, alpha=alpha) for alpha in ALPHAS for size in differ)
+        yield Participants("fashion-mnist", 10, 100, 20, seed=seed, honest=0.9)
 
 
-def measure(fleet: Fleet, images: Images, epsilons: Sequence[float] = EPSILONS) -> Figures:
+def measure(fleet: Participants, images: Images, epsilons: Sequence[float] = EPSILONS) -> Figures:
     """All figures of a fleet, as `SimulatedFleet` has them."""
     dealt = deal(images, devices=fleet.devices, each=fleet.images, seed=fleet.seed, alpha=fleet.alpha)
     simulated = SimulatedFleet(images, dealt, fleet.seed)
@@ -160,8 +160,8 @@ def measured_as(data: str) -> str:
     return table_name(FEATURES[data], colour=data == "cifar10")
 
 
-def summaries(done: dict[Fleet, Figures]) -> list[Figures]:
-    groups: dict[Fleet, list[Figures]] = {}
+def summaries(done: dict[Participants, Figures]) -> list[Figures]:
+    groups: dict[Participants, list[Figures]] = {}
     for fleet, line in done.items():
         groups.setdefault(replace(fleet, seed=0), []).append(line)
     return [summary(lines) for lines in groups.values()]
@@ -254,7 +254,7 @@ def main() -> None:
     options = parser.parse_args()
     ends = time.monotonic() + 60 * options.minutes
     lines = map(json.loads, options.kept.read_text().splitlines() if options.kept.exists() else [])
-    done: dict[Fleet, Figures] = {Fleet(**line["fleet"]): line for line in lines}
+    done: dict[Participants, Figures] = {Participants(**line["fleet"]): line for line in lines}
     images: dict[str, Images] = {}
     features: Figures = {}
     first, parts = map(int, options.part.split("/"))

@@ -24,7 +24,7 @@ ANSWER_WITHIN_S = 900.0
 END_WITHIN_S = 30.0
 LOG_LINES = 12
 
-Answer = dict[str, Any]
+Reply = dict[str, Any]
 
 
 class ChildFailed(Exception):
@@ -38,7 +38,7 @@ def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
     return {**os.environ, **one_thread, "PYTHONPATH": path, **more}
 
 
-def figures_of(command: Sequence[str], *, timeout_s: float) -> Answer:
+def figures_of(command: Sequence[str], *, timeout_s: float) -> Reply:
     """Returns the JSON of a process's last line, or the reason as `missing` where there is none."""
     try:
         done = subprocess.run(
@@ -48,11 +48,11 @@ def figures_of(command: Sequence[str], *, timeout_s: float) -> Answer:
         return {"missing": type(error).__name__}
     if done.returncode:
         return {"missing": (done.stderr.strip().splitlines() or ["no reason given"])[-1]}
-    figures: Answer = json.loads(done.stdout.splitlines()[-1])
+    figures: Reply = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 
-class Child:
+class ReadyProcess:
     """A process that has said that it is ready; it and what it started end with the context.
 
     `ready` is what it said, and `start_s` how long that took. Raises `ChildFailed`.
@@ -87,12 +87,12 @@ class Child:
             raise
         self.start_s = time.perf_counter() - began
 
-    def ask(self, *words: Any) -> Answer:
+    def ask(self, *words: Any) -> Reply:
         with suppress(OSError):  # it has ended, which is what reading finds out
             print(json.dumps(words), file=self._process.stdin, flush=True)
         return self._answer()
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> Reply:
         timer = threading.Timer(ANSWER_WITHIN_S, self._process.kill)
         timer.start()
         assert self._process.stdout is not None
@@ -101,7 +101,7 @@ class Child:
         finally:
             timer.cancel()  # else an interrupted benchmark would wait for it
         if line:
-            answer: Answer = json.loads(line)
+            answer: Reply = json.loads(line)
             return answer
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_WITHIN_S)
@@ -131,7 +131,7 @@ class Child:
 class Parent:
     """The child's side. What frameworks print goes to the log; the process's stdout is for answers."""
 
-    def __init__(self, ready: Answer) -> None:
+    def __init__(self, ready: Reply) -> None:
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self.answer(ready)
@@ -141,10 +141,10 @@ class Parent:
         line = sys.stdin.readline()
         return json.loads(line) if line else None
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: Reply) -> None:
         print(json.dumps(answer), file=self._answers, flush=True)
 
-    def serve(self, handlers: Mapping[str, Callable[..., Answer]]) -> None:
+    def serve(self, handlers: Mapping[str, Callable[..., Reply]]) -> None:
         """Answers until nothing more is asked."""
         while (words := self.next()) is not None:
             self.answer(handlers[words[0]](*words[1:]))

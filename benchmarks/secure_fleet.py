@@ -25,7 +25,7 @@ from benchmarks.fleet import (
     DESCRIPTORS_A_DEVICE,
     END_WITHIN_S,
     SAMPLE_S,
-    Sample,
+    ResourceSample,
     allow_descriptors,
     finding,
     take_samples,
@@ -34,9 +34,9 @@ from benchmarks.processes import ROOT
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError
 from hushfleet.schema import read_file
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.engines.live.engine import LiveFleet
@@ -70,7 +70,7 @@ def run(simulation: Simulation, *, lost: float, processes: int) -> tuple[float, 
     gone, stay = names[: round(lost * len(names))], names[round(lost * len(names)) :]
     hosts = {f"host-{number}": stay[number::processes] for number in range(processes)} | ({LOST: gone} if gone else {})
     allow_descriptors(DESCRIPTORS_A_DEVICE * -(-len(stay) // processes) + 100)
-    fleet, usage = LiveFleet(simulation, hosts=hosts, tested=False), defaultdict[str, list[Sample]](list)
+    fleet, usage = LiveFleet(simulation, hosts=hosts, tested=False), defaultdict[str, list[ResourceSample]](list)
     opened_at = None
     with fleet.running():
         while not fleet.finished:
@@ -125,7 +125,7 @@ def audit(simulation: Simulation, *, lost: float, live: bool) -> list[Figures]:
         refusals = sum((Counter(codes) for codes in store.refusals().values()), Counter())
     kept = acked = 0
     for name in names:
-        with DeviceStore(simulation.folder.device(name).store, device=name, inspect=True) as device:
+        with store_of(simulation.folder.device(name), name) as device:
             charged = device.ledger.rounds_charged(task)
             kept += charged >= sum(each == name for _, each in included)
             acked += not live or all(

@@ -29,9 +29,9 @@ from benchmarks.processes import figures_of
 from hushfleet.config.spec import BlobRef, SecureSpec
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import DROP_OUT, committee_rule
-from hushfleet.secure.field import add_into, from_bytes, to_bytes
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.member_answer import AnswerHeader, encode_answer
+from hushfleet.secure.prime_field import add_into, from_bytes, to_bytes
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity

@@ -31,11 +31,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.common import Figures, cores, make_parser, table, words_of, write
+from benchmarks.common import Figures, cores, make_parser, names_option, table, write
 from benchmarks.frameworks.ours import task_of
-from benchmarks.frameworks.workload import WORKLOADS, Job, Workload, network_of
+from benchmarks.frameworks.workload import WORKLOADS, TrainingJob, Workload, network_of
 from benchmarks.gpu_usage import GpuUsage, mean_or_none
-from benchmarks.processes import ROOT, Child, ChildFailed
+from benchmarks.processes import ROOT, ChildFailed, ReadyProcess
 from hushfleet.data.sets import load
 from hushfleet.models import get_model
 from hushfleet.simulator.fleet import make_fleet
@@ -72,7 +72,7 @@ class Framework:
     root: Path = ROOT
 
 
-def frameworks_of(options: argparse.Namespace, job: Job, data_dir: Path) -> list[Framework]:
+def frameworks_of(options: argparse.Namespace, job: TrainingJob, data_dir: Path) -> list[Framework]:
     cpu, folder, found = options.device == "cpu", str(job.folder), []
     counts = sorted({1, cores()}) if cpu else [1]
 
@@ -103,7 +103,7 @@ def _counted(count: int) -> str:
 
 
 def measure(
-    job: Job,
+    job: TrainingJob,
     frameworks: Sequence[Framework],
     *,
     turns: int,
@@ -124,7 +124,7 @@ def measure(
         **({"CUDA_VISIBLE_DEVICES": ""} if workload.device == "cpu" else {}),
     }
     rows: list[Figures] = []
-    alive: list[tuple[Figures, Child]] = []
+    alive: list[tuple[Figures, ReadyProcess]] = []
 
     @contextmanager
     def noted(row: Figures) -> Iterator[None]:
@@ -133,7 +133,7 @@ def measure(
         except (ChildFailed, OSError) as error:
             row["failure"] = str(error)
 
-    def round_of(row: Figures, child: Child) -> Figures:
+    def round_of(row: Figures, child: ReadyProcess) -> Figures:
         answer, expected = child.ask("round"), workload.samples_per_round
         if answer["samples"] != expected:
             raise ChildFailed(f"it trained on {answer['samples']} samples in a round, not on {expected}")
@@ -145,7 +145,7 @@ def measure(
         busy: dict[str, list[float]] = {}
         starting = ThreadPoolExecutor(max(1, len(frameworks)))
         begun = [
-            starting.submit(Child, *each.command, python=each.python, root=each.root, variables=variables)
+            starting.submit(ReadyProcess, *each.command, python=each.python, root=each.root, variables=variables)
             for each in frameworks
         ]
         for each, future in zip(frameworks, begun, strict=True):
@@ -156,7 +156,7 @@ def measure(
                 row["versions"] = child.ready
                 print(f"{each.label}: ready after {child.start_s:.0f} s", file=sys.stderr, flush=True)
 
-        def turn_of(row: Figures, child: Child) -> None:
+        def turn_of(row: Figures, child: ReadyProcess) -> None:
             began = time.monotonic()
             answers = [round_of(row, child) for _ in range(workload.turn)]
             row["rates"].append(_rate(answers))
@@ -193,7 +193,7 @@ def _rate(answers: Sequence[Figures]) -> float:
 
 
 @torch.no_grad()
-def accuracy(job: Job, params: np.ndarray) -> float:
+def accuracy(job: TrainingJob, params: np.ndarray) -> float:
     """Returns the accuracy of the flat global model on the test images, in 0..1."""
     x, y = (torch.from_numpy(job.array(name)) for name in ("test_x", "test_y"))
     return (network_of(params)(x).argmax(1) == y).float().mean().item()
@@ -218,14 +218,14 @@ def times(row: Figures, base: Figures | None) -> float | None:
     return statistics.median(ratios) if ratios else None
 
 
-def write_job(workload: Workload, data_dir: Path | None, folder: Path) -> tuple[Job, Path]:
+def write_job(workload: Workload, data_dir: Path | None, folder: Path) -> tuple[TrainingJob, Path]:
     """Deals the data to the clients as the product does, and writes what all read; without `data_dir`, of digits."""
     if data_dir is None:
         data_dir = write_digits(folder / "digits", workload.clients * workload.samples)
     dataset = load("mnist", data_dir=data_dir)
     clients = [device.train.samples for device in make_fleet(task_of(workload), dataset).devices]
     test = dataset.test.take(slice(0, TEST_IMAGES))
-    job = Job(folder, workload)
+    job = TrainingJob(folder, workload)
     job.save(
         {
             "x": np.concatenate([client.x for client in clients]),
@@ -282,9 +282,9 @@ def show(comparison: Figures) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--workloads", type=words_of(WORKLOADS), default=tuple(WORKLOADS), metavar="W1,W2,...")
-    parser.add_argument("--frameworks", type=words_of(FAMILIES), default=FAMILIES, metavar="ours,plain,...")
-    parser.add_argument("--runtimes", type=words_of(RUNTIMES), default=("onnx", "native"), help="of our engine")
+    parser.add_argument("--workloads", type=names_option(WORKLOADS), default=tuple(WORKLOADS), metavar="W1,W2,...")
+    parser.add_argument("--frameworks", type=names_option(FAMILIES), default=FAMILIES, metavar="ours,plain,...")
+    parser.add_argument("--runtimes", type=names_option(RUNTIMES), default=("onnx", "native"), help="of our engine")
     parser.add_argument("--data-dir", type=Path, help="folder with mnist/; without it, upscaled digits")
     parser.add_argument("--peers-python", default=sys.executable, help="interpreter that has pfl and Flower")
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout of this project, for comparison")

@@ -40,7 +40,7 @@ COLOURS = {
 }  # fmt: skip
 
 
-class Run(NamedTuple):
+class StyledText(NamedTuple):
     """Characters of one line that look alike."""
 
     column: int
@@ -49,17 +49,17 @@ class Run(NamedTuple):
     bold: bool
 
 
-Screen = tuple[tuple[Run, ...], ...]
+Screen = tuple[tuple[StyledText, ...], ...]
 
 
-class Shown(NamedTuple):
+class TimedScreen(NamedTuple):
     """A screen, and since when it was there."""
 
     at_s: float
     screen: Screen
 
 
-def record(command: Sequence[str], *, columns: int, rows: int) -> list[Shown]:
+def record(command: Sequence[str], *, columns: int, rows: int) -> list[TimedScreen]:
     """The screens of a command until it ends, each different from the one before. Raises `SystemExit` if it fails."""
     screen = pyte.Screen(columns, rows)
     stream, ours, theirs = pyte.ByteStream(screen), *pty.openpty()
@@ -67,7 +67,7 @@ def record(command: Sequence[str], *, columns: int, rows: int) -> list[Shown]:
     named = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": str(rows)}
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | named)
     os.close(theirs)
-    found, began = list[Shown](), time.monotonic()
+    found, began = list[TimedScreen](), time.monotonic()
     while True:
         if select.select([ours], [], [], QUIET_S)[0]:
             try:
@@ -75,27 +75,29 @@ def record(command: Sequence[str], *, columns: int, rows: int) -> list[Shown]:
             except OSError:  # how Linux says that the other side was closed
                 break
         elif not found or found[-1].screen != (now := _runs(screen)):
-            found.append(Shown(time.monotonic() - began, now if found else _runs(screen)))
+            found.append(TimedScreen(time.monotonic() - began, now if found else _runs(screen)))
     os.close(ours)
-    found.append(Shown(time.monotonic() - began, _runs(screen)))
+    found.append(TimedScreen(time.monotonic() - began, _runs(screen)))
     if code := process.wait():
         raise SystemExit(f"{' '.join(command)} ended with exit code {code}")
     return found
 
 
 def _runs(screen: pyte.Screen) -> Screen:
-    def lines() -> Iterator[tuple[Run, ...]]:
+    def lines() -> Iterator[tuple[StyledText, ...]]:
         for row in range(screen.lines):
             cells = [(column, screen.buffer[row][column]) for column in range(screen.columns)]
             alike = groupby(cells, lambda cell: (cell[1].fg, cell[1].bold))
             runs = ((list(those), fg, bold) for (fg, bold), those in alike)
-            joined = (Run(those[0][0], "".join(cell.data for _, cell in those), fg, bold) for those, fg, bold in runs)
+            joined = (
+                StyledText(those[0][0], "".join(cell.data for _, cell in those), fg, bold) for those, fg, bold in runs
+            )
             yield tuple(run for run in joined if run.text.strip())
 
     return tuple(lines())
 
 
-def animated(shown: Sequence[Shown], *, columns: int, frames: int) -> str:
+def animated(shown: Sequence[TimedScreen], *, columns: int, frames: int) -> str:
     """The SVG of at most so many of the screens, the last one among them."""
     step = max(1, -(-(len(shown) - 1) // (frames - 1)))
     kept = [*shown[:-1:step], shown[-1]]
@@ -115,7 +117,9 @@ def animated(shown: Sequence[Shown], *, columns: int, frames: int) -> str:
         hidden = "" if number == 0 else "0% { visibility: hidden } "
         lines.append(f"@keyframes f{number} {{ {hidden}{first:.3f}% {{ visibility: visible }}{end} }}")
         lines.append(f"#f{number} {{ animation-name: f{number} }}")
-    drawn = dict[tuple[int, tuple[Run, ...]], int]()  # each line once: most stay as they are from screen to screen
+    drawn = dict[
+        tuple[int, tuple[StyledText, ...]], int
+    ]()  # each line once: most stay as they are from screen to screen
     places = [[drawn.setdefault(line, len(drawn)) for line in enumerate(each.screen) if line[1]] for each in kept]
     lines += ["</style>", "<defs>"]
     for (row, runs), number in drawn.items():
@@ -128,7 +132,7 @@ def animated(shown: Sequence[Shown], *, columns: int, frames: int) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _text(run: Run, y: int) -> str:
+def _text(run: StyledText, y: int) -> str:
     """Fonts differ in width, so each run is stretched to what its characters take in a terminal."""
     text = run.text.rstrip()
     start = len(text) - len(text.lstrip())

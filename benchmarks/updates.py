@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from hushfleet.aggregator.config.task import Task
-from hushfleet.aggregator.results.events import EventLog, iterate_events
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.codecs.registry import steps_for
 from hushfleet.config.spec import WireSpec
-from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.models import get_model, native
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.wire.format.identity import Identity
-from hushfleet.wire.format.update import EncodedUpdate, UpdateHeader, decode_update, encode_update
+from hushfleet.wire.format.update import EncodedUpdate, UpdateHeader, encode_update
 
 IDENTITY = Identity.from_bytes(bytes(32))
 
@@ -61,25 +63,41 @@ def runtime_of(model: str) -> str:
     return "onnx" if native.unavailable(get_model(model)) else "native"
 
 
-def train(simulation: Simulation, *, processes: int = 1, runtime: str | None = None) -> None:
-    """All rounds, without tests of accuracy."""
-    with Workers(processes) as workers, EventLog(simulation.folder.events) as events:
+def train(
+    simulation: Simulation,
+    *,
+    processes: int = 1,
+    runtime: str | None = None,
+    log: Callable[[Path], EventLog] = EventLog,
+) -> None:
+    """Runs all rounds, without tests of accuracy."""
+    with Workers(processes) as workers, log(simulation.folder.events) as events:
         runtime = runtime or runtime_of(simulation.task.model.name)
         run_rounds(simulation, workers, events, runtime=runtime, evaluate_every=1 << 30, evaluate_last=0)
 
 
 def train_update(task: Task, folder: Path, *, data_dir: Path | None) -> tuple[Simulation, Update]:
-    """The first device's update of the last round; the task's codec must be `float32`, which changes no value."""
+    """Trains a federation, and returns it with the first device's update of the last round.
+
+    The task's codec must be `float32`, which changes no value.
+    """
     simulation = begin(task, folder, data_dir=data_dir)
     simulation = replace(simulation, prepared=replace(simulation.prepared, evaluate_global=None))
-    train(simulation)
     name, spec, last = simulation.fleet.devices[0].name, simulation.prepared.spec, task.round.rounds
-    counts = next(
-        tuple(event["shared"])
-        for event in iterate_events(simulation.folder.events)
-        if event["event"] == "update" and (event["round"], event["device"]) == (last, name)
-    )
-    with DeviceStore(simulation.folder.device(name).store, device=name, inspect=True) as store:
-        entry = store.outbox(spec.task, last)
-        decoded = decode_update(entry.data, public_key=store.identity.public_key, counts=counts)
-    return simulation, Update(decoded.header, decoded.values.copy(), counts, spec.model.layout.size)
+    found: list[Update] = []
+
+    class UpdateLog(EventLog):
+        """Takes the update when it comes: its values are gone when the run has ended."""
+
+        def write(self, kind: str, **fields: Any) -> dict[str, Any]:
+            if (kind, fields.get("round"), fields.get("device")) == ("update", last, name):
+                with store_of(simulation.folder.device(name), name) as store:
+                    data = store.outbox(spec.task, last).data
+                updates, counts = UncodedUpdates(simulation.folder.updates), tuple(fields["shared"])
+                header, _ = updates.authenticate(data, public_key=b"")
+                values = updates.values(header, data, counts=counts)
+                found.append(Update(header, values, counts, spec.model.layout.size))
+            return super().write(kind, **fields)
+
+    train(simulation, log=UpdateLog)
+    return simulation, found[0]

@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.common import Figures, make_parser, quickest_s, table, words_of, write
+from benchmarks.common import Figures, make_parser, names_option, quickest_s, table, write
 from benchmarks.device import write_images
 from benchmarks.simulation import write_digits
 from benchmarks.updates import IDENTITY, Update, train_update
@@ -282,8 +282,8 @@ PARTS = {"sizes": measure_sizes, "speed": measure_speed}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--part", type=words_of(PARTS), default=tuple(PARTS), metavar="PART,...")
-    parser.add_argument("--networks", type=words_of(NETWORKS), default=tuple(NETWORKS), metavar="NAME,...")
+    parser.add_argument("--part", type=names_option(PARTS), default=tuple(PARTS), metavar="PART,...")
+    parser.add_argument("--networks", type=names_option(NETWORKS), default=tuple(NETWORKS), metavar="NAME,...")
     parser.add_argument("--data-dir", type=Path, help="folder with mnist/, cifar10/, ...")
     parser.add_argument("--quick", action="store_true", help="few rounds and images: shows that it runs, says little")
     options = parser.parse_args(arguments)

@@ -97,7 +97,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     for name, text in (
         ("run", "run the device (the default)"),
         ("predict", "classify an image with the device's own model"),
-        ("status", "show what it waits for, its model, and the privacy that it has spent"),
+        ("status", "show the device's state, its model, and the privacy that it has spent"),
         ("update", "install a release from a file; it is tried at the next start"),
     ):
         command = commands.add_parser(name, help=text, description=text)
@@ -109,7 +109,9 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
             command.add_argument("image", metavar="IMAGE", type=Path, help="a JPEG, PNG, ... file")
             command.add_argument("--top", type=int, default=3, metavar="N", help="classes to print (default 3)")
         if name == "status":
-            command.add_argument("--details", action="store_true", help="say more of privacy, tasks and the own model")
+            command.add_argument(
+                "--details", action="store_true", help="show more about privacy, tasks and the own model"
+            )
         if name in ("predict", "status"):
             command.add_argument("--json", action="store_true", help="print JSON for other programs")
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
@@ -128,8 +130,8 @@ def _run(options: argparse.Namespace) -> int:
         use_installed_runtime(sys.path)
     from hushfleet import progress
     from hushfleet.edge_client.agent import Agent
-    from hushfleet.edge_client.board.certificate import certificate_words
-    from hushfleet.edge_client.board.local_data import data_words
+    from hushfleet.edge_client.board.certificate import describe_certificate
+    from hushfleet.edge_client.board.local_data import describe_data
     from hushfleet.edge_client.board.pacing import Pacer, open_store
     from hushfleet.edge_client.board.process import Supervisor, return_freed_memory
     from hushfleet.edge_client.duties import Duty
@@ -139,7 +141,7 @@ def _run(options: argparse.Namespace) -> int:
     from hushfleet.wire.link.mqtt import MqttLink
 
     return_freed_memory()
-    for words in filter(None, (certificate_words(config), data_words(config.data))):
+    for words in filter(None, (describe_certificate(config), describe_data(config.data))):
         logging.getLogger("hushfleet.edge").warning("%s", words)
     simulation = config.simulation
     timing = Timing(backoff_base_s=simulation.reconnect_s) if simulation and simulation.reconnect_s else None
@@ -197,7 +199,7 @@ def _run(options: argparse.Namespace) -> int:
 def _predict(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
     from hushfleet.edge_client.predict import predict
-    from hushfleet.edge_client.status import model_words
+    from hushfleet.edge_client.status import describe_model
 
     with _inspected(load_config(options.config)) as store:
         prediction = predict(store, options.image)
@@ -205,7 +207,7 @@ def _predict(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"task": prediction.task, "model": prediction.model, "classes": dict(top)}))
     else:
-        print(f"{options.image}: by {model_words(prediction.model)}, of {prediction.task}")
+        print(f"{options.image}: by {describe_model(prediction.model)}, of {prediction.task}")
         for name, value in top:
             print(f"  {value:10.5g}  {name}" if prediction.are_numbers else f"  {100 * value:5.1f} %  {name}")
     return 0
@@ -213,12 +215,12 @@ def _predict(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
-    from hushfleet.edge_client.status import status, told
+    from hushfleet.edge_client.status import format_status, status
 
     config = load_config(options.config)
     with _inspected(config) as store:
         report = status(config, store)
-    print(json.dumps(report) if options.json else "\n".join(told(report, details=options.details)))
+    print(json.dumps(report) if options.json else "\n".join(format_status(report, details=options.details)))
     return 0
 
 

@@ -53,7 +53,7 @@ class OwnHeads:
             return finished
         except Exception as error:  # the rounds go on without it, and so does an older head
             self._done = wanted
-            _log.warning("no head of its own was chosen with the model of round %d: %s", plan.round, error)
+            _log.warning("choosing an own head with the model of round %d failed: %s", plan.round, error)
             return False
 
     def _choose(self, plan: RoundPlan, task: TaskRuntime, params: np.ndarray) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from hushfleet.config.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
 from hushfleet.data.images import read_image
 from hushfleet.data.samples import LabelledSamples, Samples
-from hushfleet.edge_client.board.config import DataSection
+from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData, inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
@@ -103,7 +103,7 @@ class OwnAccuracy(NamedTuple):
     alone_right: int | None = None
 
 
-def own_accuracy(store: DeviceStore, data: DataSection) -> OwnAccuracy | None:
+def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None:
     """Measures by `data.held_out`; or else takes, for an own head, the cross-validation that chose it. None without a
     model.
 

@@ -130,7 +130,7 @@ class TaskRuntime:
             randomness=SeededRandomness(simulation.seed, simulation.index) if simulation else FieldRandomness(),
             limits=config.limits,
             observer=None if self._metrics is None else self._write_metrics,
-            stand_in=True,
+            replace_failed_training=True,
         )
         return_small_blocks()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.config.spec import SecureSpec, TaskSpec
-from hushfleet.edge_client.board.certificate import certificate_words
+from hushfleet.edge_client.board.certificate import describe_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.notes import read_data_use, read_training
 from hushfleet.edge_client.board.waiting import read_waiting
@@ -27,7 +27,7 @@ from hushfleet.errors import BadInput
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.ledger import LedgerEntry, rounds_left
 from hushfleet.privacy.protection import QUESTIONS, protection, worth
-from hushfleet.privacy.terms import TRUST, Trust
+from hushfleet.privacy.terms import TRUST, TrustModel
 from hushfleet.schema import to_plain
 from hushfleet.secure.secure_round import assumption
 
@@ -77,13 +77,13 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
             {"task": task, "rounds": count, "epsilon_server": ledger.epsilon_server(delta=delta, task=task)}
             for task, count in rounds.items()
         ],
-        "own_head": head and {"task": head.task, **to_plain(head.choice), "words": head.choice.words},
+        "own_head": head and {"task": head.task, **to_plain(head.choice), "words": head.choice.text},
         "waiting": [{"task": task, "round": number} for task, number in store.waiting()],
     }
     return {name: to_json(value) for name, value in report.items()}
 
 
-def told(report: dict[str, Any], *, details: bool = False) -> list[str]:
+def format_status(report: dict[str, Any], *, details: bool = False) -> list[str]:
     """Gives the report for people, line by line.
 
     :param details: what engineers and whoever answers for privacy ask besides.
@@ -150,7 +150,7 @@ def _task(store: DeviceStore) -> TaskSpec | None:
 def _certificate(config: DeviceConfig) -> str | None:
     """Describes a problem of the certificate. `run` stops where it names another device; this only says so."""
     try:
-        return certificate_words(config)
+        return describe_certificate(config)
     except BadInput as error:
         return str(error)
 
@@ -160,10 +160,12 @@ def _releases(config: DeviceConfig) -> dict[str, str] | None:
     if standing_of(config).slot == "none":
         return None
     freshness = Freshness(Path(config.device.state_dir))
-    return {"newest": freshness.version, "freeze": freshness.freeze, "words": freshness.words()}
+    return {"newest": freshness.version, "freeze": freshness.freeze, "words": freshness.describe()}
 
 
-def _trust(config: DeviceConfig, store: DeviceStore, spec: TaskSpec | None) -> tuple[Trust | None, str, str | None]:
+def _trust(
+    config: DeviceConfig, store: DeviceStore, spec: TaskSpec | None
+) -> tuple[TrustModel | None, str, str | None]:
     """Gives the trust model of the task `spec`, its description, and the assumption of its sums."""
     if spec is None:
         return None, "no task yet", None
@@ -226,13 +228,13 @@ def data(report: dict[str, Any], what: str) -> str:
     use = report["data"]
     if use is None:
         return f"not counted yet: {what} are counted in the first round of a task"
-    told = f"{use['used']} {what} are used, {use['left_out'] or 'none'} left out"
+    text = f"{use['used']} {what} are used, {use['left_out'] or 'none'} left out"
     if not use["used"]:
-        told = f"none of its {use['left_out']} {what} can be used" if use["left_out"] else f"there are no {what}"
-        told += ", and it takes part with noise alone" * use["noise_alone"]
+        text = f"none of its {use['left_out']} {what} can be used" if use["left_out"] else f"there are no {what}"
+        text += ", and it takes part with noise alone" * use["noise_alone"]
     if not use["why"]:
-        return told
-    return f"{told} ({use['why']}). {_cure(report)} These figures stay here"
+        return text
+    return f"{text} ({use['why']}). {_cure(report)} These figures stay here"
 
 
 def _cure(report: dict[str, Any]) -> str:
@@ -243,7 +245,7 @@ def _cure(report: dict[str, Any]) -> str:
     return f"Put each into the sub-folder of data.path with the name of its class ({shown}), or replace it."
 
 
-def model_words(kind: str) -> str:
+def describe_model(kind: str) -> str:
     """Names a model.
 
     :param kind: as in `OwnModel`.
@@ -254,7 +256,7 @@ def model_words(kind: str) -> str:
 def model(found: dict[str, Any] | None, what: str) -> str:
     if found is None:
         return "none yet: it comes with the first round"
-    name = model_words(found["model"])
+    name = describe_model(found["model"])
     if found["right"] is None:
         return (
             f"{name}, of {found['task']}. Whether the fleet's is better here than the board's own is not measured: put "
@@ -264,25 +266,25 @@ def model(found: dict[str, Any] | None, what: str) -> str:
     whose = "one that was trained on this board alone"
     if own is None and found["model"] != "global":
         own, whose = found["right"], "the board's own"
-    told = f"{name}, of {found['task']}: right on {found['right']} of {found['images']} {found['which']}"
+    text = f"{name}, of {found['task']}: right on {found['right']} of {found['images']} {found['which']}"
     if fleet is None or own is None:
-        return f"{told}; that stays here"
+        return f"{text}; that stays here"
     verdict = "better here than" if fleet > own else "worse here than" if fleet < own else "as good here as"
-    return f"{told}. The fleet's is {verdict} {whose}: {fleet} against {own}; that stays here"
+    return f"{text}. The fleet's is {verdict} {whose}: {fleet} against {own}; that stays here"
 
 
 def privacy(report: dict[str, Any]) -> str:
     spent, limit, rounds = report["epsilon_server"], report["epsilon_limit"], report["rounds_left"]
     if isinstance(spent, str):
         return "no limit holds any more: values without noise have left this board"
-    told = f"{spent:.3g} is spent (epsilon; {protection(spent)})"
+    text = f"{spent:.3g} is spent (epsilon; {protection(spent)})"
     if isinstance(limit, str):
-        return f"{told}, and its owner has set no limit"
-    told = f"{spent:.3g} of {limit:.3g} is spent (epsilon; {protection(spent)})"
+        return f"{text}, and its owner has set no limit"
+    text = f"{spent:.3g} of {limit:.3g} is spent (epsilon; {protection(spent)})"
     if rounds is None:
-        return f"{told}; for how many rounds the rest is enough shows after the first one"
+        return f"{text}; for how many rounds the rest is enough shows after the first one"
     task = report["task_rounds_left"]
     of_task = "" if task is None else f"; this task has {task} more" if task else "; this task is over"
     if not rounds:
-        return f"{told}; the rest is not enough for another round{of_task}"
-    return f"{told}; the rest is enough for {rounds} more rounds like the last{of_task}"
+        return f"{text}; the rest is not enough for another round{of_task}"
+    return f"{text}; the rest is enough for {rounds} more rounds like the last{of_task}"

@@ -73,7 +73,7 @@ class TaskHandler:
                     keep.update(graph.digest for graph in TaskSpec.from_bytes(package).model.graphs)
                 store.drop_blobs(keep=keep)
         except (StoreError, WireError, BadInput) as error:  # a full disk shows up when the task is fetched
-            _log.error("what is left of earlier tasks is not deleted: %s", error)
+            _log.error("files of earlier tasks could not be deleted: %s", error)
 
     def retry_after_full_disk(self) -> None:
         """A new round has begun, and there may be room again."""

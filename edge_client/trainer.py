@@ -17,7 +17,7 @@ from hushfleet.config.spec import BlobRef, TaskSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import allowed_charge, check_trust
-from hushfleet.edge_client.board.local_data import blank_samples
+from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.declines import Declined, GivenUp
 from hushfleet.edge_client.randomness import Randomness
 from hushfleet.edge_client.storage.answers import AnswerEntry
@@ -35,7 +35,7 @@ from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource
-from hushfleet.secure import field
+from hushfleet.secure import prime_field
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.ring_of import ring_of
@@ -60,7 +60,8 @@ class Trainer:
     :param limits: what the device's owner allows, and how many times the standard noise is wanted.
     :param observer: sees each trained round and its release before the commit, for metrics that stay on the device.
     :param make_optimizer: makes the optimizer of the local training.
-    :param stand_in: whether a round is answered as by a device without data where training fails on this one's.
+    :param replace_failed_training: whether a round whose training fails on this device's data is answered as by
+        a device without data.
     :param make_secure_round: makes a round with a secure sum; a simulation of sums alone may leave the masks out.
     :param update_format: another than the field's FOR SIMULATION ONLY.
     """
@@ -76,7 +77,7 @@ class Trainer:
     limits: LimitsSection
     observer: Callable[[DeviceRound, Trained, Release], None] | None = None
     make_optimizer: MakeOptimizer = make_optimizer
-    stand_in: bool = False
+    replace_failed_training: bool = False
     make_secure_round: Callable[..., SecureRound] = SecureRound
     update_format: UpdateFormat = SIGNED
 
@@ -114,7 +115,7 @@ class DeviceRound:
         """
         plan, spec = self.plan, self.spec
         if plan.task != spec.task or plan.rounds != spec.rounds:
-            raise Malformed(f"the plan of round {plan.round} belongs to {plan.task!r}, not {spec.task!r}")
+            raise Malformed(f"the plan of round {plan.round} is for {plan.task!r}, not {spec.task!r}")
         # With the unit `record` gradients are computed of what the device has kept, which must have noise; by another
         # package it may have none.
         package = self.store.package_of(plan.task)
@@ -147,7 +148,7 @@ class DeviceRound:
         :param published: the round's model and vectors, float32, read-only, as `TaskMethod.split` takes them.
         """
         stored = self.store.outbox(self.plan.task, self.plan.round)
-        return stored if stored is not None else self.commit(self._train_or_stand_in(published, on_batch))
+        return stored if stored is not None else self.commit(self._train_or_replace(published, on_batch))
 
     def answer(self) -> AnswerEntry | None:
         """The answer of this device as a committee member, once a round; None if it is none.
@@ -172,7 +173,7 @@ class DeviceRound:
             )
         return stored
 
-    def _train_or_stand_in(self, published: np.ndarray, on_batch: OnBatch | None) -> Trained:
+    def _train_or_replace(self, published: np.ndarray, on_batch: OnBatch | None) -> Trained:
         """Trains. Where that fails on the device's data, the round goes on as without data: a decline would tell.
 
         What fails without data, too, is nobody's secret, and is raised.
@@ -182,7 +183,7 @@ class DeviceRound:
         except (GivenUp, StoreError, BadInput):  # `BadInput`: the task takes no device without data
             raise
         except Exception as error:
-            if not self.trainer.stand_in or not self._is_hidden(published):
+            if not self.trainer.replace_failed_training or not self._is_hidden(published):
                 raise
             self.failed = f"round {self.plan.round}: training failed, and noise alone is sent: {error!r}"
             _log.error("%s", self.failed, exc_info=error)
@@ -194,7 +195,7 @@ class DeviceRound:
             return trained
         model, by_record = self.spec.model, self.method.by_record
         count = 0 if by_record else self.method.config.batch_size
-        blank = blank_samples(model, model.targets.blank(count, len(model.class_names)))
+        blank = zero_samples(model, model.targets.blank(count, len(model.class_names)))
         trained = self.train(published, blank, on_batch=on_batch)
         return trained if by_record else trained.without_training()  # with the unit `record`, training adds the noise
 
@@ -291,7 +292,9 @@ class DeviceRound:
         ring = ring_of(self.spec, self.plan, secure_round, cost.bound, cost.noise_multiplier, cost.records)
         masked = secure_round.masked(self.trainer.agreement, self.trainer.device, ring.encode(values, noise))
         integers = np.concatenate((masked.values, masked.corrections.reshape(-1)))
-        return encode_masked(header, field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity)
+        return encode_masked(
+            header, prime_field.to_bytes(integers, secure_round.spec.bits), identity=self.store.identity
+        )
 
     def _header(self, release: Release, state: DeviceState, counts: list[int]) -> UpdateHeader:
         """:param counts: how many values of each layer are sent."""

@@ -115,6 +115,7 @@ class ParamLayout:
         return len(self.layers)
 
     def to_wire(self) -> list[list[Any]]:
+        """Gives name and shape of each tensor, in order."""
         return [[name, list(shape)] for name, shape in zip(self.names, self.shapes, strict=True)]
 
     @classmethod

@@ -49,7 +49,7 @@ Probability = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1")]
 def require(condition: bool, name: str, value: object, accepted: str) -> None:
     """Raises ValueError in the one form that all configuration errors have."""
     if not condition:
-        raise ValueError(f"{name} = {_shown(value)}: must be {accepted}")
+        raise ValueError(f"{name} = {_format_value(value)}: must be {accepted}")
 
 
 class Checked:
@@ -195,7 +195,7 @@ def _decoded(kind: Any, value: Any) -> Any:
         return Path(value)
     if hasattr(kind, "from_wire"):
         return kind.from_wire(value)
-    raise ValueError(f"expected a {kind.__name__}, got {_shown(value)}")
+    raise ValueError(f"expected a {kind.__name__}, got {_format_value(value)}")
 
 
 def _unchecked(data: bytes | memoryview) -> Any:
@@ -234,7 +234,7 @@ def unknown(kind: type, plain: dict[Any, Any], where: str = "") -> Iterator[str]
     for key in sorted(str(key) for key in plain if key not in names):
         close = difflib.get_close_matches(key, names, n=1) if len(key) <= _LONGEST_KEY else []
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        yield f"{where}{': ' if where else ''}unknown field {_shown(key)}{hint}; known are {', '.join(names)}"
+        yield f"{where}{': ' if where else ''}unknown field {_format_value(key)}{hint}; known are {', '.join(names)}"
 
 
 def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequence[str] = ()) -> str:
@@ -273,7 +273,7 @@ def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequ
     rule = f"must be {accepted}" if accepted else message
     if accepted and ", got " in message:
         rule += f" ({message})"
-    return f"{name} = {_shown(value)}: {rule}" if known and not is_key else f"{name}: {rule}"
+    return f"{name} = {_format_value(value)}: {rule}" if known and not is_key else f"{name}: {rule}"
 
 
 _WORDS = {
@@ -324,6 +324,6 @@ def _accepted(kind: Any) -> str:
     return next(filter(None, said), "")
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -59,6 +59,7 @@ class SqliteFile:
             raise
 
     def close(self) -> None:
+        """Closes the connection."""
         self._db.close()
 
     def __enter__(self) -> Self:

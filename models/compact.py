@@ -33,10 +33,12 @@ def emnist_cnn(classes: int = 26) -> Model:
 
 
 def fashion_mnist_cnn(classes: int = 10) -> Model:
+    """The network of FedDPA for images of 28 x 28 in gray."""
     return _compact("fashion-mnist-cnn", FED_DPA, (1, 28, 28), classes, _TWO_CONVOLUTIONS)
 
 
 def svhn_cnn(classes: int = 10) -> Model:
+    """The network of FedDPA for images of 32 x 32 in colour."""
     return _compact("svhn-cnn", FED_DPA, (3, 32, 32), classes, _TWO_CONVOLUTIONS)
 
 

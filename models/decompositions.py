@@ -53,7 +53,7 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of a convolution by its input, weight and bias, as convolutions, or matrix products, and a sum."""
     if transposed or weight.ndim > 4:
-        raise ValueError("of convolutions only those over one or two dimensions, not transposed, can be exported")
+        raise ValueError("only convolutions over one or two dimensions that are not transposed can be exported")
     if weight.ndim == 3:  # over one dimension: an image of one row
         grad_x, grad_weight, grad_bias = convolution_backward(
             grad.unsqueeze(2),

@@ -26,7 +26,7 @@ from hushfleet.config.spec import DropoutSpec
 from hushfleet.errors import BadInput
 from hushfleet.models import OFFERED, is_offered
 from hushfleet.models.model import Model
-from hushfleet.models.module_checks import check_ending, check_gradients, check_outputs, check_parts, told
+from hushfleet.models.module_checks import check_ending, check_gradients, check_outputs, check_parts, format_error
 from hushfleet.params import ParamLayout
 from hushfleet.user_files import from_file
 
@@ -212,7 +212,7 @@ def _made(make: Any, name: str, given: dict[str, Any], seed: int) -> nn.Module:
             module = make(**taken)
     except Exception as error:
         raise BadInput(
-            f"model.name = {name!r}: calling it with {taken or 'nothing'} fails: {told(error)}. It may take "
+            f"model.name = {name!r}: calling it with {taken or 'nothing'} fails: {format_error(error)}. It may take "
             f"classes and input_shape, and nothing else without a default"
         ) from error
     if not isinstance(module, nn.Module):

@@ -133,8 +133,8 @@ def _logits(module: nn.Module, name: str, classes: int, x: Tensor) -> Tensor:
         logits: Any = module(x)
     except Exception as error:
         raise BadInput(
-            f"model.name = {name!r}: fails on a batch of shape {list(x.shape)}: {told(error)}. The data's samples "
-            f"have shape [{shown}], and a batch any number of them: check the sizes that its layers take"
+            f"model.name = {name!r}: fails on a batch of shape {list(x.shape)}: {format_error(error)}. The data's "
+            f"samples have shape [{shown}], and a batch any number of them: check the sizes that its layers take"
         ) from error
     if isinstance(logits, Tensor) and logits.shape == (len(x), classes) and logits.dtype == torch.float32:
         return logits
@@ -207,6 +207,7 @@ def _operator(node: Any) -> str:
     return words[1] if len(words) == 3 else ""
 
 
-def told(error: Exception) -> str:
+def format_error(error: Exception) -> str:
+    """Gives the type and the first line of an error."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"

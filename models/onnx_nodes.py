@@ -20,11 +20,13 @@ class Graph:
         self.constants: list[onnx.TensorProto] = []
 
     def constant(self, array: np.ndarray) -> str:
+        """Adds a constant and gives its name."""
         name = f"c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(array, name))
         return name
 
     def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """Adds a node with one result and gives the result's name."""
         name = f"v{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name

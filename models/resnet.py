@@ -22,6 +22,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def resnet18_gn(classes: int = 10) -> Model:
+    """ResNet-18 (He et al., CVPR 2016) with group normalisation (Wu, He, ECCV 2018), for images of 32 x 32."""
     return _ResNet((64, 128, 256, 512), blocks=2, groups=32).model("resnet18-gn", classes)
 
 

@@ -1,4 +1,4 @@
-"""`hushfleet simulate`: a fleet on this machine."""
+"""`hushfleet simulate`: simulate a fleet on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 @with_options
 def _simulate(
-    task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")],
+    task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="Task file; see `tasks/` for examples.")],
     options: RunOptions,
     changes: TaskOptions,
 ) -> None:

@@ -1,7 +1,7 @@
-"""`hushfleet demo`: two fleets on this machine with broker, clients and real images, and a report.
+"""`hushfleet demo`: run two fleets on this machine with broker, clients and real images, and write a report.
 
-Two halves. The paper's: eight boards train FedGLP-ADP, a compact CNN each, and whoever sees their updates learns a lot.
-The kit's own: a hundred boards with a dozen images each train a small shared head, updates are opened as sums alone, and
+The paper's half: eight boards train FedGLP-ADP, a compact CNN each, and their single updates reveal a lot.
+The kit's half: a hundred boards with a dozen images each train a small shared head, updates are opened as sums alone, and
 at epsilon_server 2 each board gains.
 """
 
@@ -54,18 +54,18 @@ def register(app: typer.Typer) -> None:
     @app.command()
     @with_options
     def demo(
-        half: Annotated[Literal["both", "paper", "secure"], typer.Argument(help="paper: 8 boards, FedGLP-ADP on compact CNNs. secure: 100 boards, sums only, epsilon_server 2.")] = "both",
+        half: Annotated[Literal["both", "paper", "secure"], typer.Argument(help="Fleet to run. paper: 8 boards, FedGLP-ADP on compact CNNs. secure: 100 boards, sums only, epsilon_server 2.")] = "both",
         out: Out = None,
-        short: Annotated[bool, typer.Option("--short", help="3 and 5 rounds, two images in the picture: a smoke test.")] = False,
+        short: Annotated[bool, typer.Option("--short", help="Smoke test: 3 and 5 rounds, two images in the picture.")] = False,
         broker: BrokerOption = "auto",
         resume: Resume = False,
     ) -> None:  # fmt: skip
         """Run two fleets on this machine: broker, aggregator, clients, real images, a report.
 
         First eight client processes with the profiles of three boards train FedGLP-ADP on scanned digits over MQTT, as
-        the paper has it. Then a hundred devices with a dozen images each, eight of them in processes of their own, learn a
-        shared head, and what they send is opened as sums alone. The table says what a board gained by either, and what it
-        gave away; a picture shows what the server could have seen of a training image.
+        the paper has it. Then a hundred devices with a dozen images each learn a shared head, eight of them in processes of
+        their own, and the server opens sums alone. The table shows a board's gain in either, and the privacy
+        that it gave away; a picture shows what the server could have seen of a training image.
 
         Examples:
 
@@ -135,14 +135,14 @@ def _run(half: Half, out: Path, name: str, broker: BrokerKind, short: bool, resu
 
 def _invert(task: Task, result: Result, folder: Path, images: int, console: Console) -> None:
     """Adds what the server could see to the report, once."""
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.results.report import write_report
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import PICTURE, invert
 
     if (folder / PICTURE).exists():
         return
-    with shown(console):
+    with show_progress(console):
         seen = invert(task, images=images)
     seen.save(folder)
     write_report(result, folder / "report.html", seen=folder / PICTURE)

@@ -18,11 +18,13 @@ Runtime = Literal["auto", "onnx", "native", "torch", "vmap"]
 
 # Options of several commands.
 Out = Annotated[Path | None, Option(help="Run folder; default: runs/NAME-TIME.")]
-Resume = Annotated[bool, Option("--resume", help="Go on with the run in --out.")]
-BrokerOption = Annotated[BrokerKind, Option("--broker", help="auto: Mosquitto if it is installed, else amqtt.")]
-DataDir = Annotated[Path | None, Option(help="Folder of the data set's files; default: download.")]
+Resume = Annotated[bool, Option("--resume", help="Resume the run in --out.")]
+BrokerOption = Annotated[
+    BrokerKind, Option("--broker", help="Broker to run; auto: Mosquitto if it is installed, else amqtt.")
+]
+DataDir = Annotated[Path | None, Option(help="Folder with the files of the data set; default: download.")]
 Json = Annotated[bool, Option("--json", help="Print JSON for other programs.")]
-Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. privacy.epsilon=8.")]  # fmt: skip
+Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override any key of the task file, e.g. privacy.epsilon=8.")]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class TaskSettings:
     """Settings that replace those of a task file."""
 
     settings: Settings = None
-    method: Annotated[str, Option(metavar="FILE.py:NAME", help="A method from a file, instead of method.name.")] = ""
+    method: Annotated[str, Option(metavar="FILE.py:NAME", help="Method from a file; replaces method.name.")] = ""
 
     def load(self, path: Path, **keys: str | int | None) -> Task:
         """Reads the task file and applies the settings. Raises `BadInput`.
@@ -50,10 +52,10 @@ class TaskSettings:
 class TaskOptions(TaskSettings):
     """The settings that have an option of their own, too."""
 
-    devices: Annotated[int | None, Option(min=1, help="Instead of data.devices.")] = None
-    rounds: Annotated[int | None, Option(min=1, help="Instead of round.rounds.")] = None
-    seed: Annotated[int | None, Option(min=0, help="Instead of the task's seed.")] = None
-    model: Annotated[str, Option(metavar="FILE.py:NAME", help="Your own torch.nn.Module, instead of model.name.")] = ""
+    devices: Annotated[int | None, Option(min=1, help="Number of devices; replaces data.devices.")] = None
+    rounds: Annotated[int | None, Option(min=1, help="Number of rounds; replaces round.rounds.")] = None
+    seed: Annotated[int | None, Option(min=0, help="Seed; replaces the task's seed.")] = None
+    model: Annotated[str, Option(metavar="FILE.py:NAME", help="Your own torch.nn.Module; replaces model.name.")] = ""
 
     def load(self, path: Path, **keys: str | int | None) -> Task:
         named = {"data__devices": self.devices, "round__rounds": self.rounds, "seed": self.seed}
@@ -65,21 +67,21 @@ class RunOptions:
     """How a simulation runs. Raises `BadInput` for an option that the engine would ignore."""
 
     # fmt: off
-    engine: Annotated[Engine, Option(help="fast: no network. live: real broker and processes. ray: fast, on a Ray cluster.")] = "fast"
+    engine: Annotated[Engine, Option(help="Engine. fast: no network. live: real broker and processes. ray: fast, on a Ray cluster.")] = "fast"
     out: Out = None
     data_dir: DataDir = None
     resume: Resume = False
     broker: BrokerOption = "auto"
     boards: Annotated[str, Option(metavar="A,B,...|MIX.toml", help="Board profiles, dealt to the devices in turn, or a file of shares. With fast, rounds run on a virtual clock: the time, stragglers and energy of that fleet.")] = ""
     emulate: Annotated[bool, Option("--emulate", help="Live engine: each device has its board's speed, memory and network.")] = False
-    own_processes: Annotated[int, Option(min=0, help="Live engine: so many devices have a process of their own, the others share one for each core; 0: all have their own.")] = 0
-    workers: Annotated[int, Option(min=0, help="Processes of the fast engine, or jobs at a time on Ray; 0: one a core.")] = 0
-    ray_address: Annotated[str, Option(metavar="HOST:PORT", help="Head of a Ray cluster, or 'auto'; default: a Ray on this machine.")] = ""
-    runtime: Annotated[Runtime, Option(help="Gradients of the fast engine. onnx is what devices run, and ends in the live engine's model; auto: onnx for short runs; for long ones vmap on CUDA, else compiled kernels where the network has them.")] = "auto"
-    evaluate_every: Annotated[int, Option(min=1, help="Fast engine: test own models every so many rounds.")] = 1
+    own_processes: Annotated[int, Option(min=0, help="Live engine: number of devices with a process of their own; the others share one for each core; 0: all have their own.")] = 0
+    workers: Annotated[int, Option(min=0, help="Number of processes of the fast engine, or of parallel jobs on Ray; 0: one a core.")] = 0
+    ray_address: Annotated[str, Option(metavar="HOST:PORT", help="Address of a Ray cluster's head, or 'auto'; default: Ray on this machine.")] = ""
+    runtime: Annotated[Runtime, Option(help="Runtime that computes gradients in the fast engine. onnx: as on devices, with the live engine's model; auto: onnx for short runs; for long ones vmap on CUDA, else compiled kernels where the network has them.")] = "auto"
+    evaluate_every: Annotated[int, Option(min=1, help="Fast engine: number of rounds between tests of own models.")] = 1
     local_only: Annotated[bool, Option(help="Also train each device alone, for comparison.")] = True
     seeds: Annotated[int, Option(min=1, help="Number of runs, with the task's seed and the next ones; shows the mean and the spread.")] = 1
-    sweep: Annotated[str, Option(metavar="S,S,...", help="Repeat the run at these noise multipliers.")] = ""
+    sweep: Annotated[str, Option(metavar="S,S,...", help="Noise multipliers at which the run is repeated.")] = ""
     # fmt: on
 
     def __post_init__(self) -> None:

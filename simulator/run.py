@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.observe.display import FleetDisplay
-from hushfleet.aggregator.observe.progress import shown
+from hushfleet.aggregator.observe.progress import show_progress
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
@@ -35,7 +35,7 @@ from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
 from hushfleet.simulator.sweep import sweep_noise, with_seeds, with_sweep
-from hushfleet.simulator.units import shown_time
+from hushfleet.simulator.units import format_seconds
 from hushfleet.simulator.watch import Watch
 
 AUTO = "auto"
@@ -45,7 +45,7 @@ LIVE_RESTARTS = 3
 def opened(task: Task, folder: RunFolder, options: RunOptions, console: Console) -> Simulation:
     """Begins the run in the folder, or goes on with it. Raises `BadInput`."""
     mix = read_boards(options.boards, devices=task.data.devices, seed=task.seed) if options.boards else None
-    with shown(console):
+    with show_progress(console):
         return open_simulation(task, folder.path, data_dir=options.data_dir, mix=mix, resume=options.resume)
 
 
@@ -72,7 +72,7 @@ def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) 
             yield Result.load(folder.result)
             continue
         console.print(f"seed {seed}", style="bold", highlight=False)
-        with shown(console):
+        with show_progress(console):
             other = open_simulation(
                 replace(simulation.task, seed=seed),
                 folder.path,
@@ -91,14 +91,14 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> R
         if options.engine == "live":
             _run_live(simulation, options, console)
         else:
-            with shown(console):
+            with show_progress(console):
                 runtime = choose_runtime(simulation) if options.runtime == AUTO else options.runtime
             spec = simulation.prepared.spec.model
             if reason := unavailable(runtime, spec.name):
                 raise BadInput(f"--runtime {runtime} does not go with this task: {reason}")
             console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
             _run_fast(simulation, workers, options, runtime, console)
-        with shown(console):
+        with show_progress(console):
             choose_own_heads(simulation, workers, runtime=runtime)
             fleet = simulation.fleet.devices if options.local_only else ()
             alone = list(train_alone(simulation, workers, runtime=runtime)) if fleet else []
@@ -149,7 +149,7 @@ def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> 
         memory_mib=schedule.memory_mib,
         hosts=hosts,
     )
-    for line in fleet.shown():
+    for line in fleet.describe():
         console.print(line, style="bright_black", highlight=False)
     with _watch(simulation, options, console), fleet.running():
         player.play(fleet)
@@ -173,4 +173,4 @@ def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, 
     clock, mix = VirtualTime(), simulation.mix
     with EventLog(simulation.folder.events, clock=clock) as events, _watch(simulation, options, console):
         run_clocked_rounds(simulation, workers, events, clock, mix=mix, runtime=runtime, evaluate_every=every)
-    console.print(f"on these boards the fleet would have taken {shown_time(clock.now)}", highlight=False)
+    console.print(f"the fleet would have taken {format_seconds(clock.now)} on these boards", highlight=False)

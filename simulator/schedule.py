@@ -46,7 +46,7 @@ class Action(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
+class Outage:
     """One reason for which `target` is down (`kill`, `stop`) or without a network (`cut`).
 
     :param at_round: seconds count from the opening of this round; 0: from the run's start.
@@ -66,7 +66,7 @@ class Window:
         return self.begins_s is None or (self.every_s > 0 and self.begins_s <= 0)
 
     @classmethod
-    def of(cls, target: str, how: How, entry: LateEntry | DropOutEntry | CrashEntry | OutageEntry) -> Window:
+    def of(cls, target: str, how: How, entry: LateEntry | DropOutEntry | CrashEntry | OutageEntry) -> Outage:
         at_s = entry.at_s or 0.0
         if isinstance(entry, LateEntry):
             return cls(target, how, entry.at_round or 0, None, at_s)
@@ -81,7 +81,7 @@ class Schedule:
     :param memory_mib: of devices that are short of memory.
     """
 
-    windows: tuple[Window, ...]
+    windows: tuple[Outage, ...]
     write_mb_s: Mapping[str, float]
     memory_mib: Mapping[str, int]
 
@@ -127,7 +127,7 @@ def make_schedule(section: ScenarioSection, devices: Sequence[str], *, seed: int
     What one entry draws does not depend on the others. Raises `BadInput` for a name or a number of devices that
     this fleet does not have.
     """
-    windows = [Window.of(crash.process, "kill", crash) for crash in section.crash]
+    windows = [Outage.of(crash.process, "kill", crash) for crash in section.crash]
     disks: dict[str, float] = {}
     memories: dict[str, int] = {}
 
@@ -137,14 +137,14 @@ def make_schedule(section: ScenarioSection, devices: Sequence[str], *, seed: int
     outages: tuple[tuple[str, How], ...] = (("late", "stop"), ("drop_out", "kill"), ("outage", "cut"))
     for kind, how in outages:
         for index, entry in enumerate(getattr(section, kind)):
-            windows += [Window.of(name, how, entry) for name in named(kind, index, entry.devices)]
+            windows += [Outage.of(name, how, entry) for name in named(kind, index, entry.devices)]
     for index, day in enumerate(section.day):
         drawn = _stream(seed, "day", index, 1).random(len(devices)).tolist()
         phases = dict(zip(devices, drawn, strict=True))  # the part of its day that each device is in at the start
         for name in named("day", index, day.devices):
             midnight_s = -day.period_s * phases[name]
             off_s = midnight_s + day.period_s * day.share
-            windows.append(Window(name, "stop", 0, off_s, midnight_s + day.period_s, day.period_s))
+            windows.append(Outage(name, "stop", 0, off_s, midnight_s + day.period_s, day.period_s))
     for index, disk in enumerate(section.slow_disk):
         for name in named("slow_disk", index, disk.devices):
             disks[name] = min(disk.write_mb_s, disks.get(name, disk.write_mb_s))
@@ -202,8 +202,8 @@ class Playback:
         # The numbers of the windows for which a target is down, or (True) cut off.
         self._reasons: dict[tuple[str, bool], set[int]] = defaultdict(set)
         left_out = []
-        self._unplayed: dict[int, Window] = {}
-        self._by_round: dict[int, dict[int, Window]] = defaultdict(dict)
+        self._unplayed: dict[int, Outage] = {}
+        self._by_round: dict[int, dict[int, Outage]] = defaultdict(dict)
         for number, window in enumerate(schedule.windows):
             if 0 < window.at_round < first_round:
                 left_out.append(window)
@@ -225,7 +225,7 @@ class Playback:
         return self._edges[0][0].at_s if self._edges else math.inf
 
     @property
-    def unplayed(self) -> tuple[Window, ...]:
+    def unplayed(self) -> tuple[Outage, ...]:
         """Windows that have not begun and late devices that have not come, without those left out."""
         return tuple(self._unplayed.values())
 
@@ -263,7 +263,7 @@ class Playback:
             return
 
 
-def _edges(window: Window, number: int, anchor_s: float) -> Iterator[_Edge]:
+def _edges(window: Outage, number: int, anchor_s: float) -> Iterator[_Edge]:
     """In order of time, and for ever where the window comes again; not added up, so that days do not drift."""
     for cycle in count():
         at_s = anchor_s + cycle * window.every_s

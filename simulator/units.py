@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def shown_time(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """In the unit that suits it."""
     for unit, unit_s in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * unit_s:

@@ -22,7 +22,7 @@ from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.config.spec import BlobRef
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.board.config import BrokerSection, DataSection, DeviceSection, LimitsSection, load_config
+from hushfleet.edge_client.board.config import BrokerSection, DeviceSection, LimitsSection, OwnDataSection, load_config
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
@@ -156,7 +156,7 @@ def test_every_code_is_explained() -> None:
 def test_every_key_of_a_device_file_is_explained() -> None:
     text = (ROOT / "docs" / "field.md").read_text("utf-8").split("### DEVICE.toml", 1)[1].split("\n### ", 1)[0]
     explained = set(re.findall(r"`((?:device|broker|data|limits)\.[a-z_]+)`", text))
-    sections = {"device": DeviceSection, "broker": BrokerSection, "data": DataSection, "limits": LimitsSection}
+    sections = {"device": DeviceSection, "broker": BrokerSection, "data": OwnDataSection, "limits": LimitsSection}
     assert explained == {f"{name}.{key}" for name, section in sections.items() for key in section.__dataclass_fields__}
 
 

@@ -132,9 +132,6 @@ def check_hushfleet(arguments: list[str], folder: Path) -> None:
         return
     name, *rest = arguments
     assert name in application().commands, f"there is no `hushfleet {name}`"
-    if name == "client":
-        check_edge_client(rest)
-        return
     given = parsed(load_command(name), name, rest)
     if name == "reproduce" and given["paper"]:
         recipe = find_recipe(given["paper"], table=given["table"], figure=given["figure"])

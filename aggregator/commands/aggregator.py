@@ -32,23 +32,23 @@ class AggregatorOptions:
 
     # fmt: off
     broker: Annotated[str | None, Option(metavar="URL", help="mqtt://host:1883 or mqtts://host:8883.")] = None
-    fleet: Annotated[Path | None, Option(metavar="DIR", help="A fleet's folder, which has task, broker, certificates, key and devices; goes on with its run, if there is one.")] = None
-    federation: Annotated[str, Option(help="As in the devices' files.")] = "default"
-    devices: Annotated[Path | None, Option(metavar="FILE|RUN", help="Who may take part: a TOML list of ids and keys, or an earlier run's folder. `hushfleet devices` changes it while this runs.")] = None
-    roster: Annotated[Path | None, Option(help="Of secure sums: who may be in them, as `hushfleet fleet roster sign` wrote it. Default: all accepted devices.", **_FILE)] = None
-    enrolment: Annotated[EnrolmentMode, Option(help="`open`: whoever reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed
-    device: Annotated[DeviceName, Option(help="Where sums are held; auto is cuda where torch sees one. The result has the same bits on either.")] = DeviceName.auto
+    fleet: Annotated[Path | None, Option(metavar="DIR", help="Folder of a fleet, with its task, broker, certificates, key and devices. An unfinished run is resumed.")] = None
+    federation: Annotated[str, Option(help="Name of the federation, as in the devices' files.")] = "default"
+    devices: Annotated[Path | None, Option(metavar="FILE|RUN", help="Devices that may take part: a TOML list of ids and keys, or the folder of an earlier run. `hushfleet devices` changes it during the run.")] = None
+    roster: Annotated[Path | None, Option(help="Signed list of the devices in secure sums, from `hushfleet fleet roster sign`. Default: all accepted devices.", **_FILE)] = None
+    enrolment: Annotated[EnrolmentMode, Option(help="`open`: every device that reaches the broker takes part and shares the noise; for labs only.")] = EnrolmentMode.closed
+    device: Annotated[DeviceName, Option(help="Processor that holds the sums; auto: cuda where torch finds one. The result is equal bit by bit.")] = DeviceName.auto
     out: Annotated[Path | None, Option(help="Run folder; default: runs/TASK-TIME.")] = None
-    resume: Annotated[bool, Option("--resume", help="Go on with the run in --out, if there is one.")] = False
-    data_dir: Annotated[Path | None, Option(help="Where the test set's files are.")] = None
-    settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override any key.")] = None
+    resume: Annotated[bool, Option("--resume", help="Resume the run in --out, if there is one.")] = False
+    data_dir: Annotated[Path | None, Option(help="Folder with the files of the test set.")] = None
+    settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override any key of the task file.")] = None
     identity: Annotated[Path | None, Option(help="This aggregator's key, which devices pin; default: one for each federation in the user's configuration folder.")] = None
-    run_id: Annotated[str | None, Option(help="Last part of the task's id; default: random.")] = None
+    run_id: Annotated[str | None, Option(help="Last part of the task id; default: random.")] = None
     ca_file: Annotated[Path | None, Option(help="CA that signed the broker's certificate.", **_FILE)] = None
     cert_file: Annotated[Path | None, Option(help="This aggregator's certificate.", **_FILE)] = None
-    key_file: Annotated[Path | None, Option(help="Its key.", **_FILE)] = None
-    username: Annotated[str | None, Option(help="For the broker.")] = None
-    password_file: Annotated[Path | None, Option(help="A file with the password.", **_FILE)] = None
+    key_file: Annotated[Path | None, Option(help="Private key of that certificate.", **_FILE)] = None
+    username: Annotated[str | None, Option(help="User name for the broker.")] = None
+    password_file: Annotated[Path | None, Option(help="File with the password for the broker.", **_FILE)] = None
     # fmt: on
 
     def of(self, fleet: FleetFolder) -> AggregatorOptions:
@@ -74,7 +74,9 @@ def register(app: typer.Typer) -> None:
 def _aggregator(
     context: typer.Context,
     options: AggregatorOptions,
-    task_file: Annotated[Path | None, typer.Argument(metavar="TASK.toml", help="What to run; see `tasks/`.")] = None,
+    task_file: Annotated[
+        Path | None, typer.Argument(metavar="TASK.toml", help="Task file; see `tasks/` for examples.")
+    ] = None,
 ) -> None:
     """Run a task with the devices behind a broker. Safe to kill at any time; `--resume` goes on.
 
@@ -105,7 +107,7 @@ def _aggregator(
     from hushfleet.aggregator.devices.roster_file import RosterFile
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.spending import Spending
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.advice import worth_it
     from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.aggregator.rounds.charge_book import ChargeBook
@@ -123,13 +125,15 @@ def _aggregator(
         for name in ("task_file", "broker", *_OF_A_FLEET):
             if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
                 word = "TASK.toml" if name == "task_file" else f"--{name.replace('_', '-')}"
-                raise BadInput(f"--fleet DIR says that itself: leave {word} away")
+                raise BadInput(f"{word} cannot be combined with --fleet, whose folder sets it: remove {word}")
         task_file, options = of_fleet.task, options.of(of_fleet)
     if task_file is None or options.broker is None:
         raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
     task = load_task(task_file, tuple(options.settings or ()))
     if options.roster is not None and task.privacy.accounting != "secure":
-        raise BadInput(f"--roster belongs to secure sums, and the task's accounting is {task.privacy.accounting!r}")
+        raise BadInput(
+            f"--roster needs secure sums, and the task has accounting = {task.privacy.accounting!r}: remove --roster"
+        )
     folder = checked_folder(options.out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     check_name(options.federation, "the federation's name")
     address = BrokerAddress.parse(
@@ -146,7 +150,7 @@ def _aggregator(
         raise nobody_is_known(folder)
     with AggregatorStore(folder) as store, DeviceRegister(of_fleet.aggregator if of_fleet else folder) as known:
         policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
-        with shown(console):
+        with show_progress(console):
             prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)
         if task.privacy.accounting == "as-published":
             console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`hushfleet boards`: all board profiles as a table, or one in full with the source of each number."""
+"""`hushfleet boards`: list the board profiles, or show one with the source of each number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     @app.command("boards")
     def boards(
-        name: Annotated[str | None, typer.Argument(help="A board, to see all its figures and sources.")] = None,
+        name: Annotated[
+            str | None, typer.Argument(help="Name of a board: show all its figures and their sources.")
+        ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
     ) -> None:
         """List the board profiles, or show one in full.

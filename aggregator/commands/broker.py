@@ -1,4 +1,4 @@
-"""`hushfleet broker`: a broker in the foreground, for labs and for trying things out."""
+"""`hushfleet broker`: run a broker in the foreground, for labs and trials."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ def register(app: typer.Typer) -> None:
         kind: Annotated[BrokerKind, typer.Option(help="auto: Mosquitto if it is installed.")] = "auto",
         host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
         port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 1883,
-        data_dir: Annotated[Path, typer.Option(help="Folder for its configuration and log.")] = Path("runs/broker"),
-        ca_file: Annotated[Path | None, typer.Option(help="CA of all clients: mutual TLS.", **_FILE)] = None,
+        data_dir: Annotated[Path, typer.Option(help="Folder for the broker's configuration and log.")] = Path(
+            "runs/broker"
+        ),
+        ca_file: Annotated[
+            Path | None, typer.Option(help="CA that signed the clients' certificates; turns on mutual TLS.", **_FILE)
+        ] = None,
         cert_file: Annotated[Path | None, typer.Option(help="The broker's certificate.", **_FILE)] = None,
-        key_file: Annotated[Path | None, typer.Option(help="The certificate's key.", **_FILE)] = None,
+        key_file: Annotated[Path | None, typer.Option(help="Private key of that certificate.", **_FILE)] = None,
         open_to_network: Annotated[
             bool, typer.Option("--open", help="Let anyone on the network in, without TLS.")
         ] = False,

@@ -1,4 +1,4 @@
-"""`hushfleet compare`: runs side by side, in a table, a page or JSON."""
+"""`hushfleet compare`: show runs side by side, in a table, a page or JSON."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def compare(
         runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders, with `result.json`.")],
-        out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page.")] = None,
+        out: Annotated[
+            Path | None, typer.Option(metavar="FILE.html", help="Also write an HTML page to this file.")
+        ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     ) -> None:
-        """Set runs side by side: what devices gained, what they gave away, and where the tasks differ.
+        """Show runs side by side: gains, privacy given away, and differences of the tasks.
 
         Runs that differ by their seed alone are set together: a mean accuracy has the standard deviation over seeds, a
         mean gain its standard error. The seeds of `simulate --seeds` are found in the run's folder.

@@ -1,4 +1,4 @@
-"""`hushfleet devices`: who may take part in a run. Works while the aggregator runs, which follows within a second."""
+"""`hushfleet devices`: manage the devices of a run. A running aggregator follows within a second."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _add(
     run: _Run,
     device: _Id,
     key: Annotated[
-        str | None, typer.Option(help="Its public key, 64 hex digits. Without: the first key that is seen.")
+        str | None, typer.Option(help="Public key of the device, 64 hex digits. Default: the first key that it shows.")
     ] = None,
 ) -> None:
     """Accept a device; also one that was blocked.
@@ -118,7 +118,7 @@ def _forget(run: _Run, device: _Id) -> None:
 def _block(
     run: _Run,
     device: _Id,
-    reason: Annotated[str, typer.Option(help="Reason, for the list and for the device's log.")] = "by its operator",
+    reason: Annotated[str, typer.Option(help="Reason, shown in the list and in the device's log.")] = "by its operator",
 ) -> None:
     """Ignore all messages of a device and refuse its updates from now on, in the open round, too."""
     from hushfleet.wire.format.topics import check_name
@@ -131,10 +131,10 @@ def _block(
 
 def _roster(
     run: _Run,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Take it to the machine that has the operator's key.")],
-    federation: Annotated[str, typer.Option(help="The federation in the devices' files.")] = "default",
-    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Least share of honest devices: boards decline a task that counts on more.")] = HONEST_FRACTION,
-    min_devices: Annotated[int, typer.Option(min=2, help="Fewest devices in a sum: boards decline a task that opens smaller ones.")] = MIN_DEVICES,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write, for the machine that has the operator's key.")],
+    federation: Annotated[str, typer.Option(help="Name of the federation, as in the devices' files.")] = "default",
+    honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Least share of honest devices. Boards decline a task that assumes more.")] = HONEST_FRACTION,
+    min_devices: Annotated[int, typer.Option(min=2, help="Fewest devices in a sum. Boards decline a task that opens smaller sums.")] = MIN_DEVICES,
 ) -> None:  # fmt: skip
     """Write the list of devices for secure sums, to be signed: all that are accepted by a key that is known.
 

@@ -1,4 +1,4 @@
-"""`hushfleet log`: a run's figures for TensorBoard, MLflow or Weights & Biases."""
+"""`hushfleet log`: write a run's figures for TensorBoard, MLflow or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
         run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, of a simulation or an aggregator.")],
         to: Annotated[Literal["tensorboard", "mlflow", "wandb"], typer.Option(help="mlflow: the server of MLFLOW_TRACKING_URI. wandb: files for `wandb sync`; with WANDB_MODE=online sent at once.")] = "tensorboard",
         out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of TensorBoard or Weights & Biases; default: RUN/tensorboard, RUN.")] = None,
-        follow: Annotated[bool, typer.Option("--follow", help="Wait for more rounds of a run that goes on, until its last.")] = False,
+        follow: Annotated[bool, typer.Option("--follow", help="Follow a run that is not finished, until its last round.")] = False,
     ) -> None:  # fmt: skip
         """Write a run's figures by round to TensorBoard, MLflow or Weights & Biases, while it goes on or afterwards.
 

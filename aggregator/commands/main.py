@@ -114,16 +114,18 @@ def main() -> None:
     try:
         build_app()()
     except HushfleetError as error:
-        sys.exit(_told(str(error), error.exit_code))
+        sys.exit(_print_error(str(error), error.exit_code))
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("", "hushfleet"):
             raise
-        sys.exit(_told(f"this needs the package {error.name!r}; install it with: pip install 'hushfleet[server]'", 1))
+        sys.exit(
+            _print_error(f"this needs the package {error.name!r}; install it with: pip install 'hushfleet[server]'", 1)
+        )
     except OSError as error:  # a full disk, a folder that may not be written to
         named = error.filename2 or error.filename  # of two the one that was written to
         if named is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        sys.exit(_told(f"{named}: {error.strerror}" if named else f"{error.strerror}; free some space", 1))
+        sys.exit(_print_error(f"{named}: {error.strerror}" if named else f"{error.strerror}; free some space", 1))
     except KeyboardInterrupt:
         sys.exit(_code_of(came))
     except SystemExit as leaving:
@@ -160,7 +162,7 @@ def _noted_interrupts() -> list[int]:
     return came
 
 
-def _told(text: str, code: int) -> int:
+def _print_error(text: str, code: int) -> int:
     from rich.console import Console  # most calls have no need of it
     from rich.markup import escape
 

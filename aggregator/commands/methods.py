@@ -1,4 +1,4 @@
-"""`hushfleet methods`: all methods, with sources and settings."""
+"""`hushfleet methods`: list all methods, with sources and settings."""
 
 from __future__ import annotations
 

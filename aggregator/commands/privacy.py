@@ -1,4 +1,4 @@
-"""`hushfleet privacy`: from noise to epsilon and back, for both adversaries at once.
+"""`hushfleet privacy`: compute epsilon from noise, and noise from epsilon, for both adversaries.
 
 Two adversaries, always together. Client sampling counts for the release only: whoever sees a device's own
 bytes also sees whether it took part, so against the server a device is charged as if drawn every round. And
@@ -18,7 +18,7 @@ from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.terms import TRUST, Accountant, Accounting, Unit
 
-HELP = """What a noise level costs in epsilon, or what an epsilon costs in noise: against both adversaries.
+HELP = """Compute epsilon from a noise multiplier, or the noise multiplier for an epsilon, against both adversaries.
 
 Ten devices that divide the noise of 20 rounds among them (FedGLP-ADP at its "epsilon = 2"):
 
@@ -32,11 +32,11 @@ Record-level noise, 3000 batches with each record drawn with probability 1/100:
 
     hushfleet privacy --unit record --epsilon 4 --rounds 3000 --sample-rate 0.01 --delta 1e-5
 
-A hundred devices with secure sums, of which a tenth may be corrupt and another tenth missing:
+A hundred devices with secure sums; a tenth may be corrupt and another tenth missing:
 
     hushfleet privacy --accounting secure --devices 100 --parameters 5130 --epsilon 2 --rounds 20 --delta 1e-5
 
-Epsilon is for adding or removing a unit, and beside it for exchanging one for another. `--accountant rdp` computes as
+The table shows epsilon for adding or removing a unit, and for replacing one unit by another. `--accountant rdp` computes as
 the papers do, with Rényi's bound, which is larger.
 """
 
@@ -53,15 +53,15 @@ class PrivacyOptions:
     sample_rate: Annotated[float, Option(help="Probability that a unit takes part in a round (Poisson).")] = 1.0
     noise_split: Annotated[int, Option(help="Devices that divide the noise: each adds 1/sqrt(N) of it. 1 is local privacy.")] = 1
     participants: Annotated[int | None, Option(help="Devices whose updates are added up; --noise-split if not given.")] = None
-    unit: Annotated[Unit, Option(help="What is protected.")] = "device"
-    units: Annotated[int | None, Option(help="How many of them there are, to judge delta by.")] = None
-    parameters: Annotated[int | None, Option(help="Values sent, for the signal-to-noise ratio of one device's update.")] = None
-    accounting: Annotated[Accounting | None, Option(help="Whom a device must trust: strict (nobody), secure (sums of enough honest devices), as-published.")] = None
-    devices: Annotated[int | None, Option(help="Devices in a secure sum, where none is missing.")] = None
-    honest_fraction: Annotated[float, Option(help="Of them, at least; with secure sums.")] = 0.9
-    min_devices: Annotated[int | None, Option(help="The fewest devices of a sum that is opened; nine tenths if not given.")] = None
-    accountant: Annotated[Accountant, Option(help="How epsilon is found; rdp as in the papers.")] = "exact"
-    check: Annotated[bool, Option("--check", help="Print what Opacus' RDP and PRV accountants say, too; takes seconds.")] = False
+    unit: Annotated[Unit, Option(help="Unit of privacy: a whole device or one record.")] = "device"
+    units: Annotated[int | None, Option(help="Number of such units, to compare with 1/delta.")] = None
+    parameters: Annotated[int | None, Option(help="Number of values in an update, for its signal-to-noise ratio.")] = None
+    accounting: Annotated[Accounting | None, Option(help="Trust model: strict (trust nobody), secure (sums of enough honest devices), as-published.")] = None
+    devices: Annotated[int | None, Option(help="Number of devices in a secure sum when none is missing.")] = None
+    honest_fraction: Annotated[float, Option(help="Least share of honest devices, with secure sums.")] = 0.9
+    min_devices: Annotated[int | None, Option(help="Fewest devices in a sum that is opened; default: nine tenths of --devices.")] = None
+    accountant: Annotated[Accountant, Option(help="Accountant that computes epsilon; rdp: as in the papers.")] = "exact"
+    check: Annotated[bool, Option("--check", help="Also print the results of Opacus' RDP and PRV accountants; takes seconds.")] = False
     as_json: Annotated[bool, Option("--json", help="Print JSON; an unbounded epsilon is null.")] = False
     # fmt: on
 
@@ -110,7 +110,9 @@ def _privacy(
                 or options.participants is not None
                 or options.sample_rate != 1
             ):
-                raise BadInput("of a secure sum give --devices, --honest-fraction and --min-devices alone")
+                raise BadInput(
+                    "a secure sum takes --devices, --honest-fraction and --min-devices alone: remove the other options"
+                )
             least = (
                 options.min_devices
                 if options.min_devices is not None
@@ -181,4 +183,4 @@ def _privacy(
     else:
         print_table(facts, both, notes)
         for name, opinion in opinions.items():
-            print(f"check: {name}: {opinion.words}")
+            print(f"check: {name}: {opinion.text}")

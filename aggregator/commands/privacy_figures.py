@@ -18,11 +18,11 @@ from hushfleet.privacy.protection import QUESTIONS, worth
 from hushfleet.privacy.ring import least_bits, scale_for
 from hushfleet.privacy.terms import Accountant, Unit
 from hushfleet.secure.committee import least_honest
-from hushfleet.secure.field import PRIMES
+from hushfleet.secure.prime_field import PRIMES
 
 
 @dataclass(frozen=True)
-class View:
+class AdversaryView:
     """The knowledge of one adversary. An epsilon is inf without noise.
 
     :param epsilon: for adding or removing a unit.
@@ -43,7 +43,7 @@ class View:
 def view_of(
     adversary: str, sees: str, multiplier: float, rate: float, *, unit: Unit, rounds: int, delta: float,
     accountant: Accountant,
-) -> View:  # fmt: skip
+) -> AdversaryView:  # fmt: skip
     """Raises `PrivacyError` for values outside their range."""
     two = "records" if unit == "record" else "updates"
     steps = [Step(multiplier, rate, rounds)]
@@ -52,7 +52,9 @@ def view_of(
     if accountant == "exact" or rate == 1:
         exchanged = epsilon(steps, delta=delta, accountant=accountant, adjacency="exchange")
         meaning = worth(exchanged, delta, f"which of two {two} is it?")
-    return View(adversary, sees, multiplier, spent, exchanged, delta, worth(spent, delta, QUESTIONS[unit]), meaning)
+    return AdversaryView(
+        adversary, sees, multiplier, spent, exchanged, delta, worth(spent, delta, QUESTIONS[unit]), meaning
+    )
 
 
 def honest_of(least: int, devices: int, honest_fraction: float) -> int:
@@ -63,7 +65,10 @@ def honest_of(least: int, devices: int, honest_fraction: float) -> int:
         )
     honest = least_honest(least, devices=devices, honest_fraction=honest_fraction, drawn=devices)
     if honest == 0:
-        raise BadInput(f"of the fewest {least} devices of a sum perhaps none is honest: nothing can be promised")
+        raise BadInput(
+            f"the smallest sum of {least} devices may have no honest device, so there is no promise: raise "
+            "--min-devices or --honest-fraction"
+        )
     return honest
 
 
@@ -85,7 +90,7 @@ def sums_of(multiplier: float, honest: int, devices: int, size: int) -> dict[str
 
 
 def checked(
-    both: tuple[View, View], rates: tuple[float, float], rounds: int, accountant: Accountant
+    both: tuple[AdversaryView, AdversaryView], rates: tuple[float, float], rounds: int, accountant: Accountant
 ) -> dict[str, Opinion]:
     """Opacus' opinion on each finite epsilon, by its name. Raises `BadInput` where Opacus is not installed."""
     try:
@@ -103,7 +108,7 @@ def checked(
         raise BadInput("--check asks Opacus, which is not installed: pip install 'hushfleet[server]'") from error
 
 
-def print_json(facts: dict[str, Any], both: tuple[View, View], notes: list[str]) -> None:
+def print_json(facts: dict[str, Any], both: tuple[AdversaryView, AdversaryView], notes: list[str]) -> None:
     adversaries = [asdict(view) for view in both]
     for fields in adversaries:
         for name in ("epsilon", "epsilon_exchange"):
@@ -111,7 +116,7 @@ def print_json(facts: dict[str, Any], both: tuple[View, View], notes: list[str])
     print(json.dumps(facts | {"adversaries": adversaries, "notes": notes}, indent=2, allow_nan=False))
 
 
-def print_table(facts: dict[str, Any], both: tuple[View, View], notes: list[str]) -> None:
+def print_table(facts: dict[str, Any], both: tuple[AdversaryView, AdversaryView], notes: list[str]) -> None:
     console = Console(highlight=False)
     table = Table("against whoever sees", "noise multiplier", Column(no_wrap=True), "epsilon", "exchange", "delta")
     for view in both:

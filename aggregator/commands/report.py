@@ -1,4 +1,4 @@
-"""`hushfleet report`: the report of a run, made anew."""
+"""`hushfleet report`: make the report of a run again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def report(
         run: Annotated[
-            Path, typer.Argument(metavar="RUN", help="Run folder, with `result.json`, or one of several runs.")
+            Path, typer.Argument(metavar="RUN", help="Run folder with `result.json`, or a folder of several runs.")
         ],
-        out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Default: report.html in it.")] = None,
+        out: Annotated[
+            Path | None,
+            typer.Option(metavar="FILE.html", help="HTML file to write; default: report.html in the run folder."),
+        ] = None,
     ) -> None:
-        """Make the report of a run anew from its result.json, and print its summary.
+        """Make the report of a run again from its result.json, and print its summary.
 
         With what the server could see, where `hushfleet invert RUN/task.json --out RUN` has drawn it.
 

@@ -53,7 +53,7 @@ class Opinion(NamedTuple):
         return too_large or (self.prv is not None and self.charged < low * self.prv[0])
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         prv = self.why if self.prv is None else f"between {self.prv[0]:.4g} and {self.prv[1]:.4g}"
         told = f"{self.charged:.4g} is charged ({self.accountant}); Opacus' RDP: {self.rdp:.4g}; Opacus' PRV: {prv}"
         return f"{told}. They differ by more than {TOLERANCE:.0%}: tell the authors" if self.differs else told
@@ -123,7 +123,7 @@ def _main() -> None:
     asked = json.load(sys.stdin)
     steps = [Step(*step) for step in asked.pop("steps")]
     found = second_opinion(steps, **asked)
-    json.dump([found.differs, found.words], sys.stdout)
+    json.dump([found.differs, found.text], sys.stdout)
 
 
 if __name__ == "__main__":

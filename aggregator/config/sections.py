@@ -33,7 +33,7 @@ from hushfleet.secure.committee import committee_rule
 from hushfleet.user_files import expanded, in_file
 
 OwnData = Literal["folder", "arrays", "csv"]
-DataSet = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
+DataSetName = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "svhn", OwnData]
 OWN_DATA = get_args(OwnData)
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _AtLeast1 = Annotated[int, Meta(ge=1)]
@@ -83,22 +83,22 @@ class ModelSection(Checked):
         if self.features is not None and self.name != "linear":
             raise ValueError(f"features go with name = 'linear', not {self.name!r}, which takes images")
         if self.directions is not None and self.features is None:
-            raise ValueError("directions are of features; no other inputs have an order")
+            raise ValueError("directions need features; no other inputs have an order")
         if self.share == "head" and self.name == "linear":
-            raise ValueError("share = 'head' belongs to a network of several layers; 'linear' is one")
+            raise ValueError("share = 'head' needs a network of several layers; 'linear' has one")
         named = self.features is not None and ":" in self.features and not is_path("features", self.features)
         if self.weights is not None and self.share != "head" and not named:
             raise ValueError(
-                "weights are those of the fixed layers, and belong to share = 'head' or to features such as "
+                "weights are those of the fixed layers, and need share = 'head' or features such as "
                 "'torchvision:mobilenet_v3_small'"
             )
         if (self.tolerance is not None) != find_loss(self.loss).of_numbers:
             raise ValueError(
-                "tolerance belongs to a loss of numbers ('squared', 'huber'), which needs it: how far a "
+                "tolerance and a loss of numbers ('squared', 'huber') need each other; tolerance is how far a "
                 "prediction may be from its target and still count as right, for example 0.5"
             )
         for key, path in (("features", self.features), ("weights", self.weights), ("name", self.name)):
-            if path is not None and is_path(key, path):  # absolute, as DataSection.path
+            if path is not None and is_path(key, path):  # absolute, as the board's OwnDataSection.path
                 object.__setattr__(self, key, str(expanded(path, key).absolute()))
 
     @property
@@ -230,9 +230,9 @@ class PrivacySection(Checked):
         if self.noise_multiplier is not None and self.epsilon is not None:
             raise ValueError("give noise_multiplier or epsilon, not both")
         if self.sample_rate is not None and self.unit != "record":
-            raise ValueError("sample_rate belongs to unit = 'record'")
+            raise ValueError("sample_rate needs unit = 'record'")
         if self.reading != "user-level" and self.unit == "record":
-            raise ValueError("reading belongs to unit = 'device'; a record's epsilon has one accountant")
+            raise ValueError("reading needs unit = 'device'; a record's epsilon has one accountant")
         if self.reading != "user-level" and self.accounting == "strict":
             raise ValueError(
                 f"reading = {self.reading!r}: counts as a paper does, and not what the server sees; to repeat a paper "
@@ -275,7 +275,7 @@ class DataSection(Checked):
     devices); a board has `data.unlabelled` in DEVICE.toml.
     """
 
-    name: DataSet
+    name: DataSetName
     devices: Annotated[int, Meta(ge=1, le=100_000)] = 10
     partition: Partition = "iid"
     alpha: Annotated[float, Meta(gt=0, le=1e6)] | None = None
@@ -306,7 +306,7 @@ class DataSection(Checked):
         if self.name == "folder" and (not self.class_names or self.input_shape is None):
             raise ValueError("name = 'folder' needs class_names and input_shape, such as [3, 32, 32]")
         if self.name not in OWN_DATA and self.path is not None:
-            raise ValueError(f"path belongs to your own data ({', '.join(OWN_DATA)}); {self.name!r} is in --data-dir")
+            raise ValueError(f"path is for your own data alone ({', '.join(OWN_DATA)}); {self.name!r} is in --data-dir")
         if len(self.mean) != len(self.std) or (self.mean and self.name not in OWN_DATA):
             raise ValueError("mean and std come together, one of each for a channel, with your own data")
         if len(self.target_mean) != len(self.target_std):
@@ -351,7 +351,7 @@ class RoundSection(Checked):
         super().__post_init__()
         if (self.trim is not None) != (self.aggregation == "trimmed-mean"):
             raise ValueError(
-                "trim belongs to aggregation = 'trimmed-mean', which needs it: the share of the updates that is left "
+                "trim and aggregation = 'trimmed-mean' need each other; trim is the share of the updates that is left "
                 "out at either end, for example 0.1"
             )
         if self.patience >= self.rounds:

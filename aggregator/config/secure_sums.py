@@ -10,7 +10,7 @@ from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import PrivacyError
 from hushfleet.privacy.ring import least_bits
 from hushfleet.secure.committee import least_honest
-from hushfleet.secure.field import PRIMES
+from hushfleet.secure.prime_field import PRIMES
 
 if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task
@@ -43,8 +43,8 @@ def spec_of(task: Task, *, noise_multiplier: float, size: int | None) -> SecureS
     """
     if task.round.rounds > MAX_SECURE_ROUNDS:
         raise PrivacyError(
-            f"round.rounds = {task.round.rounds}: with secure sums {MAX_SECURE_ROUNDS} at most, since a round's "
-            "number draws its committee, and whoever runs the rounds could choose among them"
+            f"round.rounds = {task.round.rounds}: secure sums allow at most {MAX_SECURE_ROUNDS}, since a round's "
+            "number draws its committee, and an aggregator with more rounds could choose among committees"
         )
     least, fraction = task.round.min_updates, task.privacy.honest_fraction
     most = math.ceil(task.cohort_size + 6 * math.sqrt(task.cohort_size * (1 - task.sampling_rate)))

@@ -63,7 +63,7 @@ class Task(Checked):
         if secure:
             self._complete_sums()
         elif self.wire.codec == "masked":
-            raise ValueError('wire.codec = "masked" belongs to privacy.accounting = "secure"')
+            raise ValueError('wire.codec = "masked" needs privacy.accounting = "secure"')
         self.round.check(self.data.devices, honest_fraction=self.privacy.honest_fraction if secure else None)
         self._check_epsilon()
         self._check_loss()

@@ -19,7 +19,7 @@ from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, BadSignature, HushfleetError
 from hushfleet.firmware_profiles import load_board
 from hushfleet.firmware_profiles.cards import bundle
-from hushfleet.firmware_profiles.cards.seed import Card, Writer
+from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter
 from hushfleet.firmware_profiles.cards.stock_image import System
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
 from hushfleet.progress import doing
@@ -62,7 +62,7 @@ def choose_boards(
 
 
 @dataclass(frozen=True)
-class Target:
+class ReleasePlatform:
     """The Python and the architecture that a release is made for.
 
     :param why: how that is known, in words.
@@ -79,8 +79,8 @@ class Target:
 
 
 def choose_target(
-    boards: Sequence[RegisteredBoard], writer: Writer, system: System, *, python: str | None = None
-) -> Target:
+    boards: Sequence[RegisteredBoard], writer: SeedWriter, system: System, *, python: str | None = None
+) -> ReleasePlatform:
     """Chooses by the image, or else by the boards' profiles. Raises `BadInput` for boards of several kinds."""
     profiles = {row.board: load_board(row.board) for row in boards}
     arches = {profile.architecture for profile in profiles.values()}
@@ -94,7 +94,7 @@ def choose_target(
     if python is not None:
         if system.pythons and python not in system.pythons:
             raise BadInput(f"the image has Python {', '.join(system.pythons)}, and not {python} as --python says")
-        return Target(python, arch)
+        return ReleasePlatform(python, arch)
     if system.pythons:
         fitting = [each for each in system.pythons if each in bundle.PYTHONS]
         if not fitting:
@@ -102,15 +102,19 @@ def choose_target(
                 f"{system.name or 'the image'} has Python {', '.join(system.pythons)}, and releases are made for "
                 f"{', '.join(bundle.PYTHONS)}: take an image of Raspberry Pi OS Trixie (3.13) or of Ubuntu 24.04 (3.12)"
             )
-        return Target(fitting[0], arch, ", as the image has it")
+        return ReleasePlatform(fitting[0], arch, ", as the image has it")
     if writer.name == "firstrun":
-        return Target(_OLD_PYTHON, arch, ", as Raspberry Pi OS Bookworm has it; if the system is another, say --python")
+        return ReleasePlatform(
+            _OLD_PYTHON, arch, ", as Raspberry Pi OS Bookworm has it; if the system is another, say --python"
+        )
     pythons = {profile.python for profile in profiles.values()}
     if len(pythons) > 1:
         raise BadInput(
             "these boards have systems with several Pythons: name those of one kind with --device, or say --python"
         )
-    return Target(pythons.pop(), arch, ", as the board's profile has it; if the system is another, say --python")
+    return ReleasePlatform(
+        pythons.pop(), arch, ", as the board's profile has it; if the system is another, say --python"
+    )
 
 
 def require_python(python: str) -> None:
@@ -122,7 +126,7 @@ def require_python(python: str) -> None:
         )
 
 
-def release_for(registry: FleetRegistry, target: Target) -> FleetRelease | None:
+def release_for(registry: FleetRegistry, target: ReleasePlatform) -> FleetRelease | None:
     """Gives the newest release for it that the fleet knows; None where there is none."""
     return next((each for each in releases(registry) if each.platform == target.platform), None)
 
@@ -130,7 +134,7 @@ def release_for(registry: FleetRegistry, target: Target) -> FleetRelease | None:
 def build_release(
     folder: FleetFolder,
     registry: FleetRegistry,
-    target: Target,
+    target: ReleasePlatform,
     *,
     version: str,
     wheels: Path | None = None,
@@ -169,7 +173,7 @@ def build_release(
 
 
 def release_of(
-    folder: FleetFolder, registry: FleetRegistry, targets: Sequence[Target], *, wheels: Path | None = None
+    folder: FleetFolder, registry: FleetRegistry, targets: Sequence[ReleasePlatform], *, wheels: Path | None = None
 ) -> FleetRelease:
     """Gives the newest release for the first target that has one; else builds it for the first target.
 
@@ -182,12 +186,12 @@ def release_of(
     try:
         release = add_release(folder, registry, out)
     except BadSignature as error:
-        raise BadInput(f"{error}. {words_of_signing(folder, out)}") from error
+        raise BadInput(f"{error}. {describe_signing(folder, out)}") from error
     out.unlink()
     return release
 
 
-def words_of_signing(folder: FleetFolder, out: Path) -> str:
+def describe_signing(folder: FleetFolder, out: Path) -> str:
     """Says what to do with a release that lacks a signature."""
     return (
         f"Where a release key is: hushfleet fleet sign {out.name} --key release.key; then here: "
@@ -204,7 +208,7 @@ def card_of(
     folder: FleetFolder,
     board: RegisteredBoard,
     *,
-    target: Target,
+    target: ReleasePlatform,
     images: Path | None = None,
     user: str = "hushfleet-admin",
     ssh_keys: Sequence[str] = (),

@@ -58,7 +58,9 @@ def create_fleet(
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
     if path == Path.cwd():
-        raise BadInput(f"{path} is the folder that you are in, and a fleet's is made anew: go one up, and name it")
+        raise BadInput(
+            f"{path} is the current folder, and the fleet needs a new one: change to the folder above and give its name"
+        )
     beside = dict.fromkeys(map(Path, files_beside(task)))
     for file in beside:
         if ".." in file.parts:
@@ -119,7 +121,7 @@ def _copy(source: Path, target: Path) -> None:
     Raises `OSError`, and `BadInput` where the fleet has something of this name.
     """
     if target.exists():
-        raise BadInput(f"a fleet has a {target.name} of its own: give {source}, which the task names, another name")
+        raise BadInput(f"the fleet has a file {target.name} already: rename {source}, which the task names")
     target.parent.mkdir(parents=True, exist_ok=True)
     (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
 

@@ -7,7 +7,7 @@ from datetime import date
 
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
-from hushfleet.aggregator.results.report.readable import lifetime_words, number, percent, size
+from hushfleet.aggregator.results.report.readable import format_lifetime, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.privacy.protection import protection
 from hushfleet.wire.format.health import described
@@ -70,7 +70,7 @@ def figures(view: FleetView) -> list[str]:
 def run_privacy(run: RunView, lifetime: Lifetime | None) -> str:
     """Describes the privacy loss of the board that has spent most, as charged: over all tasks, and in this one."""
     delta = "" if run.delta is None else f" at delta {number(run.delta)}"
-    in_all = "" if lifetime is None else f"{lifetime_words(lifetime)}; "
+    in_all = "" if lifetime is None else f"{format_lifetime(lifetime)}; "
     return (
         f"privacy spent, the most of any board, as charged: {in_all}in this task, per {run.unit}{delta}: "
         f"epsilon_server {number(run.epsilon)}{meaning(run)}, epsilon_release {number(run.epsilon_release)}"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import hushfleet
 from hushfleet.aggregator.fleet.page.metrics import METRICS
-from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.errors import LinkLost
 from hushfleet.wire.link.interface import Will
@@ -47,7 +47,7 @@ def will(federation: str) -> Will:
     return Will(availability(federation), OFFLINE)
 
 
-class HomeAssistant(Part):
+class HomeAssistant(ServicePart):
     """Publishes the figures of a fleet.
 
     :param make_view: reads the fleet's folder, in the service's thread.
@@ -129,7 +129,7 @@ def _device(
         "components": {figure.key: _component(figure, f"{unique}_{figure.key}") for figure in figures},
     }
     config = f"{CONFIGS}/{re.sub('[^a-zA-Z0-9_-]', '_', unique)}/config"
-    return {config: _encoded(described), states: _encoded({figure.key: _shown(figure) for figure in figures})}
+    return {config: _encoded(described), states: _encoded({figure.key: _format_figure(figure) for figure in figures})}
 
 
 def _component(figure: _Figure, unique: str) -> dict[str, str]:
@@ -148,7 +148,7 @@ def _component(figure: _Figure, unique: str) -> dict[str, str]:
     return told
 
 
-def _shown(figure: _Figure) -> Any:
+def _format_figure(figure: _Figure) -> Any:
     """Gives the value as Home Assistant takes it; None is unknown to it, too."""
     metric, value = figure.metric, figure.value
     if metric.endswith("_info"):

@@ -21,7 +21,7 @@ from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pe
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.retained import ever_retained
-from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.errors import BadInput
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import LinkUp
@@ -35,7 +35,7 @@ _DAYS = 1 / 24
 log = logging.getLogger("hushfleet.fleet")
 
 
-class LockOut(Part):
+class LockOut(ServicePart):
     """A part of the fleet service. It acts once for each board that is locked out, and at the service's start."""
 
     every_s = LOOK_EVERY_S

@@ -36,7 +36,7 @@ log = logging.getLogger("hushfleet.fleet")
 
 
 @dataclass
-class Child:
+class FleetProcess:
     """One process of the fleet.
 
     :param log_file: where its output goes; None: to this terminal.
@@ -128,7 +128,7 @@ def _print_obstacles(folder: FleetFolder) -> None:
 
 
 @contextlib.contextmanager
-def started(folder: FleetFolder, children: Sequence[Child]) -> Iterator[Sequence[Child]]:
+def started(folder: FleetFolder, children: Sequence[FleetProcess]) -> Iterator[Sequence[FleetProcess]]:
     """Runs them for the length of a block; a broker is waited for."""
     folder.logs.mkdir(mode=0o700, exist_ok=True)
     try:
@@ -145,7 +145,7 @@ def started(folder: FleetFolder, children: Sequence[Child]) -> Iterator[Sequence
             child.stop()
 
 
-def brokers_of(folder: FleetFolder) -> list[Child]:
+def brokers_of(folder: FleetFolder) -> list[FleetProcess]:
     """Gives both brokers, with the configuration that the registry asks for. Raises `BadInput`."""
     mosquitto = find_mosquitto()
     if mosquitto is None:
@@ -155,21 +155,21 @@ def brokers_of(folder: FleetFolder) -> list[Child]:
     ports, logs = folder.config.broker, folder.logs
     named = (("broker", "mosquitto", ports.port), ("enrolment broker", "enrolment", ports.enrolment_port))
     return [
-        Child(f"the {name}", [mosquitto, "-c", str(folder.broker / f"{stem}.conf")], logs / f"{stem}.log", port)
+        FleetProcess(f"the {name}", [mosquitto, "-c", str(folder.broker / f"{stem}.conf")], logs / f"{stem}.log", port)
         for name, stem, port in named
     ]
 
 
-def _services_of(folder: FleetFolder) -> list[Child]:
+def _services_of(folder: FleetFolder) -> list[FleetProcess]:
     own, path = [sys.executable, "-m", "hushfleet.aggregator.commands"], str(folder.path)
     done = f"the task is finished; boards wait for the next one: hushfleet fleet task {path} TASK.toml"
     return [
-        Child("the fleet service", [*own, "fleet", "serve", path], folder.logs / "service.log"),
-        Child("the aggregator", [*own, "aggregator", "--fleet", path], None, when_done=done),
+        FleetProcess("the fleet service", [*own, "fleet", "serve", path], folder.logs / "service.log"),
+        FleetProcess("the aggregator", [*own, "aggregator", "--fleet", path], None, when_done=done),
     ]
 
 
-def _wait_for(port: int, child: Child) -> None:
+def _wait_for(port: int, child: FleetProcess) -> None:
     give_up = time.monotonic() + START_TIMEOUT_S
     while not speaks_tls("127.0.0.1", port):
         if time.monotonic() > give_up or (child.process is not None and child.process.poll() is not None):

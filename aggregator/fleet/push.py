@@ -37,7 +37,7 @@ _UNREACHED, _INTERRUPTED = 255, 130  # exit codes of ssh
 
 
 @dataclass(frozen=True)
-class Host:
+class SshHost:
     """A machine that ssh reaches.
 
     :param destination: as ssh takes it: `user@host`.
@@ -55,7 +55,7 @@ class Host:
     pythons: tuple[str, ...]
 
 
-def look_at(destination: str, options: Sequence[str] = ()) -> Host:
+def look_at(destination: str, options: Sequence[str] = ()) -> SshHost:
     """Logs in and reads what the machine is.
 
     Raises `BadInput` for what cannot be a destination, and `HushfleetError`.
@@ -69,10 +69,10 @@ def look_at(destination: str, options: Sequence[str] = ()) -> Host:
     if len(said) < 3:
         raise HushfleetError(f"{destination} does not answer as a Linux system does: {output[:200]!r}")
     arch, bits, user, *pythons = said
-    return Host(destination, options, arch, bits, user == "0", tuple(dict.fromkeys(pythons)))
+    return SshHost(destination, options, arch, bits, user == "0", tuple(dict.fromkeys(pythons)))
 
 
-def push(host: Host, card: Card) -> None:
+def push(host: SshHost, card: Card) -> None:
     """Puts the card's folder on the board, installs from it, and removes it. Raises `HushfleetError`."""
     with tempfile.TemporaryDirectory(prefix="hushfleet-push-") as name, tempfile.TemporaryFile() as archive:
         folder = Path(name)

@@ -11,13 +11,13 @@ import math
 
 from hushfleet.aggregator.fleet.access import lists_written, reload_brokers
 from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.service import Service, ServicePart
 
 LOOK_EVERY_S = 0.5
 RELOAD_AFTER_S = 1.0
 
 
-class ReloadLists(Part):
+class ReloadLists(ServicePart):
     """A part of the fleet service. It acts after its start, and after the service or a command has written a list."""
 
     every_s = LOOK_EVERY_S

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import deque
 
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.wire.format.topics import Topics
 
 CLEAR_EVERY_S = 3600.0
 MOST_AT_ONCE = 8
 
 
-class ClearRetained(Part):
+class ClearRetained(ServicePart):
     """A part of the fleet service. It acts at the start, and then once an hour, for a few boards at a time."""
 
     def __init__(self, registry: FleetRegistry) -> None:

@@ -75,7 +75,7 @@ def take(folder: FleetFolder, register: DeviceRegister, data: bytes) -> Roster:
     try:
         signed = Roster.from_bytes(data, operator=keys.operator_public(folder))
     except WireError as error:
-        raise BadInput(f"this is no roster that the operator of {folder.path} has signed: {error}") from error
+        raise BadInput(f"the operator of {folder.path} has not signed this roster: {error}") from error
     federation, has = folder.config.federation, held(folder)
     if signed.federation != federation:
         raise BadInput(f"this roster is of the federation {signed.federation}, and the fleet is {federation}")

@@ -20,7 +20,7 @@ from hushfleet.aggregator.fleet.page.server import PageServer
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.reload_lists import ReloadLists
 from hushfleet.aggregator.fleet.retained import ClearRetained
-from hushfleet.aggregator.fleet.service import FleetService, Part
+from hushfleet.aggregator.fleet.service import FleetService, ServicePart
 from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.fleet.telling_newest import TellingNewest
 from hushfleet.aggregator.fleet.updating import Updating
@@ -37,7 +37,7 @@ class _Applied:
 
     def __init__(self, folder: FleetFolder, registry: FleetRegistry) -> None:
         self._folder, self._registry = folder, registry
-        self._said = ""
+        self._warned_of = ""
 
     def apply(self) -> None:
         """Raises `StoreError`."""
@@ -46,9 +46,9 @@ class _Applied:
             told = f"{roster.describe_waiting(changes)}: {roster.export_command()}" if changes else ""
         except BadInput as error:  # boards must come in all the same
             told = f"the roster of secure sums stays as it is: {error}"
-        if told and told != self._said:
+        if told and told != self._warned_of:
             log.warning("%s", told)
-        self._said = told
+        self._warned_of = told
 
 
 def serve(path: Path, stop: threading.Event) -> None:
@@ -65,7 +65,7 @@ def serve(path: Path, stop: threading.Event) -> None:
     )
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
         known, applied = partial(key_of, registry, register), _Applied(folder, registry)
-        parts: list[Part] = [
+        parts: list[ServicePart] = [
             Listener(registry, known),
             TellingNewest(folder, registry),
             Updating(folder, registry, known),

@@ -1,7 +1,7 @@
 """The fleet service: one thread, one loop over two brokers, that for enrolment and that of the fleet.
 
-Its work is in its parts: enrolment here, others in their own files (`Part`). It keeps nothing that must survive: it may
-be killed at any moment, and boards ask again.
+Its work is in its parts: enrolment here, others in their own files (`ServicePart`). It keeps nothing that must survive:
+it may be killed at any moment, and boards ask again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Service(Protocol):
         """Clears what the fleet's broker retains of a topic. Raises `LinkLost`."""
 
 
-class Part:
+class ServicePart:
     """A task of the service besides enrolment.
 
     :cvar every_s: seconds between two calls of `act`.
@@ -97,7 +97,7 @@ class FleetService:
         enroller: Enroller,
         apply: Callable[[], None],
         was_changed: Callable[[], bool],
-        parts: Sequence[Part] = (),
+        parts: Sequence[ServicePart] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.topics = Topics(federation)

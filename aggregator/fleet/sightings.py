@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.registry import FleetRegistry
-from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.health import Health
@@ -69,7 +69,7 @@ def key_of(registry: FleetRegistry, register: DeviceRegister, device: str) -> by
     return found or (known.public_key if known is not None else None)
 
 
-class Listener(Part):
+class Listener(ServicePart):
     """A part of the fleet service that writes the messages of boards and aggregator to the registry.
 
     :param key_of: the public key that a board's messages must be signed with; None: it is not known, and not believed.

@@ -13,7 +13,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import keys_in_force
 from hushfleet.aggregator.fleet.releases import releases
 from hushfleet.aggregator.fleet.rollout import HEARD_S, current
-from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, HushfleetError
@@ -28,7 +28,7 @@ TELL_AGAIN_S = 3600.0
 _log = logging.getLogger("hushfleet.fleet")
 
 
-class TellingNewest(Part):
+class TellingNewest(ServicePart):
     """Tells a board when it was heard some minutes ago at most, as it is offered a release.
 
     `service/newest` has the last statement: a clock that was put back must not make the next one older.
@@ -43,7 +43,7 @@ class TellingNewest(Part):
         self._news: ReleaseNews | None = None
         self._made_of: object = None  # what the news was made of
         self._sign_at = 0.0  # monotonic seconds
-        self._told: dict[str, tuple[ReleaseNews, float]] = {}  # device -> what, and when in monotonic seconds
+        self._sent: dict[str, tuple[ReleaseNews, float]] = {}  # device -> what, and when in monotonic seconds
         self._complaint = ""
 
     def act(self, service: Service, now: float) -> None:
@@ -62,11 +62,11 @@ class TellingNewest(Part):
                 continue
             if seen.health is None or seen.health.slot == "trial":  # a release on trial listens to nothing
                 continue
-            what, at = self._told.get(device, (None, 0.0))
+            what, at = self._sent.get(device, (None, 0.0))
             if what is news and now - at < TELL_AGAIN_S:
                 continue
             service.publish(service.topics.fleet(device), news)
-            self._told[device] = news, now
+            self._sent[device] = news, now
 
     def _newest_news(self, now: float) -> ReleaseNews:
         """Makes the news once a day, at the service's start, and where keys or the roll-out have changed."""

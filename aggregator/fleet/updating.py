@@ -10,7 +10,7 @@ from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import find_release, mapped, releases
 from hushfleet.aggregator.fleet.rollout import HEARD_S, LISTENING, Rollout, board_rollouts, change, current, next_step
-from hushfleet.aggregator.fleet.service import Part, Service
+from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, KeyOf, processes, sightings
 from hushfleet.aggregator.publish.blobs import ChunkServer
 from hushfleet.errors import BadSignature, Malformed
@@ -29,7 +29,7 @@ MOST_FRAMES = 16  # in one turn of the service's loop, so that boards which enro
 _log = logging.getLogger("hushfleet.fleet")
 
 
-class Updating(Part):
+class Updating(ServicePart):
     """Offers releases and serves them.
 
     :param key_of: the public key of a board, whose wishes it must have signed; None: not known.
@@ -45,7 +45,7 @@ class Updating(Part):
         self._rules = folder.config.updates
         self._files: dict[bytes, memoryview] = {}
         self._chunks = ChunkServer(self._files.get, chunk_bytes=RELEASE_CHUNK_BYTES)
-        self._said: dict[str, float] = {}  # device -> the moment of its `Health` that an offer has answered
+        self._answered: dict[str, float] = {}  # device -> the moment of its `Health` that an offer has answered
         self._of: int | None = None  # the roll-out that the two above belong to
         # unix seconds, and what the registry has of it: a restart within the gap is none, a pause before it is one
         _, self._looked = processes(registry).get(LOOKED, ("", -GAP_S))
@@ -126,7 +126,7 @@ class Updating(Part):
         heard = sightings(self._registry)
         for device in devices:
             seen = heard[device]
-            if seen.health is None or seen.health_at is None or seen.health_at == self._said.get(device):
+            if seen.health is None or seen.health_at is None or seen.health_at == self._answered.get(device):
                 continue
             release = find_release(self._registry, rollout.version, seen.health.platform)
             if release is None:
@@ -135,9 +135,9 @@ class Updating(Part):
             self._registry.write("INSERT OR IGNORE INTO offered VALUES (?, ?, ?, NULL)", (rollout.number, device, wall))
             offer = ReleaseOffer(device, release.version, release.head, release.digest, release.size, rollout.number)
             service.publish(service.topics.fleet(device), offer)
-            if device not in self._said:
+            if device not in self._answered:
                 _log.info("release %s is offered to %s", rollout.version, device)
-            self._said[device] = seen.health_at
+            self._answered[device] = seen.health_at
 
     def _serve(self, service: Service, now: float) -> None:
         if self._chunks.due_at > now or self._sent_until > now:
@@ -151,5 +151,5 @@ class Updating(Part):
         """Drops what boards have asked for; they ask again."""
         self._chunks.clear()
         self._files.clear()
-        self._said.clear()
+        self._answered.clear()
         self._of = None

@@ -25,7 +25,7 @@ from hushfleet.aggregator.observe.notebook import NotebookConsole
 from hushfleet.aggregator.observe.progress import Heartbeat, format_time
 from hushfleet.aggregator.results.fleet_state import RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
-from hushfleet.aggregator.results.gains import Comparison
+from hushfleet.aggregator.results.gains import MeanAccuracies
 from hushfleet.aggregator.results.report import page
 from hushfleet.aggregator.results.report.readable import NOT_MEASURED, codec, gained, number, percent, size
 from hushfleet.aggregator.results.report.sweeps import noise_table, seed_table
@@ -101,7 +101,7 @@ class FleetDisplay:
                 line = self.state.take_news()
         if line:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-            self._heartbeat.said()
+            self._heartbeat.note_output()
 
     def apply_metrics(self, device: str, metrics: Mapping[str, Any]) -> None:
         """Takes in what one simulated device measured about itself."""
@@ -243,10 +243,10 @@ def summary_table(result: Result) -> RenderableType:
     )
 
 
-def _difference(row: Comparison) -> page.Cell:
+def _difference(row: MeanAccuracies) -> page.PageCell:
     if row.verdict == "nothing":
-        return page.Cell(VERDICTS[row.verdict], row.verdict)
-    return page.Cell("" if row.gain is None else gained(row.gain), row.verdict or "")
+        return page.PageCell(VERDICTS[row.verdict], row.verdict)
+    return page.PageCell("" if row.gain is None else gained(row.gain), row.verdict or "")
 
 
 def _accuracies(state: RunState) -> list[tuple[str, str]]:

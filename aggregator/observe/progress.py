@@ -20,7 +20,7 @@ EVERY_S = 10.0
 
 
 @contextmanager
-def shown(console: Console) -> Iterator[None]:
+def show_progress(console: Console) -> Iterator[None]:
     """Shows what `hushfleet.progress` knows to be under way."""
     if isinstance(console, NotebookConsole):
         with console.moving(_Line(), stays=False):
@@ -44,7 +44,7 @@ class Heartbeat:
         self._printed, self._stop = threading.Event(), False
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
-    def said(self) -> None:
+    def note_output(self) -> None:
         """Notes that something else was printed."""
         self._printed.set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -60,10 +61,14 @@ class Question:
         """The name of its features in a table."""
         return table_name(self.features, colour=self.input_shape[0] == 3)
 
-    @property
+    @cached_property
     def have_order(self) -> bool:
         """Whether the features begin with those that say most, so that a shared head is given these alone."""
-        return not self.features.endswith(".onnx")
+        if not self.features.endswith(".onnx"):
+            return True
+        from hushfleet.models.features import have_order  # with PyTorch
+
+        return have_order(self.features)
 
     @property
     def least_devices(self) -> int:

@@ -95,7 +95,7 @@ def prepare(
     if len(task.data.mean) not in (0, shape[0]):
         raise BadInput(f"data.mean has {len(task.data.mean)} values; the data have {shape[0]} channels")
     if task.data.augment != "none" and shape[1] == 1:
-        raise BadInput(f"data.augment = {task.data.augment!r} changes images, and the data are {_shown(shape)}")
+        raise BadInput(f"data.augment = {task.data.augment!r} changes images, and the data are {_format_shape(shape)}")
     mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
     extractor = _features(task, shape)
     input_shape = shape if extractor is None else (extractor.shared, 1, 1)
@@ -187,8 +187,8 @@ def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | Non
 def _check_shape(task: Task, taken: tuple[int, ...], found: tuple[int, ...]) -> None:
     if tuple(taken) != tuple(found):
         raise BadInput(
-            f"model.name = {task.model.name!r} takes images of {_shown(taken)}, but data.name = {task.data.name!r} has "
-            f"{_shown(found)}; choose a model for that shape"
+            f"model.name = {task.model.name!r} takes images of {_format_shape(taken)}, but "
+            f"data.name = {task.data.name!r} has {_format_shape(found)}; choose a model for that shape"
         )
 
 
@@ -232,7 +232,9 @@ def _load_own(section: DataSection, targets: Targets) -> DataSet | None:
     moments = {"mean": section.mean, "std": section.std}
     dataset = data.dataset(section.name, class_names=names, **moments, targets=targets, where=str(path))
     if shape not in (None, dataset.input_shape):
-        raise BadInput(f"data.input_shape = {_shown(shape)}: {path} has samples of {_shown(dataset.input_shape)}")
+        raise BadInput(
+            f"data.input_shape = {_format_shape(shape)}: {path} has samples of {_format_shape(dataset.input_shape)}"
+        )
     return dataset
 
 
@@ -244,7 +246,7 @@ def _normalisation(task: Task, channels: int) -> tuple[tuple[float, ...], tuple[
     return (mean,) * channels, (std,) * channels
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return " x ".join(str(n) for n in shape)
 
 

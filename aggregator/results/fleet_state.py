@@ -73,7 +73,7 @@ class SeenDevice:
         return "ready" if self.part == "none" else "fetching" if self.part == "asked" else "sending"
 
 
-class Fleet:
+class FleetState:
     """The state of every device, event by event. `is_timed`: the log tells of training and sending."""
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class Fleet:
             self._close(self.open_round)
 
 
-class RunState(Fleet):
+class RunState(FleetState):
     """All that a display shows. `apply` and `apply_metrics` change it, everything else only reads.
 
     :param delta: for epsilon_release, which is computed from the rounds' multipliers where the events do not

@@ -1,6 +1,6 @@
 """Gains over training alone beside their spread: what was gained, how sure that is, and what guessing would reach.
 
-`Comparison.verdict` is the one rule by which a sentence, a table and a colour say that federating paid.
+`MeanAccuracies.verdict` is the one rule by which a sentence, a table and a colour say that federating paid.
 
 The standard error is over devices. It does not cover what another seed would change for all devices alike, the noise in
 the shared model first of all; where there are several seeds, `Gain.of` their means says that.
@@ -54,7 +54,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MeanAccuracies:
     """Mean accuracies of what devices predict with, over those that were measured both ways where there are any; None:
     not measured.
 
@@ -88,13 +88,13 @@ class Comparison:
         return None if self.gain is None else self.gain.outcome
 
 
-def common_test(result: Result) -> Comparison:
+def common_test(result: Result) -> MeanAccuracies:
     """Compares the models that serve the common test: the devices' own models, or the shared head, where a device
     chooses its own head for its own kind of images beside that."""
     return shared_model(result, against_alone=True) if result.details.own_heads else own_models(result)
 
 
-def shared_model(result: Result, *, against_alone: bool = False) -> Comparison:
+def shared_model(result: Result, *, against_alone: bool = False) -> MeanAccuracies:
     """The global model on the common test set."""
     detail = result.details
     shared = last_measured(result.rounds, lambda row: row.accuracy_global)
@@ -103,7 +103,7 @@ def shared_model(result: Result, *, against_alone: bool = False) -> Comparison:
     return _compared([shared] * len(detail.devices), alone, shared, mean_alone, *_common(result))
 
 
-def own_models(result: Result) -> Comparison:
+def own_models(result: Result) -> MeanAccuracies:
     """The devices' own models on the common test set."""
     mean = last_measured(result.rounds, lambda row: row.accuracy_own_common)
     final = final_by_device(result.details.accuracy_own_common, len(result.details.devices))
@@ -111,7 +111,7 @@ def own_models(result: Result) -> Comparison:
     return _compared(final, alone, mean, result.local_only.accuracy_own_common, *_common(result))
 
 
-def own_data(result: Result) -> Comparison:
+def own_data(result: Result) -> MeanAccuracies:
     """The devices' own models on their own kind of data."""
     mean = last_measured(result.rounds, lambda row: row.accuracy_own_local)
     final = final_by_device(result.details.accuracy_own_local, len(result.details.devices))
@@ -125,11 +125,11 @@ def _common(result: Result) -> tuple[float | None, int]:
 
 def _compared(
     final: Values, alone: Values, mean: float | None, mean_alone: float | None, level: float | None, images: int
-) -> Comparison:
+) -> MeanAccuracies:
     both = [(f, a) for f, a in zip(final, alone, strict=False) if f is not None and a is not None]
     if both:
         mean, mean_alone = (fmean(column) for column in zip(*both, strict=True))
-    return Comparison(mean, mean_alone, tuple(f - a for f, a in both), level, images)
+    return MeanAccuracies(mean, mean_alone, tuple(f - a for f, a in both), level, images)
 
 
 def final_by_device(grid: list[list[float | None]], devices: int) -> list[float | None]:

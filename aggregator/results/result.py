@@ -20,7 +20,7 @@ from hushfleet.aggregator.results.json_record import Count, Fraction, JsonRecord
 from hushfleet.aggregator.results.server_sees import RosterBy
 from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput
-from hushfleet.privacy.terms import Accountant, Accounting, Trust
+from hushfleet.privacy.terms import Accountant, Accounting, TrustModel
 
 SCHEMA: Literal[1] = 1
 _encode = json.JSONEncoder(allow_nan=False).encode
@@ -295,7 +295,7 @@ class Result(JsonRecord):
     engine: str
     model: ModelInfo
     accounting: Accounting
-    trust: Trust | None = None  # files of earlier versions do not say it
+    trust: TrustModel | None = None  # files of earlier versions do not say it
     sums: SumsInfo | None = None  # likewise; None also where there are no secure sums
     assumption: str | None = None  # of secure sums: what must be true of the fleet, by the newest roster
     accountant: Accountant = "rdp"  # what files without it were made with

@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 from hushfleet.aggregator.results.events import iterate_events
-from hushfleet.aggregator.results.fleet_state import Event, Fleet, SeenDevice
+from hushfleet.aggregator.results.fleet_state import Event, FleetState, SeenDevice
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES, Activity, FleetRound, FleetTimeline, TimelineMark
 from hushfleet.aggregator.results.json_record import Seconds
 
@@ -85,7 +85,7 @@ class _Clock:
         return min(max(0.0, raw - offset), self.now)
 
 
-class _Recorder(Fleet):
+class _Recorder(FleetState):
     """Records what the states of a fleet were."""
 
     def __init__(self, devices: Iterable[str], accepted: Rounds, declined: Rounds, most_spans: int) -> None:

@@ -32,7 +32,7 @@ _OF_ROUND = {
 _OF_DEVICES = {"accuracy_own_common": "accuracy/own_common_test", "accuracy_own_local": "accuracy/own_data"}
 
 
-class Figures(NamedTuple):
+class TrackedFigures(NamedTuple):
     """The figures of one closed round. `at` is in unix seconds; `values` omits infinite and missing ones."""
 
     round: int
@@ -43,12 +43,12 @@ class Figures(NamedTuple):
 class Sink(Protocol):
     """A destination of figures."""
 
-    def write(self, figures: Figures) -> None: ...
+    def write(self, figures: TrackedFigures) -> None: ...
 
     def close(self) -> None: ...
 
 
-def figures_of(run: Path, *, follow: bool = False) -> Iterator[Figures]:
+def figures_of(run: Path, *, follow: bool = False) -> Iterator[TrackedFigures]:
     """Yields the figures of closed rounds.
 
     :param run: of a simulation or an aggregator, with `events.jsonl`.
@@ -72,11 +72,11 @@ def figures_of(run: Path, *, follow: bool = False) -> Iterator[Figures]:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _figures(event: Mapping[str, Any], state: RunState, own: Mapping[str, float]) -> Figures:
+def _figures(event: Mapping[str, Any], state: RunState, own: Mapping[str, float]) -> TrackedFigures:
     values = {name: event.get(key) for key, name in _OF_ROUND.items()}
     values |= {**own, "privacy/epsilon_server": state.epsilon_server, "privacy/epsilon_release": state.epsilon_release}
     known = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
-    return Figures(state.rounds_closed, float(event["at"]), known)
+    return TrackedFigures(state.rounds_closed, float(event["at"]), known)
 
 
 class _OwnMetrics:
@@ -116,7 +116,7 @@ class TensorBoard:
             raise _missing("tensorboard", error) from error
         self._writer = SummaryWriter(str(folder))
 
-    def write(self, figures: Figures) -> None:
+    def write(self, figures: TrackedFigures) -> None:
         for name, value in figures.values.items():
             self._writer.add_scalar(name, value, figures.round, walltime=figures.at)
 
@@ -149,7 +149,7 @@ class Mlflow:
         except MlflowException as error:
             raise BadInput(f"MLflow cannot be used; set MLFLOW_TRACKING_URI to a server's address: {error}") from error
 
-    def write(self, figures: Figures) -> None:
+    def write(self, figures: TrackedFigures) -> None:
         at_ms = int(1000 * figures.at)
         rows = [self._metric(name, value, at_ms, figures.round) for name, value in figures.values.items()]
         self._client.log_batch(self._run, metrics=rows)
@@ -195,7 +195,7 @@ class WeightsAndBiases:
                 f"Weights & Biases cannot be used: {error}. Call `wandb login`, or leave WANDB_MODE out to write files"
             ) from error
 
-    def write(self, figures: Figures) -> None:
+    def write(self, figures: TrackedFigures) -> None:
         self._run.log({**figures.values, "_timestamp": figures.at}, step=figures.round)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class ChargeBook:
     def __init__(self, register: DeviceRegister, engine: RoundEngine) -> None:
         self._register, self._engine = register, engine
         self._resumed = None if engine.plan is None else engine.plan.round
-        self._round, self._told, self._noted = 0, Counter[str](), set[str]()
+        self._round, self._asked, self._noted = 0, Counter[str](), set[str]()
         if engine.closed_rounds:
             self.closed(engine.closed_rounds)  # a kill may have come between
 
@@ -41,15 +41,15 @@ class ChargeBook:
         if plan is None or plan.phase != "open":
             return
         if self._round != plan.round:
-            self._round, self._told, self._noted = plan.round, Counter(), set()
+            self._round, self._asked, self._noted = plan.round, Counter(), set()
         cohort = self._engine.cohort
-        told = [device for device in devices if device in cohort]
-        new = [device for device in told if device not in self._noted]
+        asked = [device for device in devices if device in cohort]
+        new = [device for device in asked if device not in self._noted]
         if new:
             charge = pack(self._engine.method.charge(terms_of(plan)))
             self._register.note_charges(plan.task, plan.round, dict.fromkeys(new, charge), certain=False)
         self._noted.update(new)
-        self._told.update(told)
+        self._asked.update(asked)
 
     def declined(self, device: str, code: str) -> None:
         """Takes back the charge of a device that declined before it trained. Raises `StoreError`."""
@@ -65,11 +65,11 @@ class ChargeBook:
         self._take_back(round, declined - spent.keys())
 
     def _take_back(self, round: int, declined: set[str]) -> None:
-        """Drops the notes of these devices, where they were told once, by this process, that they may train."""
+        """Drops the notes of these devices, that this process has asked once to train."""
         if round != self._round or round == self._resumed:
             return
         new = self._engine.store.new_cards(round)  # an earlier card may have spent what the new one declines
-        gone = {device for device in declined & self._noted - new if self._told[device] == 1}
+        gone = {device for device in declined & self._noted - new if self._asked[device] == 1}
         if gone:
             self._register.drop_charges(self._engine.spec.task, round, gone)
             self._noted -= gone

@@ -24,7 +24,7 @@ from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.admission import is_new
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
-from hushfleet.aggregator.rounds.progress import Progress
+from hushfleet.aggregator.rounds.progress import TaskProgress
 from hushfleet.aggregator.rounds.round_sum import commit
 from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of, stored_roster
 from hushfleet.aggregator.rounds.summary import summarise
@@ -83,7 +83,7 @@ class RoundEngine:
         self.roster: bytes | None = store.get("roster")
         self._excluded: set[str] = set()
         store.check_same_task(self.spec.task, prepared.spec_ref.digest)
-        self._progress = Progress(store, prepared)
+        self._progress = TaskProgress(store, prepared)
         self.model = self._progress.model
         last = store.last_round()
         if last is not None and last.phase != "closed":

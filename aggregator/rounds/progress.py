@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hushfleet.aggregator.publish.prepare import PreparedTask
 
 
-class Progress:
+class TaskProgress:
     """Read from the store when it is made. Raises `StoreError` where that is damaged.
 
     `trained_on` is, of each device, SHA-256 of the model that it trained on when it was last accepted.

@@ -16,7 +16,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
 from hushfleet.privacy.mechanism import Charge
 
 
-class Answers(NamedTuple):
+class AnswerCounts(NamedTuple):
     """Number of members of a committee, of their answers, and of bytes of all answers together."""
 
     members: int = 0
@@ -32,7 +32,7 @@ class RoundSum(ABC):
     """
 
     cohort: Collection[str]
-    answers = Answers()
+    answers = AnswerCounts()
     suspected_wraps = 0
 
     @property

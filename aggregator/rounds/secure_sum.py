@@ -17,14 +17,14 @@ import numpy as np
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.ingest.checks import UpdateChecks, terms_of
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision
-from hushfleet.aggregator.rounds.round_sum import Answers, RoundSum
+from hushfleet.aggregator.rounds.round_sum import AnswerCounts, RoundSum
 from hushfleet.aggregator.rounds.server_half import ServerRound
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.config.spec import SecureSpec
 from hushfleet.errors import BadInput, BadSignature, OtherVersion, StoreError, WireError
-from hushfleet.secure.field import add_into, from_bytes
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.member_answer import AnswerHeader, MemberAnswer, decode_answer, encode_answer
+from hushfleet.secure.prime_field import add_into, from_bytes
 from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
@@ -113,17 +113,17 @@ class SecureSum(RoundSum):
         return self.masked and self._plan.phase == "open"
 
     @property
-    def answers(self) -> Answers:  # type: ignore[override]  # counted anew, since answers come one by one
+    def answers(self) -> AnswerCounts:  # type: ignore[override]  # counted anew, since answers come one by one
         """The committee's answers; without masks, as if all members had answered."""
         members = self.round.members
         if self.masked:
             sizes = self._store.answer_sizes(self._plan.round)
-            return Answers(len(members), len(sizes), sum(sizes))
+            return AnswerCounts(len(members), len(sizes), sum(sizes))
         task, number, bits = self._plan.task, self._plan.round, self.round.spec.bits
         values, nobody = np.zeros(self.round.width, np.uint32), Identity.from_bytes(bytes(32))
         headers = [AnswerHeader.of(task, number, member, b"", bits) for member in members]
         sizes = [len(encode_answer(header, values, identity=nobody)) for header in headers]
-        return Answers(len(members), len(sizes), sum(sizes))
+        return AnswerCounts(len(members), len(sizes), sum(sizes))
 
     def fixed(self) -> RoundPlan:
         """Returns the plan that asks the committee for what was added so far."""
@@ -259,7 +259,7 @@ class SecureSum(RoundSum):
         try:
             return decode_masked(data, public_key=self._keys[device])
         except BadSignature as error:
-            raise Refusal("bad-signature", f"by the roster's key of {device}: {error}", final=False) from error
+            raise Refusal("bad-signature", f"{error}, with the roster's key of {device}", final=False) from error
 
     def _values(self, header: UpdateHeader, data: bytes) -> Masked:
         _, section = self._decoded(header.device, data)

@@ -10,7 +10,7 @@ import numpy as np
 from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.publish.model_step import download_bytes
 from hushfleet.aggregator.results.metrics import RoundSummary, eq20_bytes, snr_db
-from hushfleet.aggregator.rounds.round_sum import Answers, RoundSum
+from hushfleet.aggregator.rounds.round_sum import AnswerCounts, RoundSum
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
@@ -43,7 +43,7 @@ def summarise(
     charge = method.charge(terms)
     participants = len(updates) if changed else 0
     accuracy, loss = (_measured(value) for value in evaluate(params)) if evaluate else (None, None)
-    answers = Answers() if collected is None else collected.answers
+    answers = AnswerCounts() if collected is None else collected.answers
     return RoundSummary(
         round=plan.round,
         cohort_size=cohort,

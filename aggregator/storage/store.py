@@ -209,7 +209,7 @@ class AggregatorStore(SqliteFile):
         elif known != spec_digest:
             raise BadInput(
                 f"{self.folder} holds the run {(self.get('task') or b'').decode()}, and the task file or the software "
-                "has changed since; go on with what it was begun with, or start anew in another folder"
+                "has changed since; resume with the former ones, or start a new run in another folder"
             )
 
     # devices

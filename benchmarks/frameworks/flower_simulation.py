@@ -25,7 +25,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import Tensor
 
-from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, Job, Network, Rounds, to_vector
+from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, HeldRounds, MnistNetwork, TrainingJob, to_vector
 
 FOLDER_VARIABLE = "HUSHFLEET_BENCHMARK_FOLDER"
 """Ray hands the environment down to its actors."""
@@ -33,9 +33,9 @@ DELTA = 1e-5
 
 
 @functools.cache
-def kept() -> tuple[Job, list[tuple[Tensor, Tensor]]]:
+def kept() -> tuple[TrainingJob, list[tuple[Tensor, Tensor]]]:
     """The job and all clients' data, loaded once an actor."""
-    job = Job.load(os.environ[FOLDER_VARIABLE])
+    job = TrainingJob.load(os.environ[FOLDER_VARIABLE])
     return job, job.clients()
 
 
@@ -44,7 +44,7 @@ def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     job, clients = kept()
     x, y = clients[int(context.node_config["partition-id"])]
-    model = Network()
+    model = MnistNetwork()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     trained_on = job.train(model.to(job.workload.device), x, y)
     metrics = MetricRecord({"num-examples": len(y), "trained-on": trained_on})
@@ -55,7 +55,7 @@ def train(message: Message, context: Context) -> Message:
 class HeldFedAvg(FedAvg):
     """Holds the server between two rounds: all that Flower does from one `configure_train` to the next is measured."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TrainingJob) -> None:
         super().__init__(
             fraction_train=job.workload.cohort / job.workload.clients,
             fraction_evaluate=0.0,
@@ -63,7 +63,7 @@ class HeldFedAvg(FedAvg):
             min_available_nodes=job.workload.clients,
         )
         self._model = job.first_model()
-        self._rounds = Rounds(lambda: to_vector(self._model), ["flwr", "ray", "torch", "numpy"])
+        self._rounds = HeldRounds(lambda: to_vector(self._model), ["flwr", "ray", "torch", "numpy"])
         self._trained_on = 0
 
     def configure_train(
@@ -87,7 +87,7 @@ class HeldFedAvg(FedAvg):
 
 def main() -> None:
     os.environ[FOLDER_VARIABLE] = sys.argv[1]
-    job, actors = Job.load(sys.argv[1]), int(sys.argv[2])
+    job, actors = TrainingJob.load(sys.argv[1]), int(sys.argv[2])
     workload, strategy = job.workload, HeldFedAvg(job)
 
     def serve(grid: Grid, context: Context) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, Job, Rounds, Workload
+from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Enough, HeldRounds, TrainingJob, Workload
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
@@ -64,7 +64,7 @@ class HeldLog(EventLog):
         self._simulation = simulation
         self._trained_on = {device.name: len(device.train) * epochs for device in simulation.fleet.devices}
         self._samples, self._closed = 0, 0
-        self._rounds = Rounds(self._global_params, PACKAGES)
+        self._rounds = HeldRounds(self._global_params, PACKAGES)
 
     def write(self, kind: str, **fields: Any) -> dict[str, Any]:
         event = super().write(kind, **fields)
@@ -84,7 +84,7 @@ class HeldLog(EventLog):
 
 
 def main() -> None:
-    job, runtime, processes = Job.load(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    job, runtime, processes = TrainingJob.load(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     simulation = begin(task_of(job.workload), Path(sys.argv[4]), data_dir=Path(sys.argv[5]))
     simulation = replace(simulation, prepared=replace(simulation.prepared, evaluate_global=None))
     with Workers(processes) as workers, HeldLog(simulation, job.workload.epochs) as events:

@@ -31,7 +31,7 @@ from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, Job, Rounds, to_vector
+from benchmarks.frameworks.workload import CLIP_NORM, ROUNDS, HeldRounds, TrainingJob, to_vector
 
 
 class PflNetwork(nn.Module):
@@ -55,7 +55,7 @@ class Held(TrainingProcessCallback):
     def __init__(self, module: PflNetwork, device: str) -> None:
         self._module, self._device = module, device
         first = not dist.is_initialized() or dist.get_rank() == 0
-        self._rounds = Rounds(lambda: to_vector(module), ["pfl", "torch", "numpy"]) if first else None
+        self._rounds = HeldRounds(lambda: to_vector(module), ["pfl", "torch", "numpy"]) if first else None
 
     def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
         self._wait()
@@ -82,7 +82,7 @@ class Held(TrainingProcessCallback):
 
 
 def main() -> None:
-    job = Job.load(sys.argv[1])
+    job = TrainingJob.load(sys.argv[1])
     workload = job.workload
     torch.set_num_threads(1)
     np.random.seed(workload.seed)  # all processes must draw the same users

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from benchmarks.frameworks.workload import CLIP_NORM, Job, Rounds, to_vector
+from benchmarks.frameworks.workload import CLIP_NORM, HeldRounds, TrainingJob, to_vector
 
 Share = tuple[list[Tensor], int]
 """The sum of some clients' updates, tensor by tensor, and how many samples they were trained on."""
@@ -26,7 +26,7 @@ Share = tuple[list[Tensor], int]
 class Training:
     """Everything that a process needs to train any client."""
 
-    def __init__(self, job: Job, global_model: nn.Module) -> None:
+    def __init__(self, job: TrainingJob, global_model: nn.Module) -> None:
         torch.set_num_threads(1)
         self.job, self.global_model, self.clients = job, global_model, job.clients()
 
@@ -50,7 +50,7 @@ class Training:
 _training: Training
 
 
-def _begin(job: Job, global_model: nn.Module) -> None:
+def _begin(job: TrainingJob, global_model: nn.Module) -> None:
     global _training
     _training = Training(job, global_model)
 
@@ -60,9 +60,9 @@ def _share(clients: Sequence[int]) -> Share:
 
 
 def main() -> None:
-    job, processes = Job.load(sys.argv[1]), int(sys.argv[2])
+    job, processes = TrainingJob.load(sys.argv[1]), int(sys.argv[2])
     workload, global_model = job.workload, job.first_model()
-    rounds = Rounds(lambda: to_vector(global_model), ["torch", "numpy"])
+    rounds = HeldRounds(lambda: to_vector(global_model), ["torch", "numpy"])
     if processes == 1:
         _begin(job, global_model)
     else:
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 @torch.no_grad()
-def _average(job: Job, global_model: nn.Module, shares: Iterable[Share]) -> int:
+def _average(job: TrainingJob, global_model: nn.Module, shares: Iterable[Share]) -> int:
     """Moves the global model, and returns on how many samples it was trained."""
     trained_on = 0
     for total, samples in shares:

@@ -81,7 +81,7 @@ WORKLOADS = {
 }
 
 
-class Network(nn.Module):
+class MnistNetwork(nn.Module):
     """conv 5x5 1-32, pool, conv 5x5 32-64, pool, linear 1024-512, linear 512-10: the product's `mnist-cnn`.
 
     Its 582,026 parameters, in order and flattened, are the product's flat vector.
@@ -103,22 +103,22 @@ def to_vector(module: nn.Module) -> np.ndarray:
     return nn.utils.parameters_to_vector(module.parameters()).detach().cpu().numpy()
 
 
-def network_of(vector: np.ndarray, device: str = "cpu") -> Network:
+def network_of(vector: np.ndarray, device: str = "cpu") -> MnistNetwork:
     """With the parameters of float32 `[d]`."""
-    module = Network().to(device)
+    module = MnistNetwork().to(device)
     nn.utils.vector_to_parameters(torch.from_numpy(np.array(vector)).to(device), module.parameters())
     return module
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A workload with its data."""
 
     folder: Path
     workload: Workload
 
     @classmethod
-    def load(cls, folder: str | Path) -> Job:
+    def load(cls, folder: str | Path) -> TrainingJob:
         return cls(Path(folder), Workload(**json.loads((Path(folder) / "workload.json").read_text())))
 
     def save(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -131,7 +131,7 @@ class Job:
         """Mapped copy-on-write: all processes share one copy in memory."""
         return np.load(self.folder / f"{name}.npy", mmap_mode="c")
 
-    def first_model(self) -> Network:
+    def first_model(self) -> MnistNetwork:
         return network_of(self.array("initial"), self.workload.device)
 
     def clients(self) -> list[tuple[Tensor, Tensor]]:
@@ -160,7 +160,7 @@ class Enough(Exception):
     """The benchmark wants no more rounds."""
 
 
-class Rounds:
+class HeldRounds:
     """Holds a framework between two rounds: all sides are alive at the same time, and one trains at a time.
 
     :param params: gives the global model as float32 `[d]`; called between rounds only.

@@ -164,12 +164,12 @@ class AcceleratorTrial:
             x = rng.standard_normal((count, *model.input_shape), np.float32)
             labels = objective.loss.random(count, len(model.class_names), rng)
             masks = draw_dropout(model.dropout, count, rng)
-            taught: dict[str, Any] = {}
+            distillation: dict[str, Any] = {}
             if self._cpu.distills:
                 teacher = rng.standard_normal((count, len(model.class_names)), np.float32)
-                taught = {"teacher": teacher, "distill": np.full(count, 0.5, np.float32)}
-            loss, expected = self._cpu(params, x, labels, masks, **taught)
-            other, found = gpu(params, x, labels, masks, **taught)
+                distillation = {"teacher": teacher, "distill": np.full(count, 0.5, np.float32)}
+            loss, expected = self._cpu(params, x, labels, masks, **distillation)
+            other, found = gpu(params, x, labels, masks, **distillation)
             apart = float(np.linalg.norm(found - expected)) / max(float(np.linalg.norm(expected)), 1e-12)
             if not (apart <= _TOLERANCE and abs(other - loss) <= _TOLERANCE * max(abs(loss), 1e-6)):
                 raise GraphRefused(f"its gradients are {apart:.2g} of their length away from the processor's")

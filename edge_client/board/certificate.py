@@ -39,7 +39,7 @@ def read_certificate(config: DeviceConfig) -> x509.Certificate | None:
         raise BadInput(f"the certificate {file} cannot be read: {error}") from error
 
 
-def certificate_words(config: DeviceConfig, *, now: float | None = None) -> str | None:
+def describe_certificate(config: DeviceConfig, *, now: float | None = None) -> str | None:
     """Tells a person what is wrong with the certificate; None if nothing is.
 
     Raises `BadInput` for one of another device. A name that could be no device's id says nothing: such brokers go by

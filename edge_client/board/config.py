@@ -114,7 +114,7 @@ class FleetSection(Checked):
 
 
 @dataclass(frozen=True)
-class DataSection(Checked):
+class OwnDataSection(Checked):
     """Place of the device's own data.
 
     :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of samples `x` and labels `y`; `csv`, a
@@ -204,7 +204,7 @@ class DeviceConfig(Checked):
 
     device: DeviceSection
     broker: BrokerSection
-    data: DataSection
+    data: OwnDataSection
     limits: LimitsSection
     simulation: SimulationSection | None = None
     fleet: FleetSection | None = None

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hushfleet.config.spec import TaskSpec
-from hushfleet.edge_client.board.local_data import blank_samples
+from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.declines import GivenUp
 from hushfleet.errors import GraphRefused
 from hushfleet.gradients.batch import GradientFunction
@@ -114,7 +114,7 @@ def nominal_seconds(
     method = make_method(spec.method, config, privacy, spec.model.layout, rounds=spec.rounds)
     own_training, method.parts = method.parts.own_training, replace(method.parts, own_training=None)
     count, model = method.config.batch_size, spec.model
-    blank = blank_samples(model, model.targets.blank(count, len(model.class_names)))
+    blank = zero_samples(model, model.targets.blank(count, len(model.class_names)))
     samples = LoadedSamples(blank, gradient, logits_of, by_record=method.by_record)
     how: dict[str, Any] = {
         "inputs": Inputs(model.dropout, spec.augment),

@@ -28,7 +28,7 @@ from hushfleet.data.folder import ImageForm, files_below, load_unlabelled, named
 from hushfleet.data.labels import check_one_reading, one_form, texts_of
 from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
-from hushfleet.edge_client.board.config import DataSection
+from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.errors import BadInput
@@ -48,7 +48,7 @@ _FAR = 50.0  # standard deviations: pixels that are not divided by 255 lie hundr
 _log = logging.getLogger("hushfleet.edge")
 
 
-def data_words(section: DataSection) -> str | None:
+def describe_data(section: OwnDataSection) -> str | None:
     """Tells a person what is wrong with the configured data before a task comes; None if nothing is.
 
     A device starts all the same: a disk may come later, and a camera's first image.
@@ -82,7 +82,7 @@ class LocalData:
 
     def __init__(
         self,
-        section: DataSection,
+        section: OwnDataSection,
         model: ModelSpec,
         *,
         features: FeatureGraph | None = None,
@@ -284,7 +284,7 @@ def inputs_of(samples: Samples, features: FeatureGraph | None, *, skipped: list[
     return samples if features is None else features.of(samples, skipped=skipped)
 
 
-def blank_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:
+def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:
     """Makes black images, or features of zero, with these labels."""
     if model.features is not None:
         blank = np.zeros((len(labels), model.features.count, 1, 1), np.float32)

@@ -59,20 +59,20 @@ class WaitingNote:
         self._path = path
         self._advice = advice
         self._clock = clock
-        self._told: tuple[Kind, str] | None = None
+        self._reported: tuple[Kind, str] | None = None
         self._since = 0.0
         self._warned: set[Kind] = set()
 
     def is_(self, kind: Kind, words: str) -> None:
         """Notes what is waited for now; cheap if it is the same as before."""
-        if self._told == (kind, words):
+        if self._reported == (kind, words):
             if kind not in self._warned and kind in self._advice and self._clock() - self._since >= SILENT_S:
                 self._warned.add(kind)
                 _log.warning("%s", self._advice[kind])
             return
-        if self._told is None or self._told[0] != kind:
+        if self._reported is None or self._reported[0] != kind:
             self._since = self._clock()
-        self._told = kind, words
+        self._reported = kind, words
         if kind in ("round", "nothing"):
             self._warned.clear()  # all is well, and the next silence is another one
         if self._path is not None:

@@ -46,7 +46,7 @@ LONGEST_SLEEP_S = 1.0
 _log = logging.getLogger("hushfleet.edge")
 
 
-class Enrolment:
+class CertificateRequest:
     """Asks for a certificate, by whatever link: the agent's own for the next one, another for the first one.
 
     :param clock: monotonic seconds.
@@ -124,7 +124,7 @@ class Enrolment:
         if answer.up_to is None and self._after is None:
             return [*answer.carried]
         if answer.up_to is not None and answer.up_to <= (self._after or ("", -1)):
-            raise Malformed(f"what was spent up to {answer.up_to} came after {self._after}")
+            raise Malformed(f"the spent privacy up to {answer.up_to} came after {self._after}")
         carried = [*self._carried, *answer.carried]
         self._nonce = os.urandom(NONCE_BYTES)  # no part is taken twice
         if answer.up_to is None:
@@ -156,7 +156,7 @@ class Enrolment:
 
 
 def enrol(
-    enrolment: Enrolment,
+    enrolment: CertificateRequest,
     connect: Callable[[], Link],
     topics: Topics,
     device: str,

@@ -21,9 +21,9 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import hushfleet
 assert Path(hushfleet.__file__).is_relative_to(sys.argv[1]), "the release has no client"
-from hushfleet.edge_client.fleet.self_test import self_test
+from hushfleet.edge_client.fleet.release_check import check_release
 with tempfile.TemporaryDirectory() as folder:
-    self_test(Path(folder), Path(folder, "store.sqlite"), device="first")
+    check_release(Path(folder), Path(folder, "store.sqlite"), device="first")
 """
 
 

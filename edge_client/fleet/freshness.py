@@ -94,7 +94,7 @@ class Freshness:
         known = {"key": self.key, "line": self.line, "unheard_s": self.unheard_s, "older_s": self.older_s}
         write_whole(self._file, json.dumps(known).encode(), durable=True)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Describes the newest release for `status`."""
         days = f"{FROZEN_AFTER_S / 86400:.0f} days"
         if self.freeze == "unheard":

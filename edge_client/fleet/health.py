@@ -2,8 +2,8 @@
 
 The moments are fixed when the client starts. The board sends nothing between the announced beginning and the announced
 end of a training, since a busy loop would send it later. Fields that could show a longer training or more images
-(`Shown.shows_work`) are left out where the task keeps secret how long a board works (`TaskHandler.hides_duration`).
-docs/privacy.md, "Health", has the reasons.
+(`HealthFormat.shows_work`) are left out where the task keeps secret how long a board works
+(`TaskHandler.hides_duration`). docs/privacy.md, "Health", has the reasons.
 """
 
 from __future__ import annotations

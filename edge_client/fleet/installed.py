@@ -19,7 +19,7 @@ from hushfleet.wire.format.health import SlotState
 
 
 @dataclass(frozen=True)
-class Standing:
+class ReleaseStanding:
     """The fields of `Health` about releases; see there."""
 
     slot: SlotState
@@ -27,8 +27,8 @@ class Standing:
     attempt: int = 0
 
 
-def standing_of(config: DeviceConfig) -> Standing:
-    return Standing("none") if config.fleet is None else Installed.of(config).standing()
+def standing_of(config: DeviceConfig) -> ReleaseStanding:
+    return ReleaseStanding("none") if config.fleet is None else Installed.of(config).standing()
 
 
 class Installed:
@@ -61,7 +61,7 @@ class Installed:
         """
         state = self.state()
         if state is None:
-            raise BadInput(f"this board takes no releases: there is none in {self._root}")
+            raise BadInput(f"this board takes no releases: {self._root} has none")
         manifest = self.trust().verify(SignedManifest.from_bytes(head))
         manifest.require_platform(*this_platform())
         check_fits(manifest, state, store=int(SCHEMA_VERSION))
@@ -123,16 +123,16 @@ class Installed:
         """Reports health once; `slots.py` needs it again and again. Raises `StoreFull`."""
         write_whole(self._state_dir / "healthy", version.encode(), durable=False)
 
-    def standing(self) -> Standing:
+    def standing(self) -> ReleaseStanding:
         waits = self.waits  # looked at first: `slots.py` writes its state before it clears what it has dealt with
         state, known = self.state(), self._answer()
         if state is None:
-            return Standing("none")
+            return ReleaseStanding("none")
         tried, attempt = str(known.get("version", "")), _whole_number(known.get("attempt"))
         if state.trial and state.starts:
-            return Standing("trial", tried, attempt)
+            return ReleaseStanding("trial", tried, attempt)
         failed = bool(tried) and tried not in (state.good, state.trial) and not waits
-        return Standing("returned" if failed else "good", tried, attempt)
+        return ReleaseStanding("returned" if failed else "good", tried, attempt)
 
     def _answer(self) -> dict[str, object]:
         with contextlib.suppress(OSError, ValueError, RecursionError):

@@ -14,12 +14,12 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.board.waiting import FILE_NAME, WaitingNote
 from hushfleet.edge_client.duties import Duty
-from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
+from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.news import News
 from hushfleet.edge_client.fleet.renewal import AskAgain, Renewal
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
-from hushfleet.edge_client.fleet.updates import RestartForRelease, Updates
+from hushfleet.edge_client.fleet.updates import ReleaseDuty, RestartForRelease
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.wire.format.topics import Topics
 from hushfleet.wire.link.interface import Link
@@ -52,7 +52,7 @@ def run_in_fleet(
             if not usable:
                 _log.info("asking %s for a certificate", config.enrolment_address)
             patience_s = PATIENCE_S if usable else math.inf
-            asking = Enrolment(config, store, tls)
+            asking = CertificateRequest(config, store, tls)
             note = WaitingNote(config.store_path.with_name(FILE_NAME), {}, clock=time.monotonic)
             enrol(
                 asking,
@@ -64,7 +64,7 @@ def run_in_fleet(
                 waits_for=note.is_,
                 patience_s=patience_s,
             )
-        updates, news = Updates(config, store, now=time.monotonic()), News(config)
+        updates, news = ReleaseDuty(config, store, now=time.monotonic()), News(config)
         try:
             if not stop.is_set():
                 run_agent([Renewal(config, store, tls), news, updates], BoardHealth(config, now=time.monotonic()))

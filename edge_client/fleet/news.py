@@ -56,9 +56,9 @@ class News(Duty):
             if trust.number > before:
                 _log.info("root has said who signs releases from now on, in statement %d", trust.number)
             if self._freshness.hear(newest, key=trust.in_force().newest_key):
-                _log.info("the newest release: %s", self._freshness.words())
+                _log.info("the newest release: %s", self._freshness.describe())
         except (BadInput, UnicodeDecodeError) as error:
-            raise Malformed(f"what came about releases cannot be used: {error}") from error
+            raise Malformed(f"the statement about releases cannot be used: {error}") from error
 
     def advance(self, link: Link, now: float, *, busy: bool) -> None:
         self._count()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.duties import Duty
-from hushfleet.edge_client.fleet.enrol import Enrolment
+from hushfleet.edge_client.fleet.enrol import CertificateRequest
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import HushfleetError, StoreError
@@ -45,7 +45,7 @@ class Renewal(Duty):
         self._config, self._store, self._tls, self._wall, self._clock = config, store, tls, wall, clock
         self._topics, self._device = Topics(config.device.federation), config.device.id
         self.filters = (self._topics.fleet(self._device),)
-        self._asking: Enrolment | None = None
+        self._asking: CertificateRequest | None = None
         self._failures = 0
         self.due_at = clock()
 
@@ -76,7 +76,7 @@ class Renewal(Duty):
             return
         if self._asking is None:
             _log.info("two thirds of the certificate's life are over; asking for the next one")
-            self._asking = Enrolment(self._config, self._store, self._tls, clock=self._clock)
+            self._asking = CertificateRequest(self._config, self._store, self._tls, clock=self._clock)
         if self._clock() >= self._asking.due_at:
             try:
                 link.publish(self._topics.renewal(self._device), self._asking.frame())

@@ -314,7 +314,7 @@ class Slots:
     def _with_trial(self, state: State, manifest: Manifest) -> State:
         """Puts the release on trial if it still fits: while it was unpacked, another trial may have begun."""
         if state.trial and state.starts:
-            raise SlotsError(f"release {state.trial} is on trial; wait until that has ended")
+            raise SlotsError(f"release {state.trial} is on trial; install another after the trial has ended")
         check_fits(manifest, state, store=self.store_of(state.good))
         return state.with_trial(manifest.version, downgrade_serial=manifest.downgrade_serial)
 
@@ -371,8 +371,8 @@ def check_fits(manifest: Manifest, state: State, *, store: int | None) -> None:
             raise SlotsError(f"{older} is not signed as a downgrade from {good}")
         if manifest.downgrade_serial < state.downgrade_serial:
             raise SlotsError(
-                f"{older} its signature as a downgrade ({manifest.downgrade_serial}) is older than the one that this "
-                f"board has followed ({state.downgrade_serial}); sign it anew"
+                f"{older} its signature as a downgrade ({manifest.downgrade_serial}) is older than the last downgrade "
+                f"of this board ({state.downgrade_serial}); sign it again"
             )
     if store is not None and not manifest.oldest_store <= store <= manifest.store:
         raise SlotsError(
@@ -399,9 +399,9 @@ _IS_VALID: dict[str, Callable[[object], bool]] = {  # the fields of slots.json
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="slots.py", description="Which release this board runs.")
+    parser = argparse.ArgumentParser(prog="slots.py", description="Choose and check the release that this board runs.")
     parser.add_argument("command", choices=("begin", "check", "install", "first", "back", "show"))
-    parser.add_argument("archive", type=Path, nargs="?", metavar="FILE.hfr", help="of `first`")
+    parser.add_argument("archive", type=Path, nargs="?", metavar="FILE.hfr", help="release to install, with `first`")
     parser.add_argument("--root", type=Path, default=Path("/opt/hushfleet"))
     parser.add_argument("--state", type=Path, default=Path("/var/lib/hushfleet"))
     parser.add_argument("--units", type=Path, default=Path("/etc/systemd/system"))

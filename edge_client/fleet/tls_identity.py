@@ -72,7 +72,7 @@ class TlsIdentity:
             names = [each.value for each in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
             key = certificate.public_key()
         except ValueError as error:
-            raise Malformed(f"what should be this board's certificate cannot be read: {error}") from error
+            raise Malformed(f"this board's certificate cannot be read: {error}") from error
         if names != [self.device]:
             raise Malformed(f"the certificate names {names}, and this board is {self.device}")
         if key != self._key().public_key():

@@ -17,7 +17,7 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.fleet.self_test import drop_copy, self_test
+from hushfleet.edge_client.fleet.release_check import check_release, drop_copy
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import LinkLost
@@ -49,7 +49,7 @@ def prove(
         return True
     trial = state.trial
     _log.info("release %s is on trial: start %d", trial, state.starts)
-    copy = self_test(state_dir, config.store_path, device=config.device.id)
+    copy = check_release(state_dir, config.store_path, device=config.device.id)
     supervisor.ready()
     online: _Online | None = None
     try:

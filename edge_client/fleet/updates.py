@@ -35,7 +35,7 @@ class RestartForRelease(HushfleetError):
     """The client should end: its next start is that of another release."""
 
 
-class Updates(Duty):
+class ReleaseDuty(Duty):
     """The duty of a board that takes releases.
 
     :param now: monotonic seconds.

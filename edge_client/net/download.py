@@ -249,8 +249,7 @@ class RosterSource:
         """Keeps the roster's number as the newest. Raises `Replayed` and `StoreError`."""
         if roster.federation != self._federation:
             raise Replayed(
-                f"{roster.name} is of the federation {roster.federation!r}, and this device belongs to "
-                f"{self._federation!r}"
+                f"{roster.name} names the federation {roster.federation!r}, and this device is in {self._federation!r}"
             )
         scope, seen = RosterMark.scope(self._federation, operator), RosterMark.of(roster)
         newest = self._store.newest_roster(scope)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from hushfleet.config.spec import Digest, TaskId
-from hushfleet.model.own_head import HeadChoice, OwnHead
+from hushfleet.model.own_head import DeviceHead, HeadChoice
 from hushfleet.schema import Checked, Count
 from hushfleet.secure.roster import Roster
 
@@ -29,7 +29,7 @@ class KeptHead(Checked):
     values: bytes
 
     @classmethod
-    def of(cls, head: OwnHead, *, task: str, global_digest: bytes) -> KeptHead:
+    def of(cls, head: DeviceHead, *, task: str, global_digest: bytes) -> KeptHead:
         return cls(task, global_digest, head.choice, head.params.astype("<f4", copy=False).tobytes())
 
     @property

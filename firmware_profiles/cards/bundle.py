@@ -179,7 +179,7 @@ def _licence() -> str:
     texts = (found.read_text("licenses/LICENSE") for found in distributions(name="hushfleet"))
     licence = next((text for text in texts if text is not None), None)
     if licence is None:
-        raise HushfleetError("the installed package hushfleet has no licence file: install it anew by pip")
+        raise HushfleetError("the installed package hushfleet has no licence file: install it again with pip")
     return licence
 
 

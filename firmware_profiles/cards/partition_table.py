@@ -25,7 +25,7 @@ _MOST_ENTRIES, _MOST_ENTRY_BYTES = 256, 4096
 
 
 @dataclass(frozen=True)
-class Partition:
+class DiskPartition:
     """A partition of an image.
 
     :param start, size: bytes.
@@ -37,7 +37,7 @@ class Partition:
     is_fat: bool
 
 
-def read_partitions(image: Path) -> list[Partition]:
+def read_partitions(image: Path) -> list[DiskPartition]:
     """Reads the partitions in the order of the table. Raises `BadInput` where there is none, or it leaves the file."""
     with image.open("rb") as file:
         length = file.seek(0, 2)
@@ -51,7 +51,7 @@ def read_partitions(image: Path) -> list[Partition]:
         else:
             fields = [(entry[4], *struct.unpack_from("<II", entry, 8)) for entry in entries]
             partitions = [
-                Partition(start * SECTOR_BYTES, size * SECTOR_BYTES, kind in _FAT_TYPES)
+                DiskPartition(start * SECTOR_BYTES, size * SECTOR_BYTES, kind in _FAT_TYPES)
                 for kind, start, size in fields
                 if kind and size
             ]
@@ -63,7 +63,7 @@ def read_partitions(image: Path) -> list[Partition]:
     return partitions
 
 
-def _gpt(file: BinaryIO, image: Path) -> list[Partition]:
+def _gpt(file: BinaryIO, image: Path) -> list[DiskPartition]:
     for sector in _GPT_SECTORS:
         file.seek(sector)
         header = file.read(92)
@@ -81,5 +81,5 @@ def _gpt(file: BinaryIO, image: Path) -> list[Partition]:
         if len(entry) == size and any(entry[:16]):
             first, last = struct.unpack_from("<QQ", entry, 32)
             is_fat = uuid.UUID(bytes_le=entry[:16]) in _FAT_GUIDS
-            found.append(Partition(first * sector, (last - first + 1) * sector, is_fat))
+            found.append(DiskPartition(first * sector, (last - first + 1) * sector, is_fat))
     return found

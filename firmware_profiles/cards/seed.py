@@ -63,7 +63,7 @@ class Card:
         return re.sub(r"[._]", "-", self.device).strip("-")
 
 
-class Writer(Protocol):
+class SeedWriter(Protocol):
     """A way to configure the first start of a system.
 
     :cvar name: what `--writer` is given.
@@ -80,7 +80,7 @@ class Writer(Protocol):
         """Gives the replacements of secret files that must not be missing."""
 
 
-def stage(card: Card, writer: Writer, boot: BootPartition, folder: Path) -> None:
+def stage(card: Card, writer: SeedWriter, boot: BootPartition, folder: Path) -> None:
     """Writes into the empty `folder` what goes into the root of the boot partition."""
     ours = folder / FOLDER
     _copy_kit(ours)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hushfleet.firmware_profiles.cards.boot_partition import BootPartition, require_room
 from hushfleet.firmware_profiles.cards.customised import FOLDER
-from hushfleet.firmware_profiles.cards.seed import Card, Writer, stage
+from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter, stage
 
 
-def write_card(boot: BootPartition, card: Card, writer: Writer) -> list[str]:
+def write_card(boot: BootPartition, card: Card, writer: SeedWriter) -> list[str]:
     """Replaces what an earlier call wrote; the names of the files and folders in the root that it has written.
 
     Raises `BadInput` where the partition does not fit the writer or has no room.

@@ -27,7 +27,7 @@ from hushfleet.firmware_profiles.cards.customised import (
     with_network,
     with_user_data,
 )
-from hushfleet.firmware_profiles.cards.seed import Card, Writer
+from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter
 from hushfleet.firmware_profiles.cards.stock_image import System
 
 _START = f'for d in /boot/firmware /boot; do if [ -e "$d/{FIRST_BOOT}" ]; then exec sh "$d/{FIRST_BOOT}"; fi; done'
@@ -128,10 +128,10 @@ class FirstRun:
         return {}
 
 
-WRITERS: tuple[Writer, ...] = (CloudInit(), FirstRun())
+WRITERS: tuple[SeedWriter, ...] = (CloudInit(), FirstRun())
 
 
-def named_writer(name: str) -> Writer:
+def named_writer(name: str) -> SeedWriter:
     """Raises `BadInput` where there is none of that name."""
     found = next((writer for writer in WRITERS if writer.name == name), None)
     if found is None:
@@ -139,17 +139,17 @@ def named_writer(name: str) -> Writer:
     return found
 
 
-def choose_writer(boot: BootPartition, system: System) -> Writer:
+def choose_writer(boot: BootPartition, system: System) -> SeedWriter:
     """Chooses the one that fits what lies on the partition. Raises `BadInput` where the system is one that none fits.
 
     :param system: what is known of it, from its image.
     """
     names = boot.names()
-    otherwise = "If it is a system with systemd and Python all the same, say --writer and --python"
+    otherwise = "If it is a system with systemd and Python all the same, give --writer and --python"
     if system.foreign:
         raise BadInput(
-            f"the image is none of Raspberry Pi OS, Ubuntu or Debian: {system.foreign}. Take an image of one of these; "
-            f"a board that runs already is installed by hushfleet push. {otherwise}"
+            f"the image is not Raspberry Pi OS, Ubuntu or Debian: {system.foreign}. Use an image of one of these, or "
+            f"install a board that runs already with hushfleet push. {otherwise}"
         )
     if names & {"user-data", "meta-data"} or (system.cloud_init and names & {"config.txt", "efi"}):
         return WRITERS[0]
@@ -157,8 +157,8 @@ def choose_writer(boot: BootPartition, system: System) -> Writer:
         _require_raspberry_pi_os(_cmdline(boot) or "", system, otherwise)
         return WRITERS[1]
     raise BadInput(
-        "this is no boot partition that is known: neither cloud-init's user-data or meta-data nor Raspberry Pi's "
-        "config.txt and cmdline.txt are on it. If it is one all the same, name how it is configured with --writer"
+        "the boot partition is unknown: it has neither cloud-init's user-data or meta-data nor Raspberry Pi's "
+        "config.txt and cmdline.txt. If it is one all the same, give --writer"
     )
 
 
@@ -178,8 +178,8 @@ def _require_raspberry_pi_os(line: str, system: System, otherwise: str) -> None:
     else:
         return
     raise BadInput(
-        f"this is no Raspberry Pi OS: {found}. Write Raspberry Pi OS to the card, or install the board by hushfleet "
-        f"push once it runs. {otherwise}"
+        f"the system is not Raspberry Pi OS: {found}. Write Raspberry Pi OS to the card, or install the board by "
+        f"hushfleet push once it runs. {otherwise}"
     )
 
 

@@ -67,6 +67,7 @@ class BlobRef(Checked):
 
     @classmethod
     def of(cls, data: bytes) -> BlobRef:
+        """Makes the reference to these bytes: SHA-256 and length."""
         return cls(hashlib.sha256(data).digest(), len(data))
 
 
@@ -289,6 +290,7 @@ class TaskSpec(Checked):
         return counted * math.sqrt(self.rounds) / privacy.noise_multiplier
 
     def to_bytes(self) -> bytes:
+        """Encodes the task package, as `from_bytes` reads it."""
         return pack(self)
 
     @classmethod

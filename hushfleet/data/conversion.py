@@ -90,7 +90,7 @@ def from_hugging_face(dataset: Any) -> Data:
     )  # fmt: skip
     if x is None or y is None:
         raise BadInput(
-            f"data: of the columns {names} none is called {' or '.join(_INPUTS if x is None else _LABELS)}; "
+            f"data: no column is called {' or '.join(_INPUTS if x is None else _LABELS)}; the columns are {names}; "
             "use rename_column"
         )
     device = next((name for name in _DEVICES if name in names), None)

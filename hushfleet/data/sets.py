@@ -30,7 +30,7 @@ import numpy as np
 from hushfleet.data.images import read_image
 from hushfleet.data.partition import stratified_choice
 from hushfleet.data.samples import DataSet, Samples
-from hushfleet.data.torchvision_sets import Arrays, Images, Labels, download, read
+from hushfleet.data.torchvision_sets import Arrays, ImageArray, Labels, download, read
 from hushfleet.errors import BadInput
 from hushfleet.user_files import read_cached, user_cache_dir, user_data_dir, write_cached
 
@@ -168,7 +168,7 @@ def _first_file(folder: Path, stem: str) -> Path | None:
     return None
 
 
-def _idx_pair(images_path: Path, labels_path: Path) -> tuple[Images, Labels]:
+def _idx_pair(images_path: Path, labels_path: Path) -> tuple[ImageArray, Labels]:
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
         raise BadInput(
@@ -178,7 +178,7 @@ def _idx_pair(images_path: Path, labels_path: Path) -> tuple[Images, Labels]:
     return images[:, None], labels.astype(np.int64)
 
 
-def read_idx(path: Path) -> Images:
+def read_idx(path: Path) -> ImageArray:
     """An array from an IDX file of bytes, plain or gzipped: torchvision reads plain ones alone, with PyTorch.
 
     Two zero bytes, 8 for bytes, the number of dimensions, each dimension as big-endian uint32, then the values.
@@ -238,7 +238,7 @@ def _find_cifar(name: str, folder: Path) -> Arrays | None:
 
 def _class_folders(files: Iterable[tuple[str, bytes]], where: Path) -> Arrays:
     """:param files: the paths `.../train/<class>/<name>` and `.../test/<class>/<name>` with their contents."""
-    found: dict[str, dict[tuple[str, str], Images]] = {"train": {}, "test": {}}
+    found: dict[str, dict[tuple[str, str], ImageArray]] = {"train": {}, "test": {}}
     for path, content in files:
         _, part, kind, name = f"///{path}".rsplit("/", 3)
         if part in found:
@@ -253,7 +253,7 @@ def _class_folders(files: Iterable[tuple[str, bytes]], where: Path) -> Arrays:
     return (*_shuffled(found["train"]), *_shuffled(found["test"]))
 
 
-def _shuffled(images: dict[tuple[str, str], Images]) -> tuple[Images, Labels]:
+def _shuffled(images: dict[tuple[str, str], ImageArray]) -> tuple[ImageArray, Labels]:
     """A fixed shuffle makes any leading part of the set a fair sample."""
     names = sorted(images)
     order = [names[at] for at in np.random.Generator(np.random.PCG64(ORDER_SEED)).permutation(len(names))]

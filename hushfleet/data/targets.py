@@ -88,7 +88,7 @@ class Targets(Checked):
         """Zeros in place of targets that are not known."""
         return LOSSES[self.loss].blank(count, outputs)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Says what the score counts, for people; empty where it is plain accuracy."""
         return LOSSES[self.loss].score(self.tolerance)
 

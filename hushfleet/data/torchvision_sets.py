@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from hushfleet.errors import BadInput
 
-Images = npt.NDArray[np.uint8]
+ImageArray = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
-Arrays = tuple[Images, Labels, Images, Labels]
+Arrays = tuple[ImageArray, Labels, ImageArray, Labels]
 """Training images uint8 `[n, C, H, W]` and labels int64 `[n]`, then those of the test part."""
 
 ORIGINS = {
@@ -83,7 +83,7 @@ def _parts(name: str, folder: Path, **how: bool) -> list[Any]:
     return [_set(name)(str(folder), **split, **how) for split in splits]
 
 
-def _arrays(part: Any) -> tuple[Images, Labels]:
+def _arrays(part: Any) -> tuple[ImageArray, Labels]:
     is_svhn = hasattr(part, "labels")  # channels first
     images = part.data if is_svhn else part.data.transpose(0, 3, 1, 2)
     return np.ascontiguousarray(images), np.array(part.labels if is_svhn else part.targets, np.int64)

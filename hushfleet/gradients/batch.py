@@ -202,7 +202,7 @@ class NoisedBatch(Batch):
         return loss, total
 
     def each(self, params: Array) -> tuple[Array, Array]:
-        raise TypeError("with privacy unit 'record' a method sees noised gradients only")
+        raise TypeError("a method sees noised gradients only with privacy unit 'record'")
 
     def clipped(self, params: Array, bound_of: float | BoundOf, normed: Entries) -> tuple[Any, Array]:
-        raise TypeError("with privacy unit 'record' a method sees noised gradients only")
+        raise TypeError("a method sees noised gradients only with privacy unit 'record'")

@@ -28,6 +28,10 @@ class Entries(NamedTuple):
 
     @classmethod
     def of(cls, mask: Array | None, layout: ParamLayout) -> Entries:
+        """Finds the entries that a mask selects.
+
+        :param mask: bool `[..., d]`, True where an entry is selected; None selects all.
+        """
         if mask is None:
             return ALL
         xp = array_api.array_namespace(mask)

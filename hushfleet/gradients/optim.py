@@ -13,6 +13,8 @@ _SETTLED = 10_000  # steps, after which Adam's corrections are over
 
 
 class Optimizer(Protocol):
+    """Moves parameters along gradients; it may keep state between steps."""
+
     def step(self, params: Array, gradient: Array) -> None:
         """Moves `params [..., d]` in place."""
 

@@ -34,7 +34,8 @@ class OwnSamples(Protocol):
     def logits(self, params: Array) -> np.ndarray:
         """Logits float32 `[n, C]` of all samples, without dropout."""
 
-    def evaluate(self, params: Array) -> Evaluation: ...
+    def evaluate(self, params: Array) -> Evaluation:
+        """Computes accuracy and mean loss of a model, float `[d]`, on all samples."""
 
     def label_counts(self, classes: int) -> np.ndarray:
         """The number of samples of each class, int64 `[classes]`."""
@@ -95,7 +96,7 @@ class HiddenSamples:
     """Refuses every access: with the unit `record`, samples are used in noised gradients alone."""
 
     def __getattr__(self, question: str) -> Any:
-        raise PrivacyError('with privacy unit "record" a method may not look at samples outside of noised gradients')
+        raise PrivacyError('a method may not look at samples outside of noised gradients with privacy unit "record"')
 
 
 def distillation_inputs(teacher: Teacher | None, indices: np.ndarray) -> dict[str, Any]:

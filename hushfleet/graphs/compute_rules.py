@@ -1,6 +1,8 @@
 """The ONNX operators that compute: what they give, and their work.
 
 They follow the ONNX specification, but for what `hushfleet.graphs.node` says of batch sizes.
+
+This interpreter goes when the board trains in a process of its own with a memory and time limit.
 """
 
 from __future__ import annotations

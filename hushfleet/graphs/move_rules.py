@@ -1,6 +1,8 @@
 """The ONNX operators that move values, or make them: the integers that shapes are made of pass through these.
 
 They follow the ONNX specification, but for what `hushfleet.graphs.node` says of batch sizes.
+
+This interpreter goes when the board trains in a process of its own with a memory and time limit.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Only shapes are computed, and the few integers that shapes are made of (`Shape` of a tensor, a constant list of axes):
 nothing here allocates in proportion to a tensor. A size may depend on the batch's; rules keep to what is true for every
 batch size, and what cannot be told for all of them is refused.
+
+This interpreter goes when the board trains in a process of its own with a memory and time limit.
 """
 
 from __future__ import annotations
@@ -69,9 +71,11 @@ class Call:
         return tensor
 
     def get(self, place: int) -> Tensor | None:
+        """Returns the input at this place; None where it is left out."""
         return self.inputs[place] if place < len(self.inputs) else None
 
     def first(self, count: int) -> list[Tensor]:
+        """Returns the first `count` inputs. Raises `GraphRefused` where one is missing."""
         return [self[place] for place in range(count)]
 
     @property
@@ -79,16 +83,20 @@ class Call:
         return len(self.node.outputs)
 
     def number(self, name: str, default: int = 0) -> int:
+        """Returns a whole number among the attributes. Raises `GraphRefused` for another type, as those below do."""
         return int(self._typed(name, int, default))
 
     def numbers(self, name: str) -> list[int] | None:
+        """Returns a list of whole numbers among the attributes; None where there is none."""
         numbers: list[int] | None = self._typed(name, list, None)
         return numbers
 
     def text(self, name: str, default: str) -> str:
+        """Returns a text among the attributes."""
         return str(self._typed(name, bytes, default.encode()), "latin-1")
 
     def tensor(self, name: str) -> Tensor | None:
+        """Returns a constant among the attributes; None where there is none."""
         tensor: Tensor | None = self._typed(name, Tensor, None)
         return tensor
 

@@ -8,6 +8,8 @@ largest batch. Refused is a graph with a size that cannot be told, and one above
 - `MAX_REORDERED` times `memory`: all that the graph ever computes. ONNX Runtime may choose another order; in whichever,
   no more than this can be held.
 - `MAX_WORK_PER_SAMPLE` multiply-adds for each sample of a batch, and `MAX_WORK` in one run.
+
+This interpreter goes when the board trains in a process of its own with a memory and time limit.
 """
 
 from __future__ import annotations

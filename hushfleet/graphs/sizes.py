@@ -3,6 +3,8 @@
 No coefficient is negative, so every size, and all that is added up and multiplied of sizes, is largest where the batch
 is largest. One look at the largest batch therefore bounds all batches, and says nothing about how many samples a
 device has.
+
+This interpreter goes when the board trains in a process of its own with a memory and time limit.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class Open:
         self.terms = terms
 
     def at(self, batch: int) -> int:
+        """Computes the size for a batch of so many samples."""
         return sum(term * batch**power for power, term in enumerate(self.terms))
 
     def __add__(self, other: Size) -> Size:

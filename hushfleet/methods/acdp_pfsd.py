@@ -44,7 +44,7 @@ from hushfleet.methods.clip_agent import AgentState, ClipAgent, trimmed_mean
 from hushfleet.methods.local import SelfDistillation, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
-from hushfleet.methods.stages import ClipWhole, Gaussian, Report, Stage
+from hushfleet.methods.stages import ClipWhole, Gaussian, NumberReport, Stage
 from hushfleet.methods.state import RoundContext, RoundSetting
 from hushfleet.objectives import Objective
 from hushfleet.privacy.clipping import layer_norms
@@ -103,6 +103,7 @@ def acdp_pfsd(config: ACDPpFSDConfig, privacy: PrivacySpec, rounds: int) -> Meth
 
 
 def fixed(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], ServerHalf]:
+    """Keeps the clip norm C of the task (DP-pFSD)."""
     return CLIP_AND_NOISE, ServerHalf()
 
 
@@ -110,8 +111,9 @@ def fixed(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ..
 
 
 def by_quantile(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], ServerHalf]:
+    """Moves C to a quantile of the norms of the updates (Andrew et al., NeurIPS 2021)."""
     what = "whether the update is within the clip norm"
-    bit = Report(1, what, is_within, multiplier=bit_multiplier, adds_up=True)
+    bit = NumberReport(1, what, is_within, multiplier=bit_multiplier, adds_up=True)
     server = QuantileClip(privacy.clip_norm, config.quantile, config.quantile_step)
     return (ClipWhole(), Gaussian(beside=bit), bit), server
 
@@ -160,6 +162,7 @@ class QuantileClip(ServerHalf):
 
 
 def by_agent(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], ServerHalf]:
+    """Lets an agent choose C by the devices' accuracies and losses, as published."""
     what = "accuracy and loss on the own samples"
 
     def measure(context: RoundContext, update: Array) -> Sequence[float]:
@@ -171,7 +174,7 @@ def by_agent(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage,
     def multiplier(setting: RoundSetting) -> float:
         return setting.noise_multiplier / math.sqrt(config.report_share)
 
-    report = Report(2, what, measure, multiplier=None if privacy.as_published else multiplier, evaluates=True)
+    report = NumberReport(2, what, measure, multiplier=None if privacy.as_published else multiplier, evaluates=True)
     agent = ClipAgent(privacy.clip_norm, config.clip_range, config.agent_buffer)
     return (ClipWhole(), Gaussian(beside=report), report), AgentClip(agent, config.loss_bound)
 

@@ -40,7 +40,7 @@ _SEED_STREAM = 0x434C4950
 Arrays = dict[str, np.ndarray]
 
 
-class Network(NamedTuple):
+class AgentNetwork(NamedTuple):
     """The flat weights of a network, and Adam's moments of their gradients; float64 `[n]` each."""
 
     weights: np.ndarray
@@ -48,7 +48,8 @@ class Network(NamedTuple):
     second: np.ndarray
 
     @classmethod
-    def of(cls, weights: np.ndarray) -> Network:
+    def of(cls, weights: np.ndarray) -> AgentNetwork:
+        """Begins with these weights, float64 `[n]`, and moments of 0."""
         return cls(weights, np.zeros_like(weights), np.zeros_like(weights))
 
 
@@ -66,17 +67,18 @@ class AgentState:
     seed: int
     round: int
     state: np.ndarray
-    actor: Network
-    critic: Network
+    actor: AgentNetwork
+    critic: AgentNetwork
     updates: int
     experiences: np.ndarray
     action: float = 0.0
     log_density: float = 0.0
 
     def to_arrays(self) -> Arrays:
+        """Gives the state as named arrays, as `from_arrays` reads them."""
         arrays: Arrays = {}
         for name, value in vars(self).items():
-            if isinstance(value, Network):
+            if isinstance(value, AgentNetwork):
                 arrays |= {name: value.weights, f"{name}.first": value.first, f"{name}.second": value.second}
             else:
                 arrays[name] = np.asarray(value)
@@ -84,10 +86,11 @@ class AgentState:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> AgentState:
+        """Reads what `to_arrays` has given."""
         found: dict[str, Any] = {field.name: arrays[field.name] for field in fields(cls)}
         found |= {name: found[name].item() for name in ("seed", "round", "updates", "action", "log_density")}
         for name in ("actor", "critic"):
-            found[name] = Network(arrays[name], arrays[f"{name}.first"], arrays[f"{name}.second"])
+            found[name] = AgentNetwork(arrays[name], arrays[f"{name}.first"], arrays[f"{name}.second"])
         return cls(**found)
 
 
@@ -116,7 +119,7 @@ class ClipAgent:
         actor, critic = _initial_weights(rng), _initial_weights(rng)
         actor[-HIDDEN - 1 :] *= 0.01  # the mean begins near the middle of the range
         actor = np.append(actor, math.log(_INITIAL_STD))
-        networks = Network.of(actor), Network.of(critic)
+        networks = AgentNetwork.of(actor), AgentNetwork.of(critic)
         return self._act(AgentState(seed, 1, np.full(2, np.nan), *networks, updates=0, experiences=np.empty((0, 7))))
 
     def clip_norm_of(self, agent: AgentState) -> float:
@@ -173,7 +176,7 @@ class ClipAgent:
                 with torch.no_grad():
                     target = reward + self.discount * _network(critic, after)
                 trained[1].step(((target - _network(critic, before)) ** 2).mean())
-        actor_after, critic_after = (Network(each.array, each.adam.first, each.adam.second) for each in trained)
+        actor_after, critic_after = (AgentNetwork(each.array, each.adam.first, each.adam.second) for each in trained)
         updates = agent.updates + self.passes
         return replace(agent, actor=actor_after, critic=critic_after, updates=updates, experiences=np.empty((0, 7)))
 
@@ -215,7 +218,7 @@ class _Trainable:
     The devices' Adam: importing PyTorch's optimizers takes seconds.
     """
 
-    def __init__(self, network: Network, steps: int, learning_rate: float) -> None:
+    def __init__(self, network: AgentNetwork, steps: int, learning_rate: float) -> None:
         import torch
 
         self.array = network.weights.copy()

@@ -130,6 +130,7 @@ class ClipBySpread(Transform):
     stretch: float
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
+        """Clips each layer of the update, `[d]`, to its threshold."""
         return clip_layers(update, context.layout, self.thresholds(context, update))
 
     def thresholds(self, context: RoundContext, update: Array) -> Array:

@@ -114,4 +114,5 @@ class AgainstGlobal(Transform):
     """The change against the global model, where the update is that against the start."""
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
+        """Adds the start's difference from the global model to the update, `[d]`."""
         return update + (context.start - context.global_params)

@@ -168,13 +168,16 @@ class Sgd:
         return self.gradient.gradients * self.order.parts_at_once
 
     def teacher(self, context: RoundContext, samples: OwnSamples) -> Teacher | None:
+        """Returns the teacher of a distillation; None without one."""
         return None if self.distillation is None else self.distillation.teacher(context, samples)
 
     def add_penalties(self, context: RoundContext, params: Array, gradient: Array) -> None:
+        """Adds the gradients of all penalties to `gradient [..., d]`, in place."""
         for penalty in self.penalties:
             penalty.add(context, params, gradient)
 
     def by_record(self) -> Sgd:
+        """The training that replaces it when gradients are noised, part by part."""
         penalties = tuple(each for penalty in self.penalties if (each := penalty.by_record()) is not None)
         return replace(self, gradient=self.gradient.by_record(), penalties=penalties)
 

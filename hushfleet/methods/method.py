@@ -16,7 +16,7 @@ from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import (
     ClipWhole,
     Gaussian,
-    Report,
+    NumberReport,
     Stage,
     Transform,
     check_stages,
@@ -105,7 +105,7 @@ class Method:
     @property
     def evaluates(self) -> bool:
         """Whether a device tests its trained model on its own samples, for a report."""
-        return any(isinstance(stage, Report) and stage.evaluates for stage in self.stages)
+        return any(isinstance(stage, NumberReport) and stage.evaluates for stage in self.stages)
 
     @property
     def of_classes(self) -> bool:

@@ -94,6 +94,7 @@ class ClippedSamples(GradientRule):
         return (*batch.clipped(params, self.max_norm, self.normed(batch)), memory)
 
     def normed(self, batch: Batch) -> Entries:
+        """The entries that count in a sample's norm: all, or those of the trained part."""
         return ALL if self.whole else batch.entries
 
     def by_record(self) -> GradientRule:

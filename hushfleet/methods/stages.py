@@ -6,11 +6,12 @@ The ledger, the owner's limits, the aggregator's check of headers, the audit and
 A method cannot be charged less than its list costs:
 
 - Noise is always (bound x multiplier), in `Gaussian` alone, for the bound that the stage before it enforced.
-- The stages that lower a cost are `ClipWhole`, `ScaleWhole`, `OneStep`, `ClipLayers`, `Gaussian` and `Report`, and no
-  class derived from them. Whatever else is in a list is a `Transform`: after it the update has no bound and no noise.
+- The stages that lower a cost are `ClipWhole`, `ScaleWhole`, `OneStep`, `ClipLayers`, `Gaussian` and `NumberReport`,
+  and no class derived from them. Whatever else is in a list is a `Transform`: after it the update has no bound and no
+  noise.
 - What chooses the bounds of layers (`LayerBounds`) sees the global model and what was sent before, never the update.
   `ClipLayers` checks that the bounds are within the norm that they declare.
-- The functions of a `Report` may give any numbers: they are bounded here before they are noised.
+- The functions of a `NumberReport` may give any numbers: they are bounded here before they are noised.
 
 Without a finite bound, noise protects nothing, and raw values have no finite price: both are charged as infinite.
 """
@@ -81,6 +82,7 @@ class Cost:
         return 1 if self.summed else self.noise_split
 
     def charge(self) -> Charge:
+        """Gives the charge of the ledger for the values and the reports together."""
         multiplier = combined_multiplier(self.noise_multiplier, *(each for each, _ in self.reports)) / math.sqrt(
             self._divided
         )
@@ -152,6 +154,7 @@ class Transform:
         return ()
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
+        """Changes the update, float32 `[d]`, into another array."""
         raise NotImplementedError
 
     def by_record(self) -> Transform | None:
@@ -176,6 +179,7 @@ class KeepLargest(Transform):
     shrinks = True
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
+        """Returns the update, `[d]`, with the other entries 0."""
         magnitude = np.where(context.mask, -1.0, np.abs(update))
         stays = largest(magnitude, kept_count(self.share, int(np.count_nonzero(~context.mask))))
         return np.where(stays, update, np.zeros_like(update))
@@ -186,9 +190,11 @@ class ClipWhole:
     """Clips the shared part as a whole to the round's clip norm C."""
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        """Lowers the norm to C."""
         return replace(cost, norm=1.0)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
+        """Clips the values to C."""
         return _bounded(context, release, clip)
 
 
@@ -197,9 +203,11 @@ class ScaleWhole:
     """Scales the shared part as a whole to the round's clip norm C, upwards too; zero stays zero."""
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        """Lowers the norm to C."""
         return replace(cost, norm=1.0)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
+        """Scales the values to the norm C."""
         return _bounded(context, release, scale)
 
 
@@ -227,6 +235,7 @@ class OneStep:
     records: int
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        """Sets the norm to the step, and the noise to that of the sum."""
         if setting.privacy.unit != "record" or setting.privacy.secure is None:
             raise PrivacyError("OneStep is for a secure sum over records alone: nothing else adds its noise")
         check_record_bound(setting.clip_norm * self.step)
@@ -234,6 +243,7 @@ class OneStep:
         return replace(cost, noise_multiplier=setting.noise_multiplier, noise_split=setting.noise_split)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
+        """Clips the values to what all records move together, and declares the noise of the sum."""
         cost = self.cost(context.setting, Cost(context.setting.clip_norm))
         bounds = np.full(len(context.layout.layers), cost.largest)
         stds = np.full(len(bounds), cost.bound * cost.noise_multiplier)
@@ -291,10 +301,12 @@ class ClipLayers:
     raw: str = ""
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        """Lowers the norm to that of all bounds together; adds raw values that steer them."""
         raw = (*cost.raw, self.raw) if self.raw and math.isfinite(setting.clip_norm) else cost.raw
         return replace(cost, norm=self.bounds.norm(setting.layout), raw=raw)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
+        """Clips each layer. Raises `PrivacyError` for bounds above the norm that they declare."""
         layout = context.layout
         units = self.bounds.bounds(self._memory(context), context.global_params, layout)
         declared = self.bounds.norm(layout)
@@ -304,6 +316,7 @@ class ClipLayers:
         return replace(release, values=clip_layers(release.values, layout, bounds), clip_norms=bounds, by_layer=True)
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
+        """Lets the bounds remember the values as sent, or the raw update with `raw`."""
         seen = context.shared(update) if self.raw else sent
         return self.bounds.remember(self._memory(context), seen, context.layout)
 
@@ -313,7 +326,7 @@ class ClipLayers:
 
 
 @dataclass(frozen=True)
-class Report:
+class NumberReport:
     """A few numbers beside the update for the server's half, each held within 1/2 of 0.
 
     :param count: how many.
@@ -342,6 +355,7 @@ class Report:
         return GaussianMechanism(self.multiplier(setting), setting.noise_split)
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        """Adds the report's multiplier to the cost, or names it among the raw values."""
         mechanism = self.mechanism(setting)
         if mechanism is None:
             return replace(cost, raw=(*cost.raw, self.what), report_limit=max(cost.report_limit, 0.5))
@@ -350,6 +364,7 @@ class Report:
         return replace(cost, reports=reports, report_limit=max(cost.report_limit, limit))
 
     def apply(self, context: RoundContext, release: Release, update: Array, noise: NoiseSource) -> Release:
+        """Measures, bounds and noises the numbers. Raises `PrivacyError` for another number of them."""
         found = np.asarray(self.measure(context, update), np.float64)
         if found.shape != (self.count,):
             raise PrivacyError(f"a report of {self.count} numbers has the shape {found.shape}")
@@ -370,10 +385,11 @@ class Gaussian:
     """
 
     scaled_to_clip_norm: bool = False
-    beside: Report | None = None
+    beside: NumberReport | None = None
     max_preference: float | None = None
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
+        """Sets the noise multiplier of the values; 0 where they have no bound."""
         summed = setting.privacy.secure is not None
         cost = replace(cost, noise_multiplier=0.0, noise_split=setting.noise_split, summed=summed)
         if not math.isfinite(cost.bound):
@@ -387,6 +403,7 @@ class Gaussian:
         return replace(cost, noise_multiplier=sigma)
 
     def apply(self, context: RoundContext, release: Release, cost: Cost, noise: NoiseSource) -> Release:
+        """Adds the noise to the shared values; with a secure sum it only declares its standard deviation."""
         if cost.summed:  # the ring adds it
             stds = GaussianMechanism(cost.noise_multiplier).vector_stds(release.clip_norms)
             return replace(release, noise_stds=stds)
@@ -396,9 +413,9 @@ class Gaussian:
         return replace(release, values=values, noise_stds=stds)
 
 
-Stage = Transform | ClipWhole | ScaleWhole | OneStep | ClipLayers | Gaussian | Report
+Stage = Transform | ClipWhole | ScaleWhole | OneStep | ClipLayers | Gaussian | NumberReport
 # The classes that may lower a cost; no class derived from them.
-_PRICED = (ClipWhole, ScaleWhole, OneStep, ClipLayers, Gaussian, Report)
+_PRICED = (ClipWhole, ScaleWhole, OneStep, ClipLayers, Gaussian, NumberReport)
 
 
 def check_stages(stages: Sequence[Stage]) -> None:
@@ -406,7 +423,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
     for stage in stages:
         if type(stage) not in _PRICED and not isinstance(stage, Transform):
             raise PrivacyError(f"{type(stage).__name__} is no stage: derive it from Transform, or take one as it is")
-    of_values = [stage for stage in stages if not isinstance(stage, Report)]
+    of_values = [stage for stage in stages if not isinstance(stage, NumberReport)]
     if any(isinstance(stage, Gaussian) for stage in of_values[:-1]):
         raise PrivacyError("Gaussian is the last thing that is done to the values, and is done once")
 
@@ -436,7 +453,7 @@ def released(
             leaving = replace(leaving, values=changed, clip_norms=unbounded, noise_stds=silent, by_layer=False)
         elif isinstance(stage, Gaussian):
             leaving = stage.apply(context, leaving, cost, noise)
-        elif isinstance(stage, Report):
+        elif isinstance(stage, NumberReport):
             leaving = stage.apply(context, leaving, raw, noise)
         else:
             leaving = stage.apply(context, leaving)

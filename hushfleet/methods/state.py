@@ -51,6 +51,7 @@ class PublicState:
 
     @classmethod
     def initial(cls, size: int) -> PublicState:
+        """The state of a device that has sent nothing: all parameters, bool `[size]`, are shared."""
         return cls(np.zeros(size, dtype=bool), 0)
 
     def after(self, mask: Array) -> PublicState:
@@ -65,6 +66,7 @@ class PublicState:
         return self._digest
 
     def to_bytes(self) -> bytes:
+        """Encodes the number of participations and the mask."""
         return self._bytes
 
     @cached_property

@@ -6,7 +6,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import PrivacyError
 from hushfleet.methods.local import GradientRule, PartOrder, Sgd, SharedOnly
 from hushfleet.methods.method import Method, TrainingConfig
-from hushfleet.methods.stages import ClipLayers, ClipWhole, Report, ScaleWhole, Transform
+from hushfleet.methods.stages import ClipLayers, ClipWhole, NumberReport, ScaleWhole, Transform
 
 
 def check_sums(method: Method, privacy: PrivacySpec, config: TrainingConfig) -> None:
@@ -52,7 +52,7 @@ def _reason(method: Method) -> str:
         return "all devices send the same entries, and with this method each has a mask of its own"
     if method.server.weighs:
         return "an update that nobody sees cannot be weighed, and this method's server weighs them"
-    if any(isinstance(stage, Report) for stage in method.stages):
+    if any(isinstance(stage, NumberReport) for stage in method.stages):
         return "nothing travels beside the sum, and this method's devices report numbers"
     if any(isinstance(stage, ClipLayers) for stage in method.stages):
         return "the update is clipped as a whole, and this method clips layer by layer"

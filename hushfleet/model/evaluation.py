@@ -28,11 +28,13 @@ class Evaluations(NamedTuple):
     losses: np.ndarray
 
     def mean(self) -> Evaluation:
+        """Gives accuracy and mean loss; NaN without samples."""
         if not len(self.correct):
             return Evaluation(float("nan"), float("nan"))
         return Evaluation(float(self.correct.mean()), float(self.losses.mean()))
 
     def take(self, indices: np.ndarray) -> Evaluations:
+        """Gives the samples at these indices, int `[k]`."""
         return Evaluations(self.correct[indices], self.losses[indices])
 
 

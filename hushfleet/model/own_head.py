@@ -92,7 +92,7 @@ class HeadChoice(Checked):
         return told + f"; and {self.unlabelled} images without labels" * bool(self.unlabelled)
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """Describes the choice, and how many of the own images each part gets right."""
         if not self.images:
             return f"{self.plain} (there are no own images)"
@@ -103,7 +103,7 @@ class HeadChoice(Checked):
 
 
 @dataclass(frozen=True, eq=False)
-class OwnHead:
+class DeviceHead:
     """The head that a device predicts with.
 
     :param params: float32, as a linear model's flat vector, of all features where the shared head takes the first ones.
@@ -157,7 +157,7 @@ def own_head_of(
     samples: LabelledSamples,
     signal: float | None,
     unlabelled: LabelledSamples | None = None,
-) -> OwnHead:
+) -> DeviceHead:
     """The head that a device keeps, by its samples.
 
     :param params: float32 `[d]`, the global model, of a linear layout.
@@ -178,7 +178,7 @@ def own_head_of(
     choice, scale, pull, prior = head
     weight, prior = scale * shared[WEIGHT], scale * shared[PRIOR] + prior
     whole = np.concatenate([weight, pull], 1) if _has_more(samples) else weight + pull
-    return OwnHead(choice, np.concatenate([whole.ravel(), prior]).astype(np.float32))
+    return DeviceHead(choice, np.concatenate([whole.ravel(), prior]).astype(np.float32))
 
 
 def inputs_of_own(samples: LabelledSamples) -> LabelledSamples:
@@ -187,7 +187,7 @@ def inputs_of_own(samples: LabelledSamples) -> LabelledSamples:
 
 
 def own_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Logits `[n, C]` of `OwnHead.params`; `x` as `inputs_of_own` gives it."""
+    """Logits `[n, C]` of `DeviceHead.params`; `x` as `inputs_of_own` gives it."""
     rows = x.reshape(len(x), math.prod(x.shape[1:]))
     classes = len(params) // (rows.shape[1] + 1)
     logits: np.ndarray = rows @ params[:-classes].reshape(classes, -1).T + params[-classes:]

@@ -7,8 +7,8 @@ from typing import Literal
 Unit = Literal["device", "record"]
 Accounting = Literal["as-published", "strict", "secure"]
 Accountant = Literal["exact", "rdp"]
-Trust = Literal["local", "secure-sum", "as-published"]
-TRUST: dict[Accounting, Trust] = {"strict": "local", "secure": "secure-sum", "as-published": "as-published"}
+TrustModel = Literal["local", "secure-sum", "as-published"]
+TRUST: dict[Accounting, TrustModel] = {"strict": "local", "secure": "secure-sum", "as-published": "as-published"}
 """The parties that a device must trust, for people: nobody; enough of the other devices; or as the paper has it."""
 AS_PUBLISHED = (
     'accounting = "as-published" repeats a paper: against the server, which sees each update, epsilon may be many '

@@ -49,7 +49,8 @@ class Signer(Protocol):
 
     public_key: bytes
 
-    def sign(self, data: bytes, /) -> bytes: ...
+    def sign(self, data: bytes, /) -> bytes:
+        """Signs with Ed25519; gives 64 bytes."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Manifest:
         return version_order(self.version)
 
     def to_bytes(self) -> bytes:
+        """Encodes the manifest as JSON with sorted keys."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
@@ -148,6 +150,7 @@ class SignedManifest:
 
     @classmethod
     def sign(cls, manifest: Manifest, *keys: Signer) -> SignedManifest:
+        """Signs a manifest with these keys. Raises `TooLarge` as `also_signed` does."""
         body = manifest.to_bytes()
         signed = _START.pack(_MAGIC, _FORMAT, 0, len(body)) + body
         return cls(manifest, signed, {}).also_signed(*keys)
@@ -212,12 +215,12 @@ def has_signed(key: bytes, signatures: Mapping[bytes, bytes], signed: bytes) -> 
 def manifest_length(start: bytes) -> int:
     """Reads it from the first `START_BYTES` of a release. Raises `Malformed`, `OtherVersion`, `TooLarge`."""
     if len(start) < START_BYTES or start[:2] != _MAGIC:
-        raise Malformed("this is no release: it does not begin as a .hfr file does")
+        raise Malformed("the file is no release: it does not begin like a .hfr file")
     _, version, zero, length = _START.unpack_from(start)
     if version != _FORMAT:
         raise OtherVersion(
-            f"the release has format {version}; this software reads format {_FORMAT}. Build the release anew by the "
-            "version of Hushfleet that wrote the board's card, or write the card anew"
+            f"the release has format {version}; this software reads format {_FORMAT}. Build the release again with the "
+            "version of Hushfleet that wrote the board's card, or write a new card"
         )
     if zero:
         raise Malformed("the release's fourth byte is not zero")

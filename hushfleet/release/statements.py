@@ -107,6 +107,7 @@ class Signed(Generic[S]):
     signatures: Mapping[str, str] = field(default_factory=dict)
 
     def with_signature(self, key: Signer) -> Signed[S]:
+        """Adds the signature of this key, in place of an earlier one of the same key."""
         signature = key.sign(_signed_bytes(self.statement)).hex()
         return replace(self, signatures={**self.signatures, key.public_key.hex(): signature})
 
@@ -182,7 +183,7 @@ class Trust:
         try:
             root = root_file.read_text("utf-8").strip()
         except (OSError, ValueError) as error:
-            raise BadInput(f"whom to trust with releases is not known: {error}") from error
+            raise BadInput(f"the keys for releases are unknown: {error}") from error
         if not _KEY.fullmatch(root):
             raise BadInput(f"{root_file} must hold root's public key, 64 hex digits, and has {root[:80]!r}")
         return cls(root)

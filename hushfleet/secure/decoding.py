@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hushfleet.secure.field import interpolation, null_vector, product
+from hushfleet.secure.prime_field import interpolation, null_vector, product
 
 
 def wrong_places(points: Sequence[int], values: np.ndarray, degree: int, prime: int) -> list[int] | None:

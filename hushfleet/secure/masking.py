@@ -15,8 +15,8 @@ import numpy as np
 from hushfleet.errors import BadInput
 from hushfleet.secure.committee import CommitteeRule
 from hushfleet.secure.decoding import wrong_places
-from hushfleet.secure.field import add_into, interpolation, product, subtract_from
 from hushfleet.secure.keystream import Keystream, uniform
+from hushfleet.secure.prime_field import add_into, interpolation, product, subtract_from
 
 _BLOCK = 8192  # columns
 

@@ -14,7 +14,7 @@ import numpy as np
 from hushfleet.config.spec import Digest, RoundNumber, TaskId
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.schema import Checked, pack, unpack
-from hushfleet.secure import field
+from hushfleet.secure import prime_field
 from hushfleet.wire.format.headed import HEAD_BYTES, cut_header, headed
 from hushfleet.wire.format.identity import SIGNATURE_BYTES, Identity, verify
 from hushfleet.wire.format.topics import Name
@@ -35,6 +35,7 @@ class AnswerHeader(Checked):
 
     @classmethod
     def of(cls, task: str, round: int, device: str, included: bytes, bits: Literal[16, 24, 32]) -> AnswerHeader:
+        """Makes the header for a set of devices, a bitmap of the cohort, of which it names the SHA-256."""
         return cls(task, round, device, hashlib.sha256(included).digest(), bits)
 
 
@@ -52,7 +53,7 @@ def is_answer(data: bytes | memoryview) -> bool:
 
 def encode_answer(header: AnswerHeader, values: np.ndarray, *, identity: Identity) -> bytes:
     """Returns the signed blob of an answer, uint32 `[width]` values."""
-    signed = headed(MAGIC, VERSION, pack(header)) + field.to_bytes(values, header.bits)
+    signed = headed(MAGIC, VERSION, pack(header)) + prime_field.to_bytes(values, header.bits)
     return signed + identity.sign(signed)
 
 
@@ -71,6 +72,6 @@ def decode_answer(data: bytes, *, public_key: bytes) -> MemberAnswer:
     packed, rest = cut_header(signed, MAGIC, VERSION)
     header: AnswerHeader = unpack(AnswerHeader, packed, what="the header of a member's answer")
     try:
-        return MemberAnswer(header, field.from_bytes(rest, header.bits))
+        return MemberAnswer(header, prime_field.from_bytes(rest, header.bits))
     except BadInput as error:
         raise Malformed(str(error)) from error

@@ -11,8 +11,8 @@ from hushfleet.config.spec import MAX_SECURE_ROUNDS, SecureSpec
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import CommitteeRule, committee_rule, corrupt_devices, least_honest
-from hushfleet.secure.field import PRIMES
 from hushfleet.secure.masking import Masked, mask, member_answer, unmask
+from hushfleet.secure.prime_field import PRIMES
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format.messages import RoundPlan
 

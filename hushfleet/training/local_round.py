@@ -128,9 +128,11 @@ class BatchStep(NamedTuple):
 class Executor(Protocol):
     """The machine that runs one local training."""
 
-    def steps(self) -> Iterator[BatchStep]: ...
+    def steps(self) -> Iterator[BatchStep]:
+        """Draws the batches of the training, in order."""
 
-    def optimizer(self) -> Optimizer: ...
+    def optimizer(self) -> Optimizer:
+        """Makes the optimizer of one part."""
 
     def move(self, optimizer: Optimizer, params: Array, gradient: Array, entries: Entries) -> None:
         """One step of `params [..., d]`, in place, on `entries` alone."""

@@ -31,7 +31,7 @@ from hushfleet.models.features import (
     synthetic,
     whitening,
 )
-from hushfleet.models.features.backbone import Backbone
+from hushfleet.models.features.backbone import FeatureBackbone
 from hushfleet.models.features.filters import Filters
 from hushfleet.models.features.hidden import hidden_graph
 from hushfleet.models.features.scattering import Scattering
@@ -97,7 +97,9 @@ def get_features(
     about = ""
     if name in _KINDS:
         raw = _KINDS[name](image_shape)
-        made = Backbone(_kept(lambda: make_graph(raw, fit(raw)), repr(raw), cache_dir), raw.kept + 1, has_order=True)
+        made = FeatureBackbone(
+            _kept(lambda: make_graph(raw, fit(raw)), repr(raw), cache_dir), raw.kept + 1, has_order=True
+        )
     elif name.endswith(".onnx"):
         made = backbone.from_file(Path(name), image_shape)
     elif pretrained.is_known(name):

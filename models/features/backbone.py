@@ -24,7 +24,7 @@ _LARGE = 1024  # values of a constant, from which on its floats are worth to be 
 
 
 @dataclass(frozen=True)
-class Backbone:
+class FeatureBackbone:
     """A graph that makes features.
 
     :param count: features of an image, the bias among them.
@@ -36,7 +36,7 @@ class Backbone:
     has_order: bool
 
 
-def from_file(path: Path, image_shape: Shape) -> Backbone:
+def from_file(path: Path, image_shape: Shape) -> FeatureBackbone:
     """Reads a file for `from_bytes`. Raises `BadInput`."""
     return from_bytes(_read(path), image_shape, what=f"model.features = {str(path)!r}")
 
@@ -48,7 +48,7 @@ def has_classifier(path: Path) -> bool:
     return classifier.find(_model(_read(path), what=f"model.features = {str(path)!r}").graph) is not None
 
 
-def from_bytes(data: bytes, image_shape: Shape, *, what: str, projected: bool = True) -> Backbone:
+def from_bytes(data: bytes, image_shape: Shape, *, what: str, projected: bool = True) -> FeatureBackbone:
     """The graph with unit norm and bias behind it. Raises `BadInput`.
 
     :param what: for errors.
@@ -83,7 +83,7 @@ def from_bytes(data: bytes, image_shape: Shape, *, what: str, projected: bool = 
     if last is not None or len(data) > MAX_GRAPH_BYTES:
         _to_bytes(graph)
     made = ends.appended_to(model, inputs[0].name, result, image_shape, count)
-    return Backbone(made, count, has_order=last is not None)
+    return FeatureBackbone(made, count, has_order=last is not None)
 
 
 def _read(path: Path) -> bytes:

@@ -102,6 +102,7 @@ def with_leading(made: bytes, directions: int, image_shape: tuple[int, int, int]
 
 
 def add_unit_with_bias(graph: Graph, features: str) -> str:
+    """Divides each row of `features [b, F]` by its norm and appends the bias; gives the result's name, `[b, F + 1]`."""
     squares = graph.node("Mul", features, features)  # as operator sets from 13 on have it
     norms = graph.node("Sqrt", graph.node("ReduceSum", squares, graph.constant(np.array([1])), keepdims=1))
     positive = graph.node("Max", norms, graph.constant(np.array([_LEAST_NORM], np.float32)))

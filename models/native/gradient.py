@@ -16,7 +16,7 @@ from hushfleet.graphs.session import check_array
 from hushfleet.models.model import Model
 from hushfleet.models.native.build import find_compiler, load_library
 from hushfleet.models.native.program import write_program
-from hushfleet.models.native.stages import Target
+from hushfleet.models.native.stages import VectorUnit
 from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
 
 FLAGS = ("-ffp-contract=fast",)
@@ -282,13 +282,13 @@ class _Program:
             yield self._library, self._scratch
 
 
-def _target(macros: frozenset[str]) -> Target:
+def _target(macros: frozenset[str]) -> VectorUnit:
     """The same choice as in kernels/vectors.h."""
     if "__AVX512F__" in macros:
-        return Target(lanes=16, registers=32)
+        return VectorUnit(lanes=16, registers=32)
     if "__AVX__" in macros:
-        return Target(lanes=8, registers=16)
-    return Target(lanes=4, registers=32 if "__aarch64__" in macros else 16)
+        return VectorUnit(lanes=8, registers=16)
+    return VectorUnit(lanes=4, registers=32 if "__aarch64__" in macros else 16)
 
 
 def _address(array: np.ndarray) -> int:

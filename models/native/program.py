@@ -6,14 +6,16 @@ from importlib import resources
 
 from hushfleet.models.model import Model
 from hushfleet.models.native.singles_writer import SinglesWriter
-from hushfleet.models.native.stages import Target, stages_of
-from hushfleet.models.native.writer import Writer
+from hushfleet.models.native.stages import VectorUnit, stages_of
+from hushfleet.models.native.writer import ProgramWriter
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h", "singles.h")
 
 
-def write_program(model: Model, target: Target, objective: Objective = CROSS_ENTROPY, *, singles: bool = False) -> str:
+def write_program(
+    model: Model, target: VectorUnit, objective: Objective = CROSS_ENTROPY, *, singles: bool = False
+) -> str:
     """C source text of `gradient` and `logits`, and of a gradient's second half if the objective is not
     the cross-entropy.
 
@@ -22,5 +24,5 @@ def write_program(model: Model, target: Target, objective: Objective = CROSS_ENT
     """
     folder = resources.files("hushfleet.models.native") / "kernels"
     kernels = [(folder / name).read_text("utf-8") for name in KERNELS[: None if singles else -1]]
-    writer = SinglesWriter if singles else Writer
+    writer = SinglesWriter if singles else ProgramWriter
     return "\n".join([*kernels, *writer(model, stages_of(model), target, objective).parts()])

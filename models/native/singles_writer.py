@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hushfleet.models.native.stages import ConvStage
-from hushfleet.models.native.writer import LOGITS, SCRATCH, Writer, function, grad_of, where
+from hushfleet.models.native.writer import LOGITS, SCRATCH, ProgramWriter, function, grad_of, where
 
 
-class SinglesWriter(Writer):
+class SinglesWriter(ProgramWriter):
     """Writes `singles_of_slopes` instead of a batch's gradient; its comment describes the arguments."""
 
     def parts(self) -> Iterator[str]:
+        """Yields the parts of the C source, in order."""
         yield from self._head()
         more = ", int from, int until, int normed, double clip_norm, double *norms, float *out"
         yield function("single_backward", more, self._single_backward())

@@ -23,7 +23,7 @@ MIN_WINOGRAD_TILES = 4  # with fewer at a time, the products wait for one anothe
 
 
 @dataclass(frozen=True)
-class Target:
+class VectorUnit:
     """The compiler's target: floats in a vector, and registers for vectors."""
 
     lanes: int
@@ -119,7 +119,8 @@ class ConvStage:
     def winograd_tiles(self) -> int:
         return self.winograd_rows * self.grid[1] // (WINOGRAD_SIDE + 1 - self.conv.kernel) ** 2
 
-    def tiles(self, target: Target) -> ConvTiles:
+    def tiles(self, target: VectorUnit) -> ConvTiles:
+        """Chooses tiles whose accumulators fit the registers."""
         rows, pixels, vectors = self._forward_tile(target)
         if self.first:
             units, free = self.patch, (target.registers - 2 - vectors) // vectors
@@ -130,7 +131,7 @@ class ConvStage:
         band = (CACHE_FLOATS // input_row - self.conv.kernel + 1) // self.window
         return ConvTiles(self.winograd_rows or rows, pixels, vectors, run, min(max(band, 1), self.pooled[0]))
 
-    def _forward_tile(self, target: Target) -> tuple[int, int, int]:
+    def _forward_tile(self, target: VectorUnit) -> tuple[int, int, int]:
         """Rows, pixels and vectors of accumulators with which the forward kernel takes the fewest cycles.
 
         A step multiplies each of the tile's pixels with each of its vectors of weights. Two products or two loads

@@ -15,22 +15,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from hushfleet.models.model import Model
-from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, Target
+from hushfleet.models.native.stages import WINOGRAD_POINTS, ConvStage, LinearStage, Stages, VectorUnit
 from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 STRIDE = "sizeof(Sample) / sizeof(float)"
 
 
 @dataclass(frozen=True)
-class Writer:
+class ProgramWriter:
     """The parts of a program for a batch's loss and gradient."""
 
     model: Model
     stages: Stages
-    target: Target
+    target: VectorUnit
     objective: Objective
 
     def parts(self) -> Iterator[str]:
+        """Yields the parts of the C source, in order."""
         yield from self._head()
         yield function("backward", ", int from, int until, float *out", self._backward())
         yield from self._entries(SCRATCH, _ENTRY, LOGITS, *([] if self.objective == CROSS_ENTROPY else [_SLOPES]))
@@ -266,6 +267,7 @@ class Writer:
 
 
 def where(condition: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yields the lines under an `if`; nothing where there are none."""
     lines = [f"    {line}" for line in lines]
     if lines:
         yield from (f"if ({condition}) {{", *lines, "}")
@@ -281,6 +283,10 @@ def _struct(name: str, fields: Iterator[str]) -> str:
 
 
 def function(name: str, more: str, lines: Iterator[str]) -> str:
+    """Writes a static C function that takes a batch's arguments.
+
+    :param more: further arguments, each with a comma before it.
+    """
     arguments = "const float *params, const float *images, int batch, const float *const *masks"
     head = f"static void {name}({arguments}, Sample *samples, Shared *shared{more})"
     return "\n".join([head, "{", *(f"    {line}" for line in lines), "}"])

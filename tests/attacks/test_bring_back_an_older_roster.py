@@ -83,7 +83,7 @@ def test_they_did_where_no_number_was_kept(fleet: SecureFleet, monkeypatch: pyte
 def test_the_roster_of_another_federation(fleet: SecureFleet) -> None:
     own = fleet.roster
     other = after(fleet, own, federation="elsewhere")
-    declined(fleet, 1, other, "is of the federation 'elsewhere', and this device belongs to 'test'")
+    declined(fleet, 1, other, "names the federation 'elsewhere', and this device is in 'test'")
     sent(fleet, 2, own)  # whose number is lower: another federation's is not counted
 
 

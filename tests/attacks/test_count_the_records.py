@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hushfleet.config.spec import BlobRef, PrivacySpec
-from hushfleet.edge_client.board.config import DataSection, DeviceConfig, FleetSection
+from hushfleet.edge_client.board.config import DeviceConfig, FleetSection, OwnDataSection
 from hushfleet.edge_client.board.constant_time import announced_at, nominal_seconds
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.fleet import health
@@ -241,7 +241,7 @@ def test_a_slot_leaves_time_for_the_update() -> None:
 
 def test_an_empty_folder_is_as_good_as_any_with_the_unit_record(tmp_path: Path, records: Package) -> None:
     model = records.spec.model
-    section = DataSection("folder", str(tmp_path))
+    section = OwnDataSection("folder", str(tmp_path))
     samples = LocalData(section, model, may_be_empty=True).samples()
     assert samples.x.shape == (0, *model.input_shape)
     assert samples.x.dtype == np.float32

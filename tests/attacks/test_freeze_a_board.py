@@ -17,11 +17,11 @@ import pytest
 import hushfleet
 from hushfleet.edge_client.board.config import (
     BrokerSection,
-    DataSection,
     DeviceConfig,
     DeviceSection,
     FleetSection,
     LimitsSection,
+    OwnDataSection,
 )
 from hushfleet.edge_client.fleet import freshness
 from hushfleet.edge_client.fleet.freshness import FROZEN_AFTER_S, SAVE_EVERY_S, Freshness
@@ -29,7 +29,7 @@ from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.news import News
 from hushfleet.edge_client.fleet.slots import Slots
-from hushfleet.edge_client.status import status, told
+from hushfleet.edge_client.status import format_status, status
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadSignature, WireError
 from hushfleet.release import Newest, Signed, pack, this_platform
@@ -63,7 +63,7 @@ class Board:
         self.config = DeviceConfig(
             device=DeviceSection("greenhouse-01", str(self.state), federation="greenhouse"),
             broker=BrokerSection("mqtt://localhost"),
-            data=DataSection("folder", str(folder)),
+            data=OwnDataSection("folder", str(folder)),
             limits=LimitsSection(epsilon_server=1.0),
             fleet=FleetSection(SERVICE.public_key.hex(), "mqtts://localhost:1", releases=str(self.root)),
         )
@@ -99,7 +99,7 @@ class Board:
     def words(self) -> list[str]:
         return [
             line
-            for line in told(status(self.config, self.store), details=True)
+            for line in format_status(status(self.config, self.store), details=True)
             if "newest" in line or "releases " in line
         ]
 

@@ -123,7 +123,7 @@ def test_an_older_permission_after_a_newer_one(board: Board) -> None:
     board.run("0.3.2", FIXED, serial=2)
     state = board.run("0.2.9", "0.3.2", serial=1)
     assert (state.good, state.outcome) == ("0.3.2", "refused")
-    assert "is older than the one that this board has followed (2); sign it anew" in state.reason
+    assert "is older than the last downgrade of this board (2); sign it again" in state.reason
     assert board.run("0.2.9.1", "0.3.2", serial=3).good == "0.2.9.1", "a newer word of its operator"
 
 

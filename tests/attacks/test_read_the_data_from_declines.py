@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hushfleet.config.spec import BlobRef, PrivacySpec
 from hushfleet.data.samples import Samples
-from hushfleet.edge_client.board.config import DataSection, DeviceConfig
+from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.errors import GraphRefused
 from hushfleet.gradients.batch import ClientBatch
 from hushfleet.gradients.own_samples import LoadedSamples
@@ -56,7 +56,7 @@ def said(make_bench: Make, package: Package, config: DeviceConfig) -> Callable[.
     """What a device says in round 1, with its own key and seed each time."""
 
     def of(
-        data: DataSection | None = None,
+        data: OwnDataSection | None = None,
         *,
         privacy: PrivacySpec = RECORD_UNIT,
         graph: bytes | None = None,
@@ -114,29 +114,29 @@ def labels(count: int = COUNT) -> np.ndarray:
     return np.arange(count) % 10
 
 
-def npz(path: Path, x: np.ndarray, y: np.ndarray) -> DataSection:
+def npz(path: Path, x: np.ndarray, y: np.ndarray) -> OwnDataSection:
     np.savez(path, x=x, y=y)
-    return DataSection("arrays", str(path))
+    return OwnDataSection("arrays", str(path))
 
 
-def with_nan(path: Path) -> DataSection:
+def with_nan(path: Path) -> OwnDataSection:
     one = np.full((1, 1, 8, 8), np.nan, np.float32)
     return npz(path, np.concatenate((values(), one)), np.append(labels(), 3))
 
 
-def with_label_out_of_range(path: Path) -> DataSection:
+def with_label_out_of_range(path: Path) -> OwnDataSection:
     return npz(path, values(COUNT + 1), np.append(labels(), 10))
 
 
-def with_label_of_no_class(path: Path) -> DataSection:
+def with_label_of_no_class(path: Path) -> OwnDataSection:
     return npz(path, values(COUNT + 1), np.append(labels(), 0.5))
 
 
-def csv(path: Path, *more: bytes) -> DataSection:
+def csv(path: Path, *more: bytes) -> OwnDataSection:
     header = ",".join(["label", *(f"p{i}" for i in range(64))])
     lines = [f"{label},{','.join(map(str, row.ravel()))}" for row, label in zip(values(), labels(), strict=True)]
     path.write_bytes("\n".join([header, *lines]).encode() + b"".join(b"\n" + line for line in more))
-    return DataSection("csv", str(path))
+    return OwnDataSection("csv", str(path))
 
 
 REST = b",0" * 63
@@ -153,7 +153,7 @@ LINES = {
 
 @pytest.mark.parametrize("wrong", [with_nan, with_label_out_of_range, with_label_of_no_class])
 def test_a_record_of_an_array_that_does_not_fit_counts_as_none(
-    wrong: Callable[[Path], DataSection], said: Callable[..., Said], tmp_path: Path
+    wrong: Callable[[Path], OwnDataSection], said: Callable[..., Said], tmp_path: Path
 ) -> None:
     without = said(npz(tmp_path / "a.npz", values(COUNT + 1)[:COUNT], labels()))
     if wrong is with_nan:
@@ -181,12 +181,12 @@ def images(folder: Path) -> Path:
 
 
 def test_an_image_of_no_class_counts_as_none(said: Callable[..., Said], tmp_path: Path) -> None:
-    without = said(DataSection("folder", str(images(tmp_path / "a"))))
+    without = said(OwnDataSection("folder", str(images(tmp_path / "a"))))
     assert without.updates
     other = images(tmp_path / "b")
     (other / "horse").mkdir()
     (other / "horse" / "1.png").write_bytes((other / "1" / "1.png").read_bytes())
-    assert said(DataSection("folder", str(other))) == without
+    assert said(OwnDataSection("folder", str(other))) == without
 
 
 # no data at all
@@ -201,11 +201,11 @@ def test_data_that_cannot_be_used_are_as_good_as_none(said: Callable[..., Said],
     whole = (tmp_path / "none.npz").read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
     for data in (
-        DataSection("arrays", str(tmp_path / "missing.npz")),
-        DataSection("arrays", str(tmp_path / "garbage.npz")),
-        DataSection("arrays", str(tmp_path / "cut.npz")),
-        DataSection("csv", str(tmp_path / "missing.csv")),
-        DataSection("folder", str(tmp_path / "missing")),
+        OwnDataSection("arrays", str(tmp_path / "missing.npz")),
+        OwnDataSection("arrays", str(tmp_path / "garbage.npz")),
+        OwnDataSection("arrays", str(tmp_path / "cut.npz")),
+        OwnDataSection("csv", str(tmp_path / "missing.csv")),
+        OwnDataSection("folder", str(tmp_path / "missing")),
         npz(tmp_path / "shape.npz", values()[:, :, :4], labels()),
     ):
         assert said(data) == none, data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.other_methods import Cell, cells
+from benchmarks.other_methods import MethodRun, cells
 from benchmarks.private_gain import EPSILONS, draw
 from hushfleet.aggregator.config.task import parse_task
 
@@ -35,7 +35,7 @@ def test_the_figure_has_a_curve_for_each_method(tmp_path: Path) -> None:
     points = [{"epsilon": epsilon, "shared": one, "local": one, "std": 0.01} for epsilon in EPSILONS]
     who = {"data": "digits", "classes": 10, "devices": 100, "images": 12, "alpha": None, "honest": 1.0}
     lines = [
-        {"cell": asdict(Cell("digits", 100, 12, method, noise, epsilon, 0)), "global": 0.4}
+        {"cell": asdict(MethodRun("digits", 100, 12, method, noise, epsilon, 0)), "global": 0.4}
         for method, noise in EXPECTED
         for epsilon in (2.0, None)
     ]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import simulation
-from benchmarks.frameworks.workload import WORKLOADS, Job, Workload, network_of
+from benchmarks.frameworks.workload import WORKLOADS, TrainingJob, Workload, network_of
 from benchmarks.processes import ROOT
 from benchmarks.simulation import KEEP_FREED_MEMORY, Framework, compared, measure, write_job
 from hushfleet.models import get_model
@@ -24,7 +24,7 @@ TINY = Workload("T", 4, 60, 3, 20, 2, "adam", 1e-3, turn=2, noise_multiplier=0.0
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> TrainingJob:
     return write_job(TINY, None, tmp_path / "job")[0]
 
 
@@ -54,7 +54,7 @@ def test_ours_and_the_plain_loop_train_learn_and_are_shown(
         assert "none-such" in row["failure"]
 
 
-def test_the_engines_devices_hold_what_the_arrays_hold(job: Job, tmp_path: Path) -> None:
+def test_the_engines_devices_hold_what_the_arrays_hold(job: TrainingJob, tmp_path: Path) -> None:
     """Digits are normalised by MNIST's mean and deviation."""
     from benchmarks.frameworks.ours import task_of
     from hushfleet.simulator.run_folder import begin
@@ -99,7 +99,7 @@ def _speaker(label: str, *, dies_in: int = -1, samples: int = 360) -> Framework:
     return Framework(label, "plain", ("-c", code))
 
 
-def test_a_framework_that_fails_or_does_less_is_named_and_the_others_go_on(job: Job) -> None:
+def test_a_framework_that_fails_or_does_less_is_named_and_the_others_go_on(job: TrainingJob) -> None:
     speakers = [_speaker("good"), _speaker("lazy", samples=359), _speaker("dead", dies_in=3)]
     absent = Framework("absent", "pfl", ("-c", "import none_such"))
     rows = compared(measure(job, [*speakers, absent], turns=2, check=False))["frameworks"]

@@ -35,7 +35,7 @@ def test_liars_are_what_the_norm_test_stops(figures_of: Callable[..., Any]) -> N
     assert all(cell["refused"] == 0 for cell in cells)
     lab = liars.Lab(rounds=4, devices=10)
     honest, tested, untested = (
-        lab.run(liars.Cell(False, attack, count, test, "mean"))
+        lab.run(liars.LiarRun(False, attack, count, test, "mean"))
         for attack, count, test in (("none", 0, True), ("scaled", 1, True), ("targeted", 1, False))
     )
     assert honest["accuracy"] > 0.3

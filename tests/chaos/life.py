@@ -18,7 +18,7 @@ from chaos.life_plan import BOARDS, LifePlan, Part, Step, Trouble
 from chaos.machine import Machine
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.processes import Child, brokers_of, started
+from hushfleet.aggregator.fleet.processes import FleetProcess, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.aggregator.fleet.releases import add_release
@@ -85,7 +85,7 @@ class Life:
         self.boards = [self._board(device) for device in self.devices]
         self._due: list[_Due] = []
         self._pending = list(self.plan.troubles)
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, FleetProcess] = {}
         self._dead: set[int] = set()
 
     def _board(self, device: str) -> EmulatedBoard:
@@ -137,8 +137,8 @@ class Life:
             self._until("all that was struck is back", lambda: not self._due)
             self._until("the lock-out is known to all", self._is_out)
 
-    def child(self, name: str, *arguments: str) -> Child:
-        return Child(name, [*_COMMANDS, *arguments], self.folder.logs / f"{name}.log")
+    def child(self, name: str, *arguments: str) -> FleetProcess:
+        return FleetProcess(name, [*_COMMANDS, *arguments], self.folder.logs / f"{name}.log")
 
     def _all_enrolled(self) -> bool:
         heard = sightings(self._registry)
@@ -164,7 +164,7 @@ class Life:
             self._until("the command is over", over)
             _kill(desk)
 
-    def _is_over(self, child: Child, gives_up_at: float) -> bool:
+    def _is_over(self, child: FleetProcess, gives_up_at: float) -> bool:
         assert child.process is not None
         return child.process.poll() is not None or time.monotonic() >= gives_up_at
 
@@ -269,7 +269,7 @@ class Life:
                 self.wrong.append(f"{board.home.name} has no release")
 
 
-def _kill(child: Child) -> None:
+def _kill(child: FleetProcess) -> None:
     if child.process is not None:
         child.process.kill()
         child.process.wait()

@@ -194,7 +194,7 @@ def test_status_and_predict_say_which(
     assert f"{choice.right_shared} against {choice.right_alone}; that stays here" in told
     assert "penalty" not in told
     assert main(["status", str(path), "--details"]) == 0
-    assert f"{TASK}: {choice.words}" in capsys.readouterr().out
+    assert f"{TASK}: {choice.text}" in capsys.readouterr().out
     assert main(["status", str(path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["own_head"]
     assert (told["task"], told["images"]) == (TASK, 48)

@@ -14,8 +14,8 @@ from hushfleet.config.spec import BlobRef
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.errors import BadInput, CopiedStore
 from hushfleet.privacy.ring import Ring
-from hushfleet.secure.field import add_into
 from hushfleet.secure.member_answer import decode_answer, is_answer
+from hushfleet.secure.prime_field import add_into
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan, SecurePlan

@@ -42,7 +42,7 @@ from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods.state import PublicState
 from hushfleet.params import ParamLayout
 from hushfleet.release import Manifest, SignedManifest, unpack
-from hushfleet.secure import field
+from hushfleet.secure import prime_field
 from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.studies.reproduce.kept import KeptCell
@@ -152,12 +152,12 @@ def _updates() -> list[bytes]:
 
 def _masked() -> list[bytes]:
     header = UpdateHeader("demo-1f", 2, "pi-1", "masked", 200, (), (1.0, 0.5), (1.0, 1.0), bytes(16), 3, 1.5, 1.25, 2)
-    return [encode_masked(header, field.to_bytes(np.arange(300, dtype=np.uint32), 16), identity=KEY)]
+    return [encode_masked(header, prime_field.to_bytes(np.arange(300, dtype=np.uint32), 16), identity=KEY)]
 
 
 def _read_masked(data: bytes) -> None:
     with suppress(BadInput):
-        field.from_bytes(decode_masked(data, public_key=KEY.public_key)[1], 16)
+        prime_field.from_bytes(decode_masked(data, public_key=KEY.public_key)[1], 16)
 
 
 def _answers() -> list[bytes]:
@@ -165,7 +165,7 @@ def _answers() -> list[bytes]:
         encode_answer(
             AnswerHeader.of("demo-1f", 2, "pi-1", b"\xff\x80", bits), np.arange(50, dtype=np.uint32), identity=KEY
         )
-        for bits in field.PRIMES
+        for bits in prime_field.PRIMES
     ]
 
 

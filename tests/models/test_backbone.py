@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.planning.advice import Question
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.data.torchvision_sets import import_torchvision
 from hushfleet.errors import BadInput
@@ -23,6 +24,7 @@ from hushfleet.graphs.session import open_session
 from hushfleet.models.features import get_features, pretrained
 from hushfleet.models.features.whitening import BIAS
 from hushfleet.models.model import Model
+from hushfleet.simulator.studies.plan.needs import needs
 
 SHAPE = (3, 6, 6)
 INNER, CLASSES = 48, 41
@@ -96,6 +98,15 @@ def test_a_network_of_few_classes_gives_what_it_gives_and_no_order(tmp_path: Pat
     np.testing.assert_allclose(found[:, :-1], logits / np.linalg.norm(logits, axis=1, keepdims=True), rtol=1e-5)
     with pytest.raises(BadInput, match=r"10 outputs .* no order.* at least 33 classes.*leave model.directions out"):
         get_features(str(path), SHAPE, directions=5)
+
+
+@pytest.mark.parametrize(("classes", "directions"), [(CLASSES, 56), (12, None)])
+def test_a_plan_counts_the_leading_directions_of_a_classifier(
+    tmp_path: Path, classes: int, directions: int | None
+) -> None:
+    write_network(path := tmp_path / "net.onnx", classes=classes)
+    asked = Question(devices=50, images=20, classes=10, epsilon=2, features=str(path), shape=SHAPE)
+    assert needs(asked).directions == directions
 
 
 def photographs(features: str, **more: object) -> Task:

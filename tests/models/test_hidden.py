@@ -129,8 +129,8 @@ def test_a_task_shares_the_head_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ({"name": "linear", "share": "head"}, "'linear' is one"),
-        ({"weights": "net.safetensors"}, "belong to share = 'head'"),
+        ({"name": "linear", "share": "head"}, "'linear' has one"),
+        ({"weights": "net.safetensors"}, "need share = 'head'"),
         ({"share": "tail"}, "share"),
     ],
 )

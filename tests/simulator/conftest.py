@@ -118,7 +118,10 @@ def tap() -> Iterator[Tap]:
 
 
 def ledger_of(simulation: Simulation, device: str) -> list[LedgerEntry]:
-    with store_of(simulation.folder.device(device), device) as store:
+    files = simulation.folder.device(device)
+    if not (files.state.exists() or files.store.exists()):
+        return []  # it has never taken part
+    with store_of(files, device) as store:
         return store.ledger.entries()
 
 

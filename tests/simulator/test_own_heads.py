@@ -17,7 +17,7 @@ from hushfleet.data.samples import FeatureSamples
 from hushfleet.errors import BadInput
 from hushfleet.model.own_head import own_head_of
 from hushfleet.simulator import own_heads
-from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, accuracies, best_way, said_alone
+from hushfleet.simulator.engines.fast.alone_on_features import AccuracyByWay, accuracies, best_way, predict_alone
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
@@ -120,8 +120,8 @@ def test_the_best_way_is_the_fleets() -> None:
     assert best_way(ways) == "nearest class mean"
 
 
-def reached_alone(train: FeatureSamples, tests: list[FeatureSamples], *, classes: int) -> list[Accuracies]:
-    said = said_alone(train, tests, classes=classes)
+def reached_alone(train: FeatureSamples, tests: list[FeatureSamples], *, classes: int) -> list[AccuracyByWay]:
+    said = predict_alone(train, tests, classes=classes)
     return [accuracies(each, test) for each, test in zip(said, tests, strict=True)]
 
 

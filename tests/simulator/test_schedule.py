@@ -19,7 +19,7 @@ from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.errors import BadInput
 from hushfleet.schema import from_plain
-from hushfleet.simulator.schedule import Action, Playback, Schedule, Window, make_schedule, schedule_of
+from hushfleet.simulator.schedule import Action, Outage, Playback, Schedule, make_schedule, schedule_of
 
 NAMES = [f"device-{number}" for number in range(4)]
 ALL = [*NAMES, "aggregator", "broker"]
@@ -109,8 +109,8 @@ def test_a_day_comes_again_and_again() -> None:
     assert night.ends_s - night.begins_s == pytest.approx(7.5)
     assert 0.0 < night.ends_s <= 10.0
     nights = (
-        Window("device-1", "stop", 0, 1.5, 9.0, every_s=10.0),
-        Window("device-2", "stop", 0, -1.5, 6.0, every_s=10.0),
+        Outage("device-1", "stop", 0, 1.5, 9.0, every_s=10.0),
+        Outage("device-2", "stop", 0, -1.5, 6.0, every_s=10.0),
     )
     schedule = Schedule(nights, {}, {})
     assert Playback(schedule).absent == {"device-2"}
@@ -295,7 +295,7 @@ def test_jumping_from_one_action_to_the_next_gives_the_same_actions(
 # what is drawn
 
 
-def nights_of(schedule: Schedule) -> list[Window]:
+def nights_of(schedule: Schedule) -> list[Outage]:
     return [window for window in schedule.windows if window.every_s]
 
 

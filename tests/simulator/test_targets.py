@@ -52,9 +52,9 @@ def plain(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("model", "changed", "said"),
     [
-        ({"loss": "squared"}, {}, "tolerance belongs to a loss of numbers .*, which needs it"),
+        ({"loss": "squared"}, {}, "tolerance and a loss of numbers .* need each other"),
         ({"loss": "hinge"}, {}, "loss = 'hinge': must be one of cross-entropy, binary, squared, huber"),
-        ({**BINARY, "tolerance": 1.0}, {}, "tolerance belongs to a loss of numbers"),
+        ({**BINARY, "tolerance": 1.0}, {}, "tolerance and a loss of numbers"),
         (BINARY, {"data": {"target_mean": [0.0], "target_std": [1.0]}}, "belong to a model.loss of numbers"),
         (SQUARED, {"data": {"target_mean": [0.0], "target_std": []}}, "target_mean and target_std come together"),
         (SQUARED, {"data": {"class_names": ["a", "b", "c"]}}, "target_mean has 2 values, for 3 outputs"),

@@ -26,7 +26,7 @@ from hushfleet.aggregator.fleet.release_keys import next_statement, take
 from hushfleet.aggregator.fleet.serve import serve
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.edge_client.board.config import DeviceConfig, load_config
-from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
+from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
 from hushfleet.edge_client.fleet.tls_identity import TlsIdentity
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.wire.format.identity import Identity
@@ -157,8 +157,8 @@ class Board:
         self.store = DeviceStore(self.config.store_path, device=device, durable=False)
         self.tls = TlsIdentity(state, device=device)
 
-    def asking(self) -> Enrolment:
-        return Enrolment(self.config, self.store, self.tls)
+    def asking(self) -> CertificateRequest:
+        return CertificateRequest(self.config, self.store, self.tls)
 
     def enrolment_link(self) -> MqttLink:
         return MqttLink(self.config.enrolment_address, client_id=self.device, timing=QUICK)

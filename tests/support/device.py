@@ -15,10 +15,10 @@ from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, PrivacySpec, 
 from hushfleet.edge_client.agent import Agent
 from hushfleet.edge_client.board.config import (
     BrokerSection,
-    DataSection,
     DeviceConfig,
     DeviceSection,
     LimitsSection,
+    OwnDataSection,
     SimulationSection,
 )
 from hushfleet.edge_client.fleet.health import BoardHealth
@@ -63,7 +63,7 @@ def config(tmp_path: Path) -> DeviceConfig:
     return DeviceConfig(
         device=DeviceSection(DEVICE, str(tmp_path / "state"), federation="test"),
         broker=BrokerSection("mqtt://localhost"),
-        data=DataSection("arrays", str(tmp_path / "train.npz")),
+        data=OwnDataSection("arrays", str(tmp_path / "train.npz")),
         limits=LimitsSection(epsilon_server=1000.0, memory_mib=500),
         simulation=SimulationSection(seed=1, index=0),
     )

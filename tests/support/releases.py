@@ -43,13 +43,13 @@ def runs(*_: Any, **__: Any) -> None:
     """In place of `first_proof.prove`: what is packed is no client."""
 
 
-def put_client(folder: Path, self_test: str = "pass") -> None:
-    """The least that `first_proof.prove` takes for a client. :param self_test: the body of its self-test."""
+def put_client(folder: Path, check: str = "pass") -> None:
+    """The least that `first_proof.prove` takes for a client. :param check: the body of its `check_release`."""
     package = folder / "hushfleet" / "edge_client" / "fleet"
     package.mkdir(parents=True)
     for each in (package, *package.parents[:2]):
         (each / "__init__.py").touch()
-    (package / "self_test.py").write_text(f"def self_test(*_, **__):\n    {self_test}\n")
+    (package / "release_check.py").write_text(f"def check_release(*_, **__):\n    {check}\n")
 
 
 ROOT, DAILY = Identity.generate(), Identity.generate()

@@ -18,9 +18,9 @@ from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring
 from hushfleet.secure.agreement import KeyAgreement
-from hushfleet.secure.field import to_bytes
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.member_answer import AnswerHeader, encode_answer
+from hushfleet.secure.prime_field import to_bytes
 from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound

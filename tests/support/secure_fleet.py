@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hushfleet.config.spec import BlobRef, PrivacySpec, SecureSpec, TaskSpec, WireSpec
-from hushfleet.secure import field
+from hushfleet.secure import prime_field
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.masking import Masked
 from hushfleet.secure.member_answer import decode_answer
@@ -103,7 +103,7 @@ class SecureFleet:
                 own = rng.integers(0, secure_round.prime, self.shared, dtype=np.uint32)
                 masked = secure_round.masked(self.keys_of(name, told), name, own)
                 for total, each in ((sums.values, masked.values), (sums.corrections, masked.corrections), (plain, own)):
-                    field.add_into(total, each, secure_round.prime)
+                    prime_field.add_into(total, each, secure_round.prime)
         return sums, plain
 
     def answers(self, secure_round: SecureRound, included: bytes, answer: bytes) -> dict[str, np.ndarray]:
@@ -118,4 +118,4 @@ class SecureFleet:
 
     def read(self, update: bytes) -> tuple[UpdateHeader, np.ndarray]:
         header, values = decode_masked(update, public_key=self.bench.store.identity.public_key)
-        return header, field.from_bytes(values, BITS)
+        return header, prime_field.from_bytes(values, BITS)

@@ -10,8 +10,8 @@ import numpy as np
 
 from hushfleet.config.spec import SecureSpec
 from hushfleet.secure.agreement import KeyAgreement
-from hushfleet.secure.field import PRIMES, add_into
 from hushfleet.secure.masking import Masked
+from hushfleet.secure.prime_field import PRIMES, add_into
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
 from hushfleet.wire.format.identity import Identity

@@ -10,10 +10,10 @@ from typing import Any
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.sections import RoundSection
-from hushfleet.simulator.engines.clock.device import Device
+from hushfleet.simulator.engines.clock.device import ClockDevice
 from hushfleet.simulator.engines.clock.device_time import Costs, DeviceTimes
 from hushfleet.simulator.engines.clock.engine import FleetClock
-from hushfleet.simulator.engines.clock.events import ClosedRound
+from hushfleet.simulator.engines.clock.events import ClockRound
 from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.sizes import Sizes
 from hushfleet.simulator.schedule import make_schedule
@@ -63,7 +63,7 @@ def clock(
     sizes: Sizes = SIZES,
     **rules: Any,
 ) -> FleetClock:
-    devices = [Device("abcdefghijklmnopqrstuvwxyz"[index], each) for index, each in enumerate(times)]
+    devices = [ClockDevice("abcdefghijklmnopqrstuvwxyz"[index], each) for index, each in enumerate(times)]
     schedule = make_schedule(ScenarioSection(**(scenario or {})), [device.name for device in devices], seed=1)
     section = RoundSection(**{"rounds": 1, "deadline_s": 100, **rules})
     return FleetClock(
@@ -71,11 +71,11 @@ def clock(
     )
 
 
-def run(fleet: FleetClock) -> list[ClosedRound]:
+def run(fleet: FleetClock) -> list[ClockRound]:
     return list(fleet.rounds())
 
 
-def arrivals(outcome: ClosedRound) -> dict[str, float]:
+def arrivals(outcome: ClockRound) -> dict[str, float]:
     return {arrival.device: round(arrival.at_s, 6) for arrival in outcome.arrivals}
 
 

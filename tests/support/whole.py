@@ -15,7 +15,7 @@ from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.identity_file import load_or_create, next_epoch
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.edge_client.agent import Agent
-from hushfleet.edge_client.board.config import BrokerSection, DataSection, DeviceConfig, DeviceSection, LimitsSection
+from hushfleet.edge_client.board.config import BrokerSection, DeviceConfig, DeviceSection, LimitsSection, OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import Malformed
 from hushfleet.privacy.terms import Accounting
@@ -54,7 +54,7 @@ class Board:
         self.config = DeviceConfig(
             device=DeviceSection(name, str(state_dir), federation=bench.federation),
             broker=BrokerSection("mqtt://localhost"),
-            data=DataSection("arrays", str(bench.samples)),
+            data=OwnDataSection("arrays", str(bench.samples)),
             limits=LimitsSection(
                 epsilon_server=epsilon_server, memory_mib=500, accounting=bench.accounting, min_devices=2
             ),

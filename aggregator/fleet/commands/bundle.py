@@ -20,10 +20,10 @@ def _bundle(
     python: Annotated[str, typer.Option(metavar="3.X", help="Python of the boards' system: 3.13 on Raspberry Pi OS Trixie, 3.11 on Bookworm.")] = "3.13",
     arch: Annotated[str, typer.Option(help="Architecture of the boards: aarch64 or x86_64.")] = "aarch64",
     version: Annotated[str, typer.Option(help="Version that boards will report: two to four numbers.")] = hushfleet.__version__,
-    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Wheels of other packages, where no package index can be reached.", exists=True, file_okay=False)] = None,
+    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder with the wheels of other packages; default: the package index.", exists=True, file_okay=False)] = None,
     downgrade_from: Annotated[list[str] | None, typer.Option(metavar="VERSION", help="Boards that run this newer version may go back to it; repeatable.")] = None,
     system: Annotated[bool, typer.Option("--system", help="It also renews what runs as root on a board, slots.pyz and the units; root must sign it, too.")] = False,
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave it to be signed elsewhere, although a key is here.")] = False,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Leave the release unsigned, although a key is here, to be signed elsewhere.")] = False,
 ) -> None:  # fmt: skip
     """Build a release of the software that is installed here, for cards and for roll-outs.
 
@@ -41,16 +41,16 @@ def _bundle(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.fleet.cards import Target, build_release, words_of_signing
+    from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, describe_signing
     from hushfleet.aggregator.fleet.releases import add_release
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
 
     with opened(path) as (folder, registry):
-        with shown(Console()):
+        with show_progress(Console()):
             out = build_release(
                 folder,
                 registry,
-                Target(python, arch),
+                ReleasePlatform(python, arch),
                 version=version,
                 wheels=wheels,
                 downgrade_from=downgrade_from or (),
@@ -60,7 +60,7 @@ def _bundle(
         try:
             release = add_release(folder, registry, out)
         except BadSignature as error:
-            print(f"built {out}, {out.stat().st_size / 1e6:.1f} MB; {error}.\n{words_of_signing(folder, out)}")
+            print(f"built {out}, {out.stat().st_size / 1e6:.1f} MB; {error}.\n{describe_signing(folder, out)}")
             return
         out.unlink()
     for name, digest in sorted(release.manifest.wheels.items()):

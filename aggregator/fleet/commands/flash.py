@@ -15,10 +15,10 @@ from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 
 if TYPE_CHECKING:
-    from hushfleet.aggregator.fleet.cards import Target
+    from hushfleet.aggregator.fleet.cards import ReleasePlatform
     from hushfleet.aggregator.fleet.releases import FleetRelease
     from hushfleet.firmware_profiles.cards.boot_partition import BootPartition
-    from hushfleet.firmware_profiles.cards.seed import Card, Writer
+    from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter
 
 DAY_S = 86400.0
 
@@ -31,16 +31,16 @@ class FlashOptions:
     fleet: Annotated[Path, Option(metavar="DIR", help="The fleet's folder.")]
     image: Annotated[Path | None, Option(metavar="IMAGE", help="A stock image, .img or .img.xz: each board gets a copy of it with its own seed.")] = None
     boot: Annotated[Path | None, Option(metavar="MOUNT", help="The mounted boot partition of a card that holds the stock system already.")] = None
-    out: Annotated[Path | None, Option(metavar="FOLDER", help="Where the images go; with --image.")] = None
-    count: Annotated[int | None, Option(min=1, help="So many cards, for boards that have none yet. Default: for all of them.")] = None
-    device: Annotated[list[str] | None, Option(metavar="ID", help="For this board; may be given again.")] = None
-    writer: Annotated[str | None, Option(help="cloud-init or firstrun. Default: found from the image.")] = None
-    python: Annotated[str | None, Option(metavar="3.X", help="The Python of the system. Default: found from the image.")] = None
+    out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder for the images, with --image.")] = None
+    count: Annotated[int | None, Option(min=1, help="Number of cards to write, for boards without one. Default: all of them.")] = None
+    device: Annotated[list[str] | None, Option(metavar="ID", help="Write the card of this board; may be repeated.")] = None
+    writer: Annotated[str | None, Option(help="First-boot system: cloud-init or firstrun. Default: found from the image.")] = None
+    python: Annotated[str | None, Option(metavar="3.X", help="Python version of the system. Default: found from the image.")] = None
     images: Annotated[Path | None, Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id, with a folder for each class.", exists=True, file_okay=False)] = None
-    ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Who has this key may log in. Default: nobody.")] = None
-    ssh_user: Annotated[str, Option(help="The user with that key.")] = "hushfleet-admin"
-    wheels: Annotated[Path | None, Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None
-    force: Annotated[bool, Option("--force", help="Also for boards that have a card; its token then holds no longer.")] = False
+    ssh_key: Annotated[Path | None, Option(metavar="KEY.pub", help="Public SSH key whose owner may log in. Default: nobody may.")] = None
+    ssh_user: Annotated[str, Option(help="User name for that key.")] = "hushfleet-admin"
+    wheels: Annotated[Path | None, Option(metavar="FOLDER", help="Folder with the wheels for the release; default: the package index.", exists=True, file_okay=False)] = None
+    force: Annotated[bool, Option("--force", help="Also write cards for boards that have one; the old token becomes invalid.")] = False
     # fmt: on
 
 
@@ -74,7 +74,7 @@ def _flash(
         require_python,
     )
     from hushfleet.aggregator.fleet.commands.setup import opened
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot, MountedBoot
     from hushfleet.firmware_profiles.cards.customised import original
     from hushfleet.firmware_profiles.cards.stock_image import System, read_system
@@ -113,7 +113,7 @@ def _flash(
         ]
         # what is wrong on the partition is said before a release is built
         kept = [name for name in how.files(cards[0], partition) if original(partition, name) is not None]
-        with shown(Console()):
+        with show_progress(Console()):
             release = release_of(folder, registry, [target], wheels=options.wheels)
         cards = [replace(card, release=folder.releases / release.file) for card in cards]
         written: list[str] = []
@@ -129,7 +129,7 @@ def _unpacked(image: Path, out: Path) -> Iterator[Path]:
     """Gives the image itself, or the unpacked .xz, as long as it is needed."""
     from rich.console import Console
 
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
 
     if not image.is_file():
@@ -140,7 +140,7 @@ def _unpacked(image: Path, out: Path) -> Iterator[Path]:
         return
     plain = out / ".stock.img"
     try:
-        with shown(Console()):
+        with show_progress(Console()):
             copy_sparse(image, plain)
         yield plain
     finally:
@@ -151,12 +151,12 @@ def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Car
     """Yields a copy of the image for each card; it gets its name when its card is written."""
     from rich.console import Console
 
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles.cards.boot_partition import ImageBoot
     from hushfleet.firmware_profiles.cards.sparse_copy import copy_sparse
     from hushfleet.progress import counted
 
-    with shown(Console()):
+    with show_progress(Console()):
         for card in counted(cards, "cards", total=len(cards)):
             part = out / f".{card.device}.part"
             try:
@@ -170,8 +170,8 @@ def _copies(cards: Sequence[Card], image: Path, out: Path) -> Iterator[tuple[Car
 
 def _tell(
     cards: Sequence[Card],
-    writer: Writer,
-    target: Target,
+    writer: SeedWriter,
+    target: ReleasePlatform,
     release: FleetRelease,
     written: Sequence[str],
     kept: Sequence[str],

@@ -1,4 +1,4 @@
-"""`hushfleet fleet approve|renew|block|unblock|forget`: who may come in, and who is out."""
+"""`hushfleet fleet approve|renew|block|unblock|forget`: let boards in, and lock them out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ app = typer.Typer()
 def _approve(
     path: Dir,
     device: Id,
-    key: Annotated[str | None, typer.Option(help="The first digits of its key, where several have come.")] = None,
+    key: Annotated[str | None, typer.Option(help="First digits of the board's key, if several keys have come.")] = None,
 ) -> None:
-    """Let a board in that waits. Compare its key with what `hushfleet-edge status DEVICE.toml` prints on the board."""
+    """Let a waiting board in. Compare its key with what `hushfleet-edge status DEVICE.toml` prints on the board."""
     with opened(path) as (_, registry):
         row = registry.needed(device)
         if row.state == "blocked":
@@ -49,8 +49,8 @@ def _approve(
 def _renew(
     path: Dir,
     device: Annotated[str | None, typer.Argument(metavar="[ID]", help="The board's id.")] = None,
-    new_card: Annotated[bool, typer.Option("--new-card", help="Its card was written anew: the former key holds no longer.")] = False,
-    broker: Annotated[bool, typer.Option("--broker", help="New certificates for the fleet's own processes, with the names of fleet.toml.")] = False,
+    new_card: Annotated[bool, typer.Option("--new-card", help="The board has a new card: revoke the former key.")] = False,
+    broker: Annotated[bool, typer.Option("--broker", help="Issue new certificates for the fleet's own processes, with the names of fleet.toml.")] = False,
     drop_names: Annotated[bool, typer.Option("--drop-names", help="Drop names that the broker's certificate had.")] = False,
 ) -> None:  # fmt: skip
     """Let a board in with a new card, or give the broker a new certificate.
@@ -69,7 +69,7 @@ def _renew(
         return
     if not new_card or device is None or broker:
         raise BadInput(
-            "boards renew their certificates by themselves; for a card that was written anew say ID --new-card, for "
+            "boards renew their certificates by themselves; give ID --new-card for a board with a new card, for "
             "the broker's certificate --broker"
         )
     from hushfleet.aggregator.devices.register import DeviceRegister
@@ -116,9 +116,9 @@ def _renew_own(path: Path, *, drop_names: bool) -> None:
 
 @app.command("block")
 def _block(
-    path: Dir, device: Id, reason: Annotated[str, typer.Option(help="Reason, for the list and for the board's log.")] = "by its operator"
+    path: Dir, device: Id, reason: Annotated[str, typer.Option(help="Reason, shown in the list and in the board's log.")] = "by its operator"
 ) -> None:  # fmt: skip
-    """Lock a board out: of rounds, of the broker, of secure sums. Also one that is connected."""
+    """Lock a board out of rounds, broker and secure sums, even while it is connected."""
     with opened(path) as (folder, registry):
         registry.needed(device)
         registry.block(device, reason)
@@ -128,7 +128,7 @@ def _block(
 
 @app.command("unblock")
 def _unblock(path: Dir, device: Id) -> None:
-    """Take a board back that was locked out, by an operator or by the aggregator itself."""
+    """Take back a board that an operator or the aggregator has locked out."""
     from hushfleet.aggregator.devices.register import DeviceRegister
 
     with opened(path) as (folder, registry):
@@ -144,7 +144,7 @@ def _unblock(path: Dir, device: Id) -> None:
 
 @app.command("forget")
 def _forget(path: Dir, device: Id) -> None:
-    """Remove a board from the fleet. What was spent under its id is kept, should the id come back."""
+    """Remove a board from the fleet. The privacy spent under its id stays recorded, in case the id returns."""
     with opened(path) as (folder, registry):
         registry.needed(device)
         registry.forget(device)

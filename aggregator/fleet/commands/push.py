@@ -22,11 +22,11 @@ def register(app: typer.Typer) -> None:
 def _push(
     destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="Destination for ssh. USER must be root, or may use sudo.")],
     fleet: Annotated[Path, typer.Option(metavar="DIR", help="The fleet's folder.")],
-    device: Annotated[str, typer.Option(metavar="ID", help="Which board of the fleet this is.")],
+    device: Annotated[str, typer.Option(metavar="ID", help="Id of the board in the fleet.")],
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Options of ssh, such as '-p 2222 -i key'.")] = "",
     images: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Photographs to begin with: a folder for each board, named by its id.", exists=True, file_okay=False)] = None,
-    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Wheels for the release, where no package index can be reached.", exists=True, file_okay=False)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Install a board that has a card, or was installed before, too.")] = False,
+    wheels: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder with the wheels for the release; default: the package index.", exists=True, file_okay=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also install a board that has a card or was installed before.")] = False,
 ) -> None:  # fmt: skip
     """Install the client on a board that runs already: what a card does, by ssh. For Jetsons, and for single boards.
 
@@ -36,10 +36,10 @@ def _push(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.fleet.cards import Target, card_of, choose_boards, release_of
+    from hushfleet.aggregator.fleet.cards import ReleasePlatform, card_of, choose_boards, release_of
     from hushfleet.aggregator.fleet.commands.setup import opened
     from hushfleet.aggregator.fleet.push import look_at, push
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.firmware_profiles import load_board
     from hushfleet.firmware_profiles.cards.bundle import PYTHONS
 
@@ -53,13 +53,13 @@ def _push(
                 f"{destination} has a {host.bits}-bit system on a 64-bit processor, and releases are for 64-bit systems: "
                 "write the 64-bit image to it"
             )
-        targets = [Target(python, host.arch) for python in host.pythons if python in PYTHONS]
+        targets = [ReleasePlatform(python, host.arch) for python in host.pythons if python in PYTHONS]
         if not targets:
             raise BadInput(
                 f"{destination} has {f'Python {host.pythons[0]}' if host.pythons else 'no Python'}, and releases are made "
                 f"for {', '.join(PYTHONS)}: install one of them there, beside its own"
             )
-        with shown(Console()):
+        with show_progress(Console()):
             release = release_of(folder, registry, targets, wheels=wheels)
         target = next(target for target in targets if target.platform == release.platform)
         card = replace(card_of(folder, board, target=target, images=images), release=folder.releases / release.file)

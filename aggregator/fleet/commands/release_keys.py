@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 _FILE = {"exists": True, "dir_okay": False}
 Key = Annotated[Path, typer.Option(metavar="KEYFILE", help="The private key.", **_FILE)]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Sign without asking.")]
 
 
 app = typer.Typer()
 keys = typer.Typer(
     no_args_is_help=True,
-    help="""Say who signs the releases that boards run. The root key says so, and signs nothing else.
+    help="""Manage the keys that sign the releases of boards. The root key signs the list of these keys, and nothing else.
 
-    Keep `root.key` offline: only who has it can change the release keys, so a thief of a release key is shut out by
-    `rotate`. Where root's key is on another machine:
+    Keep `root.key` offline: only its owner can change the release keys, so `rotate` shuts out a thief of a release
+    key. If root's key is on another machine:
 
     1. here: `hushfleet fleet release-key rotate greenhouse`
 
@@ -32,7 +32,7 @@ keys = typer.Typer(
 
     3. here: `hushfleet fleet release-key import greenhouse release_keys.unsigned`
 
-    Boards hear of it within a minute when they are connected, and check it against the root key on their card.
+    Connected boards receive the statement within a minute, and check it with the root key on their card.
     """,
 )
 app.add_typer(keys, name="release-key")
@@ -40,7 +40,9 @@ app.add_typer(keys, name="release-key")
 
 @app.command("key")
 def _key(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key; made if it is not there.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File of the private key; it is made if it does not exist.")
+    ],
 ) -> None:
     """Make a private key, for root, releases or the operator, and print its public half. Needs no fleet's folder.
 
@@ -55,7 +57,7 @@ def _key(
 
 @keys.command("show")
 def _show(path: Dir) -> None:
-    """Show the statement of root that holds: who signs releases, and how many of them must."""
+    """Show root's statement in force: the keys that sign releases, and how many of them must."""
     from hushfleet.aggregator.fleet.release_keys import keys_in_force
 
     with opened(path) as (folder, _):
@@ -65,13 +67,13 @@ def _show(path: Dir) -> None:
 @keys.command("rotate")
 def _rotate(
     path: Dir,
-    key: Annotated[list[str] | None, typer.Option(metavar="FILE|PUBLIC", help="A key that signs releases from now on; all of them are to be named. Default: a new one in DIR.")] = None,
+    key: Annotated[list[str] | None, typer.Option(metavar="FILE|PUBLIC", help="Key that signs releases from now on; name all of them. Default: a new one in DIR.")] = None,
     threshold: Annotated[int, typer.Option(min=1, help="Number of keys that must sign each release.")] = 1,
-    root_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Root's private key. Default: DIR/root.key; where neither is there, the statement waits to be signed.", **_FILE)] = None,
-    next_root: Annotated[str | None, typer.Option(metavar="FILE", help="Private key of another root, which takes root's place; with PUBLIC, 64 hex digits, the statement waits for its signature.")] = None,
-    daily_key: Annotated[bool, typer.Option("--daily-key", help="Make a new key, too, for the daily statement of the newest release.")] = False,
+    root_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Root's private key. Default: DIR/root.key; without either the statement waits to be signed.", **_FILE)] = None,
+    next_root: Annotated[str | None, typer.Option(metavar="FILE", help="Private key of another root, which replaces the present one; with PUBLIC, 64 hex digits, the statement waits for its signature.")] = None,
+    daily_key: Annotated[bool, typer.Option("--daily-key", help="Also make a new key for the daily statement of the newest release.")] = False,
 ) -> None:  # fmt: skip
-    """Name the keys that sign releases from now on, instead of all those before.
+    """Name the keys that sign releases from now on, in place of all earlier ones.
 
     A key that is not named is worth nothing any more, with every board that has heard of it. Releases that it signed go
     on running, and must be signed anew before they are rolled out.
@@ -115,7 +117,7 @@ def _sign(
     key: Key,
     yes: Yes = False,
 ) -> None:  # fmt: skip
-    """Sign a statement of who signs releases, by root's key, after showing it. Needs no fleet's folder.
+    """Sign with root's key a statement of who signs releases, after showing it. Needs no fleet's folder.
 
     Compare the public keys with what their owners tell you: who is named here decides what boards run.
 
@@ -139,7 +141,7 @@ def _sign(
 
 @keys.command("import")
 def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="Statement that `release-key sign` has signed.", **_FILE)]) -> None:  # fmt: skip
-    """Take a statement that root has signed: boards hear of it, and releases are to be signed by its keys.
+    """Import a statement that root has signed: boards receive it, and its keys must sign releases.
 
     Example: `hushfleet fleet release-key import greenhouse release_keys.unsigned`
     """

@@ -21,8 +21,8 @@ roster = typer.Typer(
     no_args_is_help=True,
     help="""Have the list of boards for secure sums signed on another machine, where the operator's key is.
 
-    Whoever has both the fleet's folder and the operator's key can put boards of his own into the list, and read what
-    single boards send. So keep the key elsewhere, with somebody else (`--operator-key` of `hushfleet fleet init`).
+    A person with both the fleet's folder and the operator's key can add boards to the list and then read what single
+    boards send. So another person should keep the key elsewhere (`--operator-key` of `hushfleet fleet init`).
     After boards were added, locked out or given new cards:
 
     1. here: `hushfleet fleet roster export greenhouse --out roster.unsigned`
@@ -31,8 +31,8 @@ roster = typer.Typer(
 
     3. here: `hushfleet fleet roster import greenhouse roster.signed`
 
-    Rounds go on meanwhile, with the boards of the list that was signed last. A fleet with `operator.key` in its own
-    folder signs each change at once, and needs nothing of this.
+    Rounds go on meanwhile with the last signed list. A fleet with `operator.key` in its own folder signs each change
+    at once and needs none of these steps.
     """,
 )
 app.add_typer(roster, name="roster")
@@ -41,9 +41,11 @@ app.add_typer(roster, name="roster")
 @roster.command("export")
 def _export(
     path: Dir,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Take it to the machine that has the operator's key.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="File to write, for the machine that has the operator's key.")
+    ],
 ) -> None:
-    """Write the list of boards that the operator is to sign, and say what it changes.
+    """Write the list of boards for the operator to sign, and show what it changes.
 
     Example: `hushfleet fleet roster export greenhouse --out roster.unsigned`
     """
@@ -73,8 +75,8 @@ def _export(
 def _sign(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster export`, or `devices roster`, wrote.", **_FILE)],
     key: Annotated[Path, typer.Option(metavar="KEYFILE", help="The operator's private key.", **_FILE)],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The signed list, to be taken back.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write: the signed list, for `fleet roster import`.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Sign without asking.")] = False,
 ) -> None:  # fmt: skip
     """Sign a list of boards, after showing what it changes. Needs no fleet's folder.
 
@@ -108,7 +110,7 @@ def _sign(
 
 @roster.command("import")
 def _import(path: Dir, file: Annotated[Path, typer.Argument(metavar="FILE", help="List that `fleet roster sign` wrote.", **_FILE)]) -> None:  # fmt: skip
-    """Take a list of boards that the operator has signed: it holds from the next round on.
+    """Import a list of boards that the operator has signed; it is used from the next round on.
 
     Refused is one that is not signed by this fleet's operator, of another federation, not newer than the one that
     holds, or with a board that has been locked out, forgotten or given a new card since.

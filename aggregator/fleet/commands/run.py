@@ -1,4 +1,4 @@
-"""`hushfleet fleet serve|up|task`: the fleet service, all four processes in one terminal, and what they train."""
+"""`hushfleet fleet serve|up|task`: run the fleet service or all four processes, and give them a task."""
 
 from __future__ import annotations
 

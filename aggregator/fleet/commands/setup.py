@@ -1,4 +1,4 @@
-"""`hushfleet fleet init|add|list|show`: a fleet is made and its boards are named."""
+"""`hushfleet fleet init|add|list|show`: make a fleet and name its boards."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class FleetOptions:
     """Options of a new fleet."""
 
     # fmt: off
-    broker_name: Annotated[list[str], Option(help="Where boards reach the broker: a host name or address. Give it again for more names in its certificate; boards are told the first.")]
-    task: Annotated[Path, Option(metavar="TASK.toml", help="What the fleet trains.", **_FILE)]
-    federation: Annotated[str | None, Option(help="Its name on the broker. Default: the folder's name.")] = None
-    port: Annotated[int, Option(min=1, max=65535, help="Of the broker, for boards with a certificate.")] = 8883
-    enrolment_port: Annotated[int, Option(min=1, max=65535, help="For boards that have none yet.")] = 8884
-    page_port: Annotated[int, Option(min=1, max=65535, help="Of the status page.")] = 8443
-    classes: Annotated[str | None, Option(metavar="A,B,...", help="Sets data.class_names of the task.")] = None
-    honest_fraction: Annotated[float, Option(min=0.01, max=1, help="Of secure sums: the share of the boards that is honest, at least. Boards decline a task that counts on more.")] = HONEST_FRACTION
-    min_devices: Annotated[int, Option(min=2, help="Of secure sums: the fewest boards in one. Boards decline a task that opens smaller ones.")] = MIN_DEVICES
-    operator_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="The operator's key, which signs who may be in a secure sum, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None
-    root_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="Root's key, which says who signs releases, stays elsewhere: its file, which is only read now, or its public half, 64 hex digits. Default: a new key in DIR.")] = None
+    broker_name: Annotated[list[str], Option(help="Host name or address of the broker for the boards. May be repeated: the certificate has all names, boards use the first.")]
+    task: Annotated[Path, Option(metavar="TASK.toml", help="Task file that the fleet trains.", **_FILE)]
+    federation: Annotated[str | None, Option(help="Name of the federation on the broker. Default: the folder's name.")] = None
+    port: Annotated[int, Option(min=1, max=65535, help="Port of the broker for boards with a certificate.")] = 8883
+    enrolment_port: Annotated[int, Option(min=1, max=65535, help="Port for boards that enrol, without a certificate yet.")] = 8884
+    page_port: Annotated[int, Option(min=1, max=65535, help="Port of the status page.")] = 8443
+    classes: Annotated[str | None, Option(metavar="A,B,...", help="Class names, for data.class_names of the task.")] = None
+    honest_fraction: Annotated[float, Option(min=0.01, max=1, help="Least share of honest boards, for secure sums. Boards decline a task that assumes more.")] = HONEST_FRACTION
+    min_devices: Annotated[int, Option(min=2, help="Fewest boards in a secure sum. Boards decline a task that opens smaller sums.")] = MIN_DEVICES
+    operator_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="Operator's key, which signs the list of boards in secure sums: its file, read once and kept elsewhere, or its public half, 64 hex digits. Default: a new key in DIR.")] = None
+    root_key: Annotated[str | None, Option(metavar="FILE|PUBLIC", help="Root's key, which signs the list of release keys: its file, read once and kept elsewhere, or its public half, 64 hex digits. Default: a new key in DIR.")] = None
     # fmt: on
 
 
@@ -148,12 +148,12 @@ def _init(
 @app.command("add")
 def _add(
     path: Dir,
-    count: Annotated[int | None, typer.Option(help="So many boards, named PREFIX-01, PREFIX-02, ...")] = None,
-    csv: Annotated[Path | None, typer.Option(help="A file with the columns id, board, place, wifi, labels (name=value;...), key.", **_FILE)] = None,
-    board: Annotated[str | None, typer.Option(help="Their kind; `hushfleet boards` lists them.")] = None,
-    prefix: Annotated[str | None, typer.Option(help="Default: the federation's name.")] = None,
-    place: Annotated[str, typer.Option(help="Where they are.")] = "",
-    wifi: Annotated[Path | None, typer.Option(metavar="WIFI.toml", help="Network and password for their cards: ssid, password, country.", **_FILE)] = None,
+    count: Annotated[int | None, typer.Option(help="Number of boards; they are named PREFIX-01, PREFIX-02, ...")] = None,
+    csv: Annotated[Path | None, typer.Option(help="CSV file with the columns id, board, place, wifi, labels (name=value;...), key.", **_FILE)] = None,
+    board: Annotated[str | None, typer.Option(help="Board profile; `hushfleet boards` lists them.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Prefix of the boards' names. Default: the federation's name.")] = None,
+    place: Annotated[str, typer.Option(help="Place of the boards.")] = "",
+    wifi: Annotated[Path | None, typer.Option(metavar="WIFI.toml", help="File with the Wi-Fi network for the cards: ssid, password, country.", **_FILE)] = None,
 ) -> None:  # fmt: skip
     """Name the boards of the fleet. Their cards are written by `hushfleet flash --fleet DIR`.
 
@@ -205,7 +205,7 @@ def _add(
 
 @app.command("list")
 def _list(path: Dir) -> None:
-    """Show the boards, and who asked for a certificate without getting one."""
+    """Show the boards, and the keys that asked for a certificate and got none."""
     from rich.console import Console
     from rich.table import Table
 
@@ -227,7 +227,7 @@ def _list(path: Dir) -> None:
 
 @app.command("show")
 def _show(path: Dir, device: Id) -> None:
-    """Show all that is known of one board."""
+    """Show all facts about one board."""
     with opened(path) as (_, registry):
         row, refused = registry.needed(device), registry.refused_requests(device)
     fields = {

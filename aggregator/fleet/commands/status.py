@@ -1,4 +1,4 @@
-"""`hushfleet fleet status`: how the fleet is, from its folder alone; the page shows the same."""
+"""`hushfleet fleet status`: show the state of the fleet, from its folder alone, as the status page does."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ app = typer.Typer()
 def _status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
-    details: Annotated[bool, typer.Option("--details", help="Show epsilon by adversary, bytes and certificates, too.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, redrawn each second.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Also show epsilon by adversary, bytes and certificates.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Redraw each second until Ctrl-C.")] = False,
 ) -> None:  # fmt: skip
     """Show boards and their health, the round's progress, privacy spent, and what needs somebody.
 
@@ -58,7 +58,7 @@ def _status(
 
 @app.command("page")
 def _page(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]) -> None:
-    """Print the address of the status page, with its token. Who has it can look, and nothing more."""
+    """Print the address of the status page, with its token. The token allows reading, and nothing else."""
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.page.server import page_url
 

@@ -1,4 +1,4 @@
-"""`hushfleet fleet release|rollout|pause`: which software the boards run."""
+"""`hushfleet fleet release|rollout|pause`: manage the software of the boards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer()
 @app.command("release")
 def _release(
     path: Dir,
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE.hfr]...", help="None: lists those that are known.", exists=True, dir_okay=False)] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE.hfr]...", help="Releases to make known. Default: list the known ones.", exists=True, dir_okay=False)] = None,
 ) -> None:  # fmt: skip
     """Make releases known to the fleet, after checking their signatures; no board is told before `fleet rollout`."""
     from hushfleet.aggregator.fleet.releases import add_release, releases
@@ -37,8 +37,8 @@ def _rollout(
     path: Dir,
     to: Annotated[str | None, typer.Option(metavar="VERSION", help="Begin a roll-out of this release.")] = None,
     newest: Annotated[bool, typer.Option("--newest", help="Begin a roll-out of the newest release.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with one that is paused or has stopped.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Offer it to nobody any more.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a roll-out that is paused or has stopped.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Withdraw the offer: no further board gets the release.")] = False,
 ) -> None:  # fmt: skip
     """Send a release to the boards: one first, then a tenth, then all; it stops by itself when too many go back.
 

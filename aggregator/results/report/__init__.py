@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hushfleet.aggregator.results.gains import Comparison
+from hushfleet.aggregator.results.gains import MeanAccuracies
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.answers import answers_section
 from hushfleet.aggregator.results.report.readable import gained, number, percent
@@ -87,21 +87,21 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
     )
 
 
-def _tile(name: str, tested: Comparison) -> tuple[page.Cell, str]:
+def _tile(name: str, tested: MeanAccuracies) -> tuple[page.PageCell, str]:
     """The gain in the colour of its verdict; of a model that has learned nothing, that."""
     reached = f"{name}: {percent(tested.federated)}, alone {percent(tested.alone)}"
     if tested.verdict == "nothing":
-        return page.Cell(VERDICTS[tested.verdict], tested.verdict), f"{reached}, chance {percent(tested.chance)}"
+        return page.PageCell(VERDICTS[tested.verdict], tested.verdict), f"{reached}, chance {percent(tested.chance)}"
     close = f"{VERDICTS['close']}; " if tested.verdict == "close" else ""
-    return page.Cell(gained(tested.gain), tested.verdict or ""), f"{close}{reached}"
+    return page.PageCell(gained(tested.gain), tested.verdict or ""), f"{close}{reached}"
 
 
-def _epsilon_tile(name: str, epsilon: float | None) -> tuple[page.Cell, str]:
+def _epsilon_tile(name: str, epsilon: float | None) -> tuple[page.PageCell, str]:
     """The number of the worst device in the colour of its word."""
     if epsilon is None:
-        return page.Cell(number(epsilon)), f"{name}, worst device"
+        return page.PageCell(number(epsilon)), f"{name}, worst device"
     word = protection(epsilon)
-    return page.Cell(number(epsilon), word.partition(" ")[0]), f"{name}, worst device: {word}"
+    return page.PageCell(number(epsilon), word.partition(" ")[0]), f"{name}, worst device: {word}"
 
 
 def _under(result: Result) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hushfleet.aggregator.results.report import charts
-from hushfleet.aggregator.results.report.page import Cell, PagePart, Picture, Pictures, Section
+from hushfleet.aggregator.results.report.page import PageCell, Picture, Pictures, Section, SectionPart
 from hushfleet.aggregator.results.report.readable import percent
 from hushfleet.aggregator.results.result import Example, Result
 
@@ -13,7 +13,7 @@ from hushfleet.aggregator.results.result import Example, Result
 def answers_section(result: Result) -> Section | None:
     """None where nothing is known of it: in the field, whose images stay with their owners."""
     detail = result.details
-    parts: list[PagePart] = []
+    parts: list[SectionPart] = []
     if detail.examples:
         parts.append(Pictures([_picture(each, detail.class_names) for each in detail.examples]))
     asked = "a device" if detail.confusion_devices == 1 else f"{detail.confusion_devices} devices"
@@ -32,14 +32,14 @@ def answers_section(result: Result) -> Section | None:
 def _picture(each: Example, names: Sequence[str]) -> Picture:
     said = (("global", each.said_global), (f"{each.device}, own", each.said_own), ("alone", each.said_alone))
     lines = [
-        Cell(f"{who}: {names[what] if what < len(names) else what}", "right" if what == each.label else "wrong")
+        PageCell(f"{who}: {names[what] if what < len(names) else what}", "right" if what == each.label else "wrong")
         for who, what in said
         if what is not None
     ]
     return Picture(each.png, names[each.label], lines)
 
 
-def _confusion(title: str, counts: Sequence[Sequence[int]], names: Sequence[str]) -> PagePart:
+def _confusion(title: str, counts: Sequence[Sequence[int]], names: Sequence[str]) -> SectionPart:
     shares = [[count / sum(row) if sum(row) else None for count in row] for row in counts]
     right = {name: row[n] for n, (name, row) in enumerate(zip(names, shares, strict=True))}
     known = {name: share for name, share in right.items() if share is not None}

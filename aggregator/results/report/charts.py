@@ -13,7 +13,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from hushfleet.aggregator.results.report.page import BLUE, CARD, ORANGE, SERIES, SOFT, PagePart, Plot, label, missing
+from hushfleet.aggregator.results.report.page import BLUE, CARD, ORANGE, SERIES, SOFT, Plot, SectionPart, label, missing
 
 Values = Sequence[float | None]
 MOST_SYMBOLS = 24
@@ -83,7 +83,7 @@ def over(
     note: str = "",
     x: str = "round",
     **layout: Any,
-) -> PagePart:
+) -> SectionPart:
     """Lines over rounds, or over another `x`; in words why there are none where nothing was measured."""
     solid = [each for each in series if each.line.dash != "dash" and any(value is not None for value in each.y)]
     if not solid:

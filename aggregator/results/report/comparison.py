@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.table import Table as TerminalTable
 
-from hushfleet.aggregator.results.gains import Comparison, Gain, GainVerdict
+from hushfleet.aggregator.results.gains import Gain, GainVerdict, MeanAccuracies
 from hushfleet.aggregator.results.report import page, sections
-from hushfleet.aggregator.results.report.page import Cell, Table
+from hushfleet.aggregator.results.report.page import PageCell, Table
 from hushfleet.aggregator.results.report.readable import gained, number, size, spread
 from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
@@ -110,22 +110,22 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
         verdicts = [_verdict(each) for each in tests]
         rows.append([f"federated, {where}", *(spread([one.federated for one in each]) for each in tests)])
         rows.append([f"alone, {where}", *(spread([one.alone for one in each]) for each in tests)])
-        cells = (Cell(gained(gain), verdict or "") for gain, verdict in zip(gains, verdicts, strict=True))
+        cells = (PageCell(gained(gain), verdict or "") for gain, verdict in zip(gains, verdicts, strict=True))
         rows.append([f"gained, {where}", *cells])
-        rows.append([f"verdict, {where}", *(Cell(VERDICTS[verdict], verdict or "") for verdict in verdicts)])
+        rows.append([f"verdict, {where}", *(PageCell(VERDICTS[verdict], verdict or "") for verdict in verdicts)])
     sent = [[count for result in each.values() if (count := _bytes_a_round(result))] for each in columns]
     rows.append(["sent up by a device, a round", *(size(fmean(each) if each else None) for each in sent)])
     return [[*row, *[""] * (len(rows[0]) - len(row))] for row in rows]
 
 
-def _gain(seeds: Sequence[Comparison]) -> Gain | None:
+def _gain(seeds: Sequence[MeanAccuracies]) -> Gain | None:
     """The gain of one run with the spread over its devices, or of several with the spread over seeds."""
     if len(seeds) == 1:
         return seeds[0].gain
     return Gain.of([each.gain.mean for each in seeds if each.gain])
 
 
-def _verdict(seeds: Sequence[Comparison]) -> GainVerdict | None:
+def _verdict(seeds: Sequence[MeanAccuracies]) -> GainVerdict | None:
     verdicts, gain = {each.verdict for each in seeds}, _gain(seeds)
     if len(seeds) == 1 or gain is None or "nothing" in verdicts:
         return "nothing" if "nothing" in verdicts else seeds[0].verdict
@@ -210,7 +210,7 @@ def _protection(epsilon: float | None) -> str:
     return "" if epsilon is None else protection(epsilon)
 
 
-def _plain(each: Comparison) -> dict[str, Any]:
+def _plain(each: MeanAccuracies) -> dict[str, Any]:
     gain = each.gain
     return {
         "federated": each.federated,

@@ -48,12 +48,12 @@ class Plot:
         return Markup(plotly.io.to_json(figure, validate=False))
 
 
-class Cell(str):
+class PageCell(str):
     """A cell of a table or a tile's number in a class of the style sheet: `open`, or a `GainVerdict`."""
 
     css: str
 
-    def __new__(cls, text: str, css: str = "") -> Cell:
+    def __new__(cls, text: str, css: str = "") -> PageCell:
         cell = super().__new__(cls, text)
         cell.css = css
         return cell
@@ -112,7 +112,7 @@ class Picture:
 
     png: str
     title: str
-    lines: Sequence[Cell]
+    lines: Sequence[PageCell]
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Drawing:
     title: str
 
 
-PagePart = Plot | Table | Facts | Prose | Code | Pictures | Drawing
+SectionPart = Plot | Table | Facts | Prose | Code | Pictures | Drawing
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Section:
     anchor: str
     title: str
     lead: str
-    parts: Sequence[PagePart]
+    parts: Sequence[SectionPart]
     folded: bool = False
 
 
@@ -201,7 +201,7 @@ def page(
 
     :param under: one line below the title.
     :param answer: sentences that come first, the first of them in bold.
-    :param tiles: large numbers, which may be a `Cell`, each with what it is.
+    :param tiles: large numbers, which may be a `PageCell`, each with what it is.
     """
     scripts = [Markup(plotly_script()), Markup(template("page.js"))]
     html = _templates().get_template("page.html")

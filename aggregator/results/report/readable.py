@@ -28,7 +28,7 @@ def number(value: float | None) -> str:
     return f"{value:{form}}".replace("-", MINUS, 1) if value < 0 else f"{value + 0.0:{form}}"
 
 
-def lifetime_words(lifetime: Lifetime) -> str:
+def format_lifetime(lifetime: Lifetime) -> str:
     """The same in the report, on the terminal and on a fleet's page."""
     return (
         f"epsilon_server {number(lifetime.epsilon_server)} (exchange {number(lifetime.exchange_server)}) {LIFETIME}, "

@@ -20,10 +20,10 @@ from hushfleet.aggregator.results.report.page import (
     Code,
     Drawing,
     Facts,
-    PagePart,
     Plot,
     Prose,
     Section,
+    SectionPart,
     Table,
     label,
     missing,
@@ -84,7 +84,7 @@ def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], head
 
 def devices_against_alone(result: Result, headline: Headline) -> Section:
     detail = result.details
-    parts: list[PagePart] = []
+    parts: list[SectionPart] = []
     for tests, grid, alone in (
         ("the common test", detail.accuracy_own_common, detail.local_only_common),
         ("own data", detail.accuracy_own_local, detail.local_only_local),
@@ -196,7 +196,7 @@ def privacy(result: Result, headline: Headline) -> Section:
     return Section("privacy", "Privacy", lead, parts)
 
 
-def _spent(result: Result, headline: Headline) -> PagePart:
+def _spent(result: Result, headline: Headline) -> SectionPart:
     detail, xs = result.details, rounds_of(result)
     spent = [value for row in (*detail.epsilon_server, *detail.epsilon_release) for value in row if value]
     finite = [value for value in spent if value < math.inf]
@@ -214,7 +214,7 @@ def _spent(result: Result, headline: Headline) -> PagePart:
     return over("Epsilon spent, per device", server + release, "", note="Logarithmic scale." if wide else "", **axis)
 
 
-def _signal(result: Result) -> PagePart:
+def _signal(result: Result) -> SectionPart:
     ratios = [row.snr_db for row in result.rounds]
     if result.wire and result.wire.step_unit == "rms":
         return missing("There is no noise in the updates, so no signal-to-noise ratio either.")
@@ -230,7 +230,7 @@ def _signal(result: Result) -> PagePart:
     return over("Signal to noise, dB", [line("signal to noise", rounds_of(result), ratios, 3)], why, note=note)
 
 
-def _privacy_facts(result: Result, headline: Headline) -> PagePart:
+def _privacy_facts(result: Result, headline: Headline) -> SectionPart:
     rows = result.privacy
     if not rows:
         return missing("There is no privacy ledger in this result.")
@@ -278,7 +278,7 @@ def layers(result: Result) -> Section:
     return Section("layers", "Layers over rounds", lead, parts, folded=True)
 
 
-def _by_layer(result: Result, grid: Sequence[Values], title: str, otherwise: str) -> PagePart:
+def _by_layer(result: Result, grid: Sequence[Values], title: str, otherwise: str) -> SectionPart:
     xs, names = rounds_of(result), [name for name, _ in result.model.layers]
     columns = [[row[n] for row in grid] for n in range(len(names))] if grid else []
     if not any(value is not None for values in columns for value in values):
@@ -332,7 +332,7 @@ def fleet(result: Result) -> Section:
             )
         )
     folded = f"All {len(lines)} devices" if len(lines) > MOST_TABLE_ROWS else ""
-    parts: list[PagePart] = [
+    parts: list[SectionPart] = [
         Table(head, lines, names=2, folded=folded) if lines else missing("The result names no devices.")
     ]
     if detail.decline_reasons:
@@ -370,7 +370,7 @@ def run_facts(result: Result) -> Section:
         ),
         *sorted(result.versions.items()),
     ]
-    parts: list[PagePart] = [Facts(facts)]
+    parts: list[SectionPart] = [Facts(facts)]
     again = result.rerun
     if again is not None:
         command = repeating(again.command) or "a call of hushfleet.simulate in Python; the task is below"

@@ -6,7 +6,7 @@ import math
 from statistics import fmean, stdev
 
 from hushfleet.aggregator.results.gains import Gain
-from hushfleet.aggregator.results.report.page import Cell, Table
+from hushfleet.aggregator.results.report.page import PageCell, Table
 from hushfleet.aggregator.results.report.readable import gained, number, percent
 from hushfleet.aggregator.results.report.verdict import VERDICTS, gain_of, verdict_of
 from hushfleet.aggregator.results.result import Repeated, Result, WireInfo
@@ -56,7 +56,7 @@ def seed_table(result: Result) -> Table:
     ]
     if rows:
         means = map(percent, map(fmean, columns.values()))
-        rows.append(("mean", *means, Cell(gained(gain, ""), "" if gain is None else gain.outcome)))
+        rows.append(("mean", *means, PageCell(gained(gain, ""), "" if gain is None else gain.outcome)))
         rows.append(
             ("deviation", *(f"{100 * stdev(each):.1f}" if len(each) > 1 else "" for each in columns.values()), "")
         )
@@ -76,8 +76,8 @@ def _ends(result: Result, run: Repeated) -> tuple[str, ...]:
     return (*map(percent, accuracies), _gain(result, run))
 
 
-def _gain(result: Result, run: Repeated) -> Cell:
+def _gain(result: Result, run: Repeated) -> PageCell:
     verdict = verdict_of(result, run)
     if verdict == "nothing":
-        return Cell(VERDICTS[verdict], verdict)
-    return Cell(number(None) if run.gain_over_local_only is None else gained(gain_of(run), ""), verdict or "")
+        return PageCell(VERDICTS[verdict], verdict)
+    return PageCell(number(None) if run.gain_over_local_only is None else gained(gain_of(run), ""), verdict or "")

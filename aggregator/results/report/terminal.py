@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from hushfleet.aggregator.results.report.page import Cell, Table
+from hushfleet.aggregator.results.report.page import PageCell, Table
 
 _STYLES = {"better": "green", "worse": "yellow", "nothing": "red", "close": "bright_black", "open": "bright_black"}
 
@@ -16,5 +16,5 @@ def terminal_table(table: Table, *, title: str) -> TerminalTable:
     for n, name in enumerate(table.head):
         shown.add_column(name.replace("_", "_\n"), justify="left" if n < table.names else "right")
     for row in table.rows:
-        shown.add_row(*(Text(cell, _STYLES.get(cell.css, "") if isinstance(cell, Cell) else "") for cell in row))
+        shown.add_row(*(Text(cell, _STYLES.get(cell.css, "") if isinstance(cell, PageCell) else "") for cell in row))
     return shown

@@ -18,12 +18,12 @@ import plotly.graph_objects as go
 
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES, Activity, FleetTimeline, TimelineMark
 from hushfleet.aggregator.results.report.charts import rows_of_names
-from hushfleet.aggregator.results.report.page import CARD, GRID, INK, SOFT, PagePart, Plot, Section, label
+from hushfleet.aggregator.results.report.page import CARD, GRID, INK, SOFT, Plot, Section, SectionPart, label
 from hushfleet.aggregator.results.report.readable import number
-from hushfleet.aggregator.results.report.timeline_words import (
+from hushfleet.aggregator.results.report.timeline_text import (
     OUTCOME_STATES,
-    in_words,
-    worst_in_words,
+    describe_timeline,
+    describe_worst,
     worst_round,
 )
 from hushfleet.aggregator.results.result import Result
@@ -72,14 +72,14 @@ def timeline_section(result: Result) -> Section | None:
     if timeline is None or not (timeline.timed or set("".join(timeline.outcomes)) - {"a"}):
         return None
     is_small = bool(timeline.spans) and len(timeline.devices) <= MOST_GANTT_DEVICES
-    parts: list[PagePart] = []
+    parts: list[SectionPart] = []
     if not (is_small and len(timeline.rounds) <= MOST_GANTT_ROUNDS):
         parts.append(matrix(timeline, boards))
     if is_small:
         parts.append(gantt(timeline, boards))
     if timeline.timed:
         parts.append(time_by_board(timeline, boards))
-    lead = f"{in_words(timeline)} {worst_in_words(timeline, result.details.decline_reasons)}".rstrip()
+    lead = f"{describe_timeline(timeline)} {describe_worst(timeline, result.details.decline_reasons)}".rstrip()
     return Section("timeline", "The fleet over time", lead, parts)
 
 
@@ -266,13 +266,13 @@ def _events(marks: Sequence[TimelineMark], places: Mapping[str, int], at: Callab
             marker={"symbol": "triangle-up", "size": 10, "color": "var(--refused)"},
             cliponaxis=False,
             name="cut off or switched",
-            hovertext=[mark_words(mark) for mark in shown],
+            hovertext=[format_mark(mark) for mark in shown],
             hoverinfo="text",
         ),
     ]
 
 
-def mark_words(mark: TimelineMark) -> str:
+def format_mark(mark: TimelineMark) -> str:
     """Describes a mark: its target, kind, time and duration."""
     done = _DONE.get(mark.what, (mark.what, mark.what))[mark.target in SERVERS]
     lasted = mark.end_s - mark.start_s

@@ -1,7 +1,8 @@
 """Words for a run's numbers: did federating pay, and does the epsilon mean anything?
 
 The rules are written down, so that no report can be kinder than its numbers. A gain counts if the model has learned
-anything, and if it is at least two standard errors over devices; else it is too close to call (`Comparison.verdict`).
+anything, and if it is at least two standard errors over devices; else it is too close to call
+(`MeanAccuracies.verdict`).
 
 The word for an epsilon is that of `hushfleet.privacy.protection`, as everywhere.
 """
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hushfleet.aggregator.results.gains import (
-    Comparison,
     Gain,
     GainVerdict,
+    MeanAccuracies,
     chance,
     common_test,
     own_data,
@@ -24,11 +25,11 @@ from hushfleet.aggregator.results.gains import (
     shared_model,
     worse_than_alone,
 )
-from hushfleet.aggregator.results.report.readable import gained, lifetime_words, number, percent, percent_up, size
+from hushfleet.aggregator.results.report.readable import format_lifetime, gained, number, percent, percent_up, size
 from hushfleet.aggregator.results.result import Lifetime, Repeated, Result, SumsInfo
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, guess_rate, protection
-from hushfleet.privacy.terms import TRUST, Trust
+from hushfleet.privacy.terms import TRUST, TrustModel
 
 _VERBS: dict[GainVerdict, str] = {
     "better": "beats training alone",
@@ -44,13 +45,13 @@ VERDICTS: dict[GainVerdict | None, str] = {
     None: "not measured",
 }
 """In a cell of a table."""
-_TRUSTS: dict[Trust, str] = {
+_TRUSTS: dict[TrustModel, str] = {
     "local": "nobody is trusted, since each device adds all of its noise itself",
     "secure-sum": "enough of the other devices are trusted to be honest",
     "as-published": "the mechanism and its accounting are the paper's; where its claim does not follow from the "
     "mechanism, these numbers are no proof",
 }
-SERVER_MEANINGS: dict[Trust, str] = {
+SERVER_MEANINGS: dict[TrustModel, str] = {
     "local": "Protection against whoever sees a device's own updates: the aggregator, the broker, a tap on the wire. "
     "This is local differential privacy: the device trusts nobody.",
     "secure-sum": "Protection against whoever sees the sums that a device is in, and what corrupt devices know: the "
@@ -77,7 +78,7 @@ class Headline:
         `noised_server` and `noised_release` are what the noised values alone cost.
     """
 
-    rows: tuple[tuple[str, Comparison], ...]
+    rows: tuple[tuple[str, MeanAccuracies], ...]
     epsilon_server: float | None
     epsilon_release: float | None
     delta: float | None
@@ -89,11 +90,11 @@ class Headline:
     lifetime: Lifetime | None = None
 
     @property
-    def common(self) -> Comparison:
+    def common(self) -> MeanAccuracies:
         return self.rows[0][1]
 
     @property
-    def local(self) -> Comparison:
+    def local(self) -> MeanAccuracies:
         return self.rows[1][1]
 
     @property
@@ -101,7 +102,7 @@ class Headline:
         """The two numbers of this task with their names, for people; before them what was spent over all tasks."""
         exchange = "" if self.exchange_server is None else f" (exchange {number(self.exchange_server)})"
         return (
-            *([] if self.lifetime is None else [("spent in all", lifetime_words(self.lifetime))]),
+            *([] if self.lifetime is None else [("spent in all", format_lifetime(self.lifetime))]),
             ("epsilon_server", _with_noised(self.epsilon_server, self.noised_server) + exchange),
             ("epsilon_release", _with_noised(self.epsilon_release, self.noised_release)),
         )
@@ -166,7 +167,7 @@ def answer(result: Result, headline: Headline) -> str:
     return " ".join(sentences)
 
 
-def _found(each: Comparison, where: str) -> str:
+def _found(each: MeanAccuracies, where: str) -> str:
     """The gain; of a model that has learned nothing its accuracy beside chance."""
     if each.verdict == "nothing":
         return f"{percent(each.federated)} {where}, where always giving the same answer reaches {percent(each.chance)}"
@@ -206,7 +207,7 @@ def own_head_answer(result: Result) -> str:
 def lifetime_answer(result: Result, headline: Headline) -> str:
     """The privacy loss of devices in all, or where a person finds it; empty for simulations, which have one task."""
     if headline.lifetime is not None:
-        return f"The board that has spent most stands at {lifetime_words(headline.lifetime)}."
+        return f"The board that has spent most stands at {format_lifetime(headline.lifetime)}."
     if result.engine != "field" or not result.privacy:
         return ""
     return (
@@ -231,7 +232,7 @@ def seen_by_server(sums: SumsInfo | None) -> str:
     return server_sees(SumFacts(sums.roster_by, sums.keys_in_folder), min_devices=sums.min_devices)
 
 
-def trust_of(result: Result) -> Trust:
+def trust_of(result: Result) -> TrustModel:
     return result.trust or TRUST[result.accounting]
 
 
@@ -322,7 +323,7 @@ def verdict_of(result: Result, point: Repeated) -> GainVerdict | None:
     """The verdict on a point of a sweep, by the same rule as for the run itself."""
     reached = point.accuracy_global if result.details.own_heads else point.accuracy_own_common
     images = result.details.common_test_images or 0
-    verdict = Comparison(reached, None, chance=chance(result)[0], images=images).verdict
+    verdict = MeanAccuracies(reached, None, chance=chance(result)[0], images=images).verdict
     return verdict if verdict or point.gain_over_local_only is None else gain_of(point).outcome
 
 

@@ -1,7 +1,7 @@
 """A board's health, and how each of its fields is shown to people and to other programs.
 
-A new field is one entry at the end of `Health`, with its `Shown` and `later(DEFAULT)`. The table, the page, `/metrics`,
-Home Assistant and the advice follow from it. The board reads its value in `edge_client/fleet/health.py`.
+A new field is one entry at the end of `Health`, with its `HealthFormat` and `later(DEFAULT)`. The table, the page,
+`/metrics`, Home Assistant and the advice follow from it. The board reads its value in `edge_client/fleet/health.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Shown:
+class HealthFormat:
     """How a health field is shown.
 
     :param text: words with `{}` for the value, or words by value; empty: not in the table and the page.
@@ -87,10 +87,10 @@ class Health(Checked):
     device: Name
     session: Count
     version: Text
-    uptime_s: Annotated[Count, Shown(metric="uptime_seconds", help="of its client")]
+    uptime_s: Annotated[Count, HealthFormat(metric="uptime_seconds", help="of its client")]
     disk_percent: Annotated[
         Annotated[int, Meta(ge=0, le=100)] | None,
-        Shown(
+        HealthFormat(
             text="disk {} %",
             metric="disk_used_ratio",
             help="in steps of a tenth",
@@ -102,11 +102,13 @@ class Health(Checked):
     ]
     memory_percent: Annotated[
         Annotated[int, Meta(ge=0, le=100)] | None,
-        Shown(text="memory {} %", metric="memory_used_ratio", help="in steps of a tenth", per=100, shows_work=True),
+        HealthFormat(
+            text="memory {} %", metric="memory_used_ratio", help="in steps of a tenth", per=100, shows_work=True
+        ),
     ]
     temperature_c: Annotated[
         Annotated[int, Meta(ge=-100, le=200)] | None,
-        Shown(
+        HealthFormat(
             text="{} °C",
             metric="temperature_celsius",
             help="of its processor, in steps of five",
@@ -117,7 +119,7 @@ class Health(Checked):
     ]
     throttled: Annotated[
         bool | None,
-        Shown(
+        HealthFormat(
             text={True: "slowed down"},
             metric="throttled",
             flag=True,
@@ -130,7 +132,7 @@ class Health(Checked):
     last_decline: DeclineCode | None
     last_error: Annotated[
         ErrorCode | None,
-        Shown(
+        HealthFormat(
             alarms=dict.fromkeys(get_args(ErrorCode), Problem(_FAILED, _LOG))
             | {"disk": Problem(_FAILED, "Free space on the board's card, or change the card.")}
         ),
@@ -138,7 +140,7 @@ class Health(Checked):
     certificate_end: Count
     slot: Annotated[
         SlotState,
-        Shown(
+        HealthFormat(
             text={"trial": "on trial", "returned": "went back"},
             column="release",
             alarms={
@@ -152,11 +154,11 @@ class Health(Checked):
     tried: Text = later("")
     attempt: Count = later(0)
     accelerator: Annotated[
-        Literal["", "cpu", "cuda"], Shown(text={"cuda": "trains on the GPU", "cpu": "trains on the processor"})
+        Literal["", "cpu", "cuda"], HealthFormat(text={"cuda": "trains on the GPU", "cpu": "trains on the processor"})
     ] = later("")
     freeze: Annotated[
         Freeze,
-        Shown(
+        HealthFormat(
             text={"unheard": "hears of no newer one", "older": "not the newest"},
             column="release",
             metric="frozen",
@@ -178,11 +180,11 @@ class Health(Checked):
     ] = later("")
 
 
-SHOWN: Mapping[str, Shown] = {
+SHOWN: Mapping[str, HealthFormat] = {
     name: shown
     for name, kind in get_type_hints(Health, include_extras=True).items()
     for shown in getattr(kind, "__metadata__", ())
-    if isinstance(shown, Shown)
+    if isinstance(shown, HealthFormat)
 }
 """How each field is shown, by its name."""
 

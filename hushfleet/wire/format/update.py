@@ -177,7 +177,8 @@ def read_coded(data: bytes) -> memoryview:
 def encode_masked(header: UpdateHeader, values: bytes, *, identity: Identity) -> bytes:
     """The signed blob of an update for a secure sum.
 
-    :param values: masked values and corrections, as `hushfleet.secure.field.to_bytes` gives them, one after the other.
+    :param values: masked values and corrections, as `hushfleet.secure.prime_field.to_bytes` gives them, one
+        after the other.
     """
     return _assembled(pack(header), values, b"", identity)
 

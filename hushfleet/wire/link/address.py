@@ -49,16 +49,16 @@ class BrokerAddress:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise BadInput(f"the broker's URL {_shown(url)} has a host or a port that is none: {error}") from error
+            raise BadInput(f"the broker's URL {_format_url(url)} has no valid host or port: {error}") from error
         if parts.scheme not in _DEFAULT_PORTS:
-            raise BadInput(f"the broker's URL {_shown(url)} must begin with mqtt:// or mqtts://")
+            raise BadInput(f"the broker's URL {_format_url(url)} must begin with mqtt:// or mqtts://")
         if not host:
-            raise BadInput(f"the broker's URL {_shown(url)} names no host")
+            raise BadInput(f"the broker's URL {_format_url(url)} names no host")
         if parts.path not in ("", "/") or parts.query or parts.fragment:
-            raise BadInput(f"the broker's URL {_shown(url)} has something after the port; MQTT has no paths")
+            raise BadInput(f"the broker's URL {_format_url(url)} has something after the port; MQTT has no paths")
         tls = parts.scheme == "mqtts"
         if not tls and (ca_file or cert_file or key_file):
-            raise BadInput(f"TLS files are given, but {_shown(url)} is not encrypted; use mqtts://")
+            raise BadInput(f"TLS files are given, but {_format_url(url)} is not encrypted; use mqtts://")
         if bool(cert_file) != bool(key_file):
             raise BadInput("a client certificate needs both cert_file and key_file")
         if username is None and parts.username:
@@ -115,7 +115,7 @@ class BrokerAddress:
     __repr__ = __str__
 
 
-def _shown(url: str) -> str:
+def _format_url(url: str) -> str:
     """The URL without what may be a password."""
     scheme, mark, rest = url.partition("://")
     return repr(f"{scheme}{mark}{rest.rpartition('@')[2]}")

@@ -121,6 +121,7 @@ class Mailbox:
             return event
 
     def pause(self) -> None:
+        """Asks the thread to send nothing; see `is_paused`."""
         with self._changed:
             self._pauses += 1
             self._pause = self._pauses
@@ -133,6 +134,7 @@ class Mailbox:
             return self._changed.wait_for(lambda: self._paused == self._pause, within_s)
 
     def resume(self) -> None:
+        """Ends a pause."""
         with self._changed:
             self._pause = 0
             self._changed.notify_all()
@@ -166,6 +168,7 @@ class Mailbox:
             return list(self._filters)
 
     def up(self) -> None:
+        """Notes that the link is up, and delivers what came before it."""
         with self._changed:
             self._up = True
             self._received.append(LinkUp())
@@ -198,6 +201,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def acknowledged(self) -> None:
+        """Notes that the broker has taken one message."""
         with self._changed:
             self._in_flight -= 1
             self._changed.notify_all()

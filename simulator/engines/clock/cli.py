@@ -1,4 +1,4 @@
-"""`hushfleet forecast`: how long a fleet would take and what it would use, before a board is bought."""
+"""`hushfleet forecast`: forecast a fleet's time, bytes and energy, before a board is bought."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PLOT_FORMATS = (".png", ".svg", ".pdf")
 HELP = """Forecast a fleet: time, stragglers, bytes, energy and privacy of thousands of devices, without training.
 
 The rounds run on a virtual clock, by the aggregator's own rules for opening and closing them. What computing costs is
-measured by a short trial here; boards, links and power come from the board profiles (`hushfleet boards`), whose
-figures are data sheets and estimates, and so are the results. Give several policies to compare them side by side.
+measured by a short trial here; boards, links and power come from the board profiles (`hushfleet boards`). Their figures
+are from data sheets or estimated, so the results are estimates. Give several policies to compare them side by side.
 
 Examples:
 
@@ -27,7 +27,7 @@ Examples:
 `hushfleet forecast tasks/digits-hush.toml --boards mix.toml --devices 5000 --rounds 200 --policy cohort_size=500
 --policy cohort_size=500,quorum=0.8 --policy cohort_size=500,deadline_s=300 --plot policies.png`
 
-mix.toml says how many of which board there are, and what network lies behind them:
+mix.toml sets the number of each board and its network:
 
     [[board]]
     profile = "raspberry-pi-zero-2-w"
@@ -37,8 +37,8 @@ mix.toml says how many of which board there are, and what network lies behind th
     profile = "jetson-orin-nano"
     share = 0.4
 
-How many samples each device has is taken from the task file's own partition, for more devices again and again; or say
-it by --samples. A [scenario] in the task file (days and nights, drop-outs, outages, crashes) is played as well.
+The number of samples of each device comes from the task file's partition, repeated for more devices, or from --samples.
+A [scenario] in the task file (days and nights, drop-outs, outages, crashes) is played as well.
 """
 
 
@@ -47,13 +47,13 @@ class ForecastOptions:
     """Options of a forecast."""
 
     # fmt: off
-    boards: Annotated[str, Option(help="A mix file, or profiles dealt to the devices in turn, with commas between.")] = "generic-x86"
-    policy: Annotated[list[str] | None, Option(metavar="KEY=VALUE,...", help="A column; keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s.")] = None
-    samples: Annotated[int | None, Option(min=1, help="Training samples of every device.")] = None
-    step_ms: Annotated[float | None, Option(min=0, help="CPU time of a training step on one core of generic-x86, instead of a trial's.")] = None
+    boards: Annotated[str, Option(help="Board profiles, separated by commas and dealt to the devices in turn, or a mix file.")] = "generic-x86"
+    policy: Annotated[list[str] | None, Option(metavar="KEY=VALUE,...", help="Policy to compare, with keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s; may be repeated.")] = None
+    samples: Annotated[int | None, Option(min=1, help="Number of training samples of every device.")] = None
+    step_ms: Annotated[float | None, Option(min=0, help="CPU time of a training step on one core of generic-x86; default: measured by a trial.")] = None
     data_dir: DataDir = None
     as_json: Json = False
-    plot: Annotated[Path | None, Option(metavar="FILE.png", help="Also draw it: .png, .svg or .pdf.")] = None
+    plot: Annotated[Path | None, Option(metavar="FILE.png", help="Also write a figure: .png, .svg or .pdf.")] = None
     # fmt: on
 
 
@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
 
 @with_options
 def _forecast(
-    task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What would be run; see `tasks/`.")],
+    task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="Task file; see `tasks/` for examples.")],
     options: ForecastOptions,
     changes: TaskOptions,
 ) -> None:
@@ -71,7 +71,7 @@ def _forecast(
 
     from rich.console import Console
 
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.publish.prepare import prepare
     from hushfleet.simulator.boards import read_boards
     from hushfleet.simulator.engines.clock.forecast import forecast, read_policies
@@ -90,14 +90,14 @@ def _forecast(
     task = changes.load(task_file)
     policies = read_policies(options.policy or [], task)
     mix = read_boards(options.boards, devices=task.data.devices, seed=task.seed)
-    with shown(console):
+    with show_progress(console):
         prepared = prepare(task, data_dir=options.data_dir, run_id=f"seed{task.seed}")
         counts = [options.samples] if options.samples else sample_counts(written, prepared)
         costs = costs_of(prepared, options.step_ms)
     sizes = sizes_of(prepared, name_bytes=len(device_names(len(mix))[0]))
     forecasts = []
     for text, rules in policies.items():
-        with shown(console):
+        with show_progress(console):
             forecasts.append(forecast(prepared, mix, rules, policy=text, samples=counts, costs=costs, sizes=sizes))
     if options.as_json:
         plain = {"costs": vars(costs), "policies": [each.to_plain() for each in forecasts]}

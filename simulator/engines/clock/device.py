@@ -126,7 +126,7 @@ class Spent:
 
 
 @dataclass(slots=True, eq=False)
-class Device:
+class ClockDevice:
     """A device's state on the virtual clock.
 
     :param kind: number of its row in the fleet's mix.
@@ -286,7 +286,7 @@ def make_devices(
     costs: Costs,
     sizes: Sizes,
     schedule: Schedule,
-) -> list[Device]:
+) -> list[ClockDevice]:
     """New devices, in the order of their names.
 
     :param samples: training samples of each device; where there are fewer numbers than devices, again and again.
@@ -310,7 +310,7 @@ def make_devices(
         )
 
     return [
-        Device(
+        ClockDevice(
             name,
             times(
                 mix[index],

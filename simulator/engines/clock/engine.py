@@ -19,10 +19,10 @@ from typing import Any, Literal
 from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices, may_open
 from hushfleet.errors import HushfleetError
-from hushfleet.simulator.engines.clock.books import Books
-from hushfleet.simulator.engines.clock.device import Attempt, Broadcasts, Device
+from hushfleet.simulator.engines.clock.accounts import Accounts
+from hushfleet.simulator.engines.clock.device import Attempt, Broadcasts, ClockDevice
 from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.events import Arrival, ClosedRound, EventQueue, OpenRound
+from hushfleet.simulator.engines.clock.events import Arrival, ClockRound, EventQueue, OpenRound
 from hushfleet.simulator.engines.clock.links import LinkOptions, Links
 from hushfleet.simulator.engines.clock.sizes import Download, Sizes
 from hushfleet.simulator.schedule import Playback, Schedule
@@ -44,7 +44,7 @@ class FleetClock:
     def __init__(
         self,
         rules: RoundSection,
-        fleet: Sequence[Device],
+        fleet: Sequence[ClockDevice],
         *,
         costs: Costs,
         sizes: Sizes,
@@ -57,7 +57,7 @@ class FleetClock:
         self._rules, self._costs, self._sizes, self._seed = rules, costs, sizes, seed
         self._by_name = {device.name: device for device in fleet}
         self._queue = EventQueue(logging=logging)
-        self._books = Books(self._queue, sizes)
+        self._accounts = Accounts(self._queue, sizes)
         self._playback = Playback(schedule)
         self._links = Links(fleet, self._queue, self, seed=seed, options=options or LinkOptions())
         self._least = least_devices(rules, devices=len(fleet))
@@ -68,12 +68,12 @@ class FleetClock:
         self._closed_rounds = 0
         self._open: OpenRound | None = None
         self._idle_since = 0.0
-        self._closed: ClosedRound | None = None
+        self._closed: ClockRound | None = None
         self._busy_until = 0.0  # the aggregator's thread
         self._life = 0  # of the aggregator: what it was about to do in an earlier one is void
         self._went_at: float | None = None
 
-    def rounds(self) -> Iterator[ClosedRound]:
+    def rounds(self) -> Iterator[ClockRound]:
         """One round after the other. Raises `HushfleetError` where none opens, or closes, any more."""
         for device in self.fleet:
             if device.name not in self._playback.absent:
@@ -83,9 +83,9 @@ class FleetClock:
         for device in self.fleet:
             if device.on:
                 device.spent.on_s += self._queue.now - device.on_since
-            self._books.hears_nothing(device)
+            self._accounts.hears_nothing(device)
 
-    def _next_round(self) -> ClosedRound:
+    def _next_round(self) -> ClockRound:
         queue, self._closed = self._queue, None
         give_up_at = queue.now + _LONGEST_ROUND_S
         while self._closed is None:
@@ -126,7 +126,7 @@ class FleetClock:
         self._open = OpenRound(closed + 1, now, cohort)
         self._begin_waiting(self._open)
         self._queue.log("round_open", round=closed + 1, **self._told_of(cohort))
-        plan_bytes = self._books.announce(self._named(self._open))
+        plan_bytes = self._accounts.announce(self._named(self._open))
         begin = []
         for name in cohort:
             device = self._by_name[name]
@@ -176,7 +176,7 @@ class FleetClock:
         """Whether there is a new global model."""
         return len(current.arrivals) >= self._rules.min_updates
 
-    def _begin_attempt(self, device: Device, current: OpenRound, heard_at: float) -> None:
+    def _begin_attempt(self, device: ClockDevice, current: OpenRound, heard_at: float) -> None:
         """A linked device of the cohort hears of the open round."""
         began_at = max(heard_at, device.free_at, device.task_at)
         if not device.times.enough_memory:
@@ -195,33 +195,33 @@ class FleetClock:
         )
         self._queue.at(attempt.arrive_at, self._arrive, device, device.number, current)
 
-    def _download(self, device: Device) -> Download | None:
+    def _download(self, device: ClockDevice) -> Download | None:
         """Gives the download that brings the global model to the device; None if it holds the model."""
-        if device.held == self._books.version:
+        if device.held == self._accounts.version:
             return None
-        return self._sizes.download(None if device.held < 0 else self._books.version - device.held)
+        return self._sizes.download(None if device.held < 0 else self._accounts.version - device.held)
 
-    def _arrive(self, device: Device, number: int, current: OpenRound) -> None:
+    def _arrive(self, device: ClockDevice, number: int, current: OpenRound) -> None:
         """The last byte of an update is at the aggregator, which takes it in its turn."""
         if device.number == number and self._collects(current) and self._links.server_linked:
             self._busy_until = max(self._busy_until, self._queue.now) + self._costs.accept_s
             self._queue.at(self._busy_until, self._accept, device, current, self._life)
 
-    def _accept(self, device: Device, current: OpenRound, life: int) -> None:
+    def _accept(self, device: ClockDevice, current: OpenRound, life: int) -> None:
         attempt, now = device.attempt, self._queue.now
         if life != self._life or not self._collects(current) or attempt is None:
             return
         self._rule.accept(device.name)
         current.arrivals[device.name] = Arrival(device.name, now, attempt.update_bytes)
-        self._books.end_attempt(device, attempt, now)
-        self._books.charge(device, current)
+        self._accounts.end_attempt(device, attempt, now)
+        self._accounts.charge(device, current)
         device.in_sync, device.free_at = True, now + device.times.latency_s
         device.spent.used += 1
         device.spent.down_bytes += self._sizes.packet[Ack]
         self._queue.log("update", round=current.number, device=device.name)
         self._check_close(current)
 
-    def _decline(self, device: Device, current: OpenRound, code: str, reason: str) -> None:
+    def _decline(self, device: ClockDevice, current: OpenRound, code: str, reason: str) -> None:
         if not self._collects(current) or not device.linked or not self._rule.expects(device.name):
             return
         self._rule.answer(device.name)
@@ -247,7 +247,7 @@ class FleetClock:
         """Extends a round: a device that trains gives up at its deadline and begins anew; others have more time."""
         now = self._queue.now
         self._queue.log("round_extended", round=current.number, accepted=self._rule.accepted)
-        plan_bytes = self._books.announce(self._named(current))
+        plan_bytes = self._accounts.announce(self._named(current))
         if not self._collects(current):
             return
         for name in current.cohort:
@@ -262,11 +262,11 @@ class FleetClock:
                 stops_at = times.boundary(attempt.train_at, attempt.deadline_at)
                 self._queue.at(stops_at + times.latency_s, self._begin_anew, device, device.number, current, stops_at)
 
-    def _begin_anew(self, device: Device, number: int, current: OpenRound, stopped_at: float) -> None:
+    def _begin_anew(self, device: ClockDevice, number: int, current: OpenRound, stopped_at: float) -> None:
         attempt = device.attempt
         if attempt is None or device.number != number or self._open is not current or not device.linked:
             return
-        self._books.end_attempt(device, attempt, stopped_at)
+        self._accounts.end_attempt(device, attempt, stopped_at)
         device.free_at = stopped_at
         self._decline(device, current, "busy", "the round's deadline passed before training had ended")
         if not current.closing:
@@ -287,9 +287,9 @@ class FleetClock:
                 device.spent.unused[current.size] += 1
         self._open, self._closed_rounds, self._idle_since = None, current.number, now
         if used:
-            self._books.version += 1
+            self._accounts.version += 1
             self._broadcasts = {}
-        self._closed = ClosedRound(
+        self._closed = ClockRound(
             round=current.number,
             opened_s=current.opened_s,
             closed_s=now,
@@ -305,10 +305,10 @@ class FleetClock:
         )
         self._open_round()
         if self._open is None:
-            self._books.announce(0)
+            self._accounts.announce(0)
             self._queue.at(now + self._rules.deadline_s + _ROUNDING_S, self._open_round)
 
-    def _fate(self, device: Device, current: OpenRound) -> str:
+    def _fate(self, device: ClockDevice, current: OpenRound) -> str:
         """Gives the outcome of a closing round for a device of its cohort, as the name of a count of `Spent`."""
         if device.name in current.arrivals:
             return "used"
@@ -319,27 +319,27 @@ class FleetClock:
             return "declined"
         return "lost" if attempt is None else "given_up"
 
-    def _commits_late(self, device: Device, attempt: Attempt, current: OpenRound) -> bool:
+    def _commits_late(self, device: ClockDevice, attempt: Attempt, current: OpenRound) -> bool:
         """Ends an attempt whose round is over; True if its update was, or still is, committed."""
         ending = device.ending(attempt, self._queue.now)
         device.free_at = ending.free_at
-        self._books.end_attempt(device, attempt, ending.computed_until, sent_until=ending.sent_until)
+        self._accounts.end_attempt(device, attempt, ending.computed_until, sent_until=ending.sent_until)
         if ending.committed:
-            self._books.charge(device, current)
+            self._accounts.charge(device, current)
         return ending.committed
 
     # power and network, told by `Links`
 
-    def came(self, device: Device, *, linked_at: float) -> None:
+    def link_up(self, device: ClockDevice, *, linked_at: float) -> None:
         """The aggregator hears of a device whose link is up since `linked_at`."""
-        self._books.came(device, linked_at=linked_at, named=self._named(self._open))
+        self._accounts.count_link(device, linked_at=linked_at, named=self._named(self._open))
         if self._links.server_linked:
             self._hear_of(device, linked_at)
             self._open_round()
 
-    def broke(self, device: Device, *, power: bool) -> None:
+    def broke(self, device: ClockDevice, *, power: bool) -> None:
         """The device's link ended at this moment, with its power or without."""
-        self._books.hears_nothing(device)
+        self._accounts.hears_nothing(device)
         attempt, now, current = device.attempt, self._queue.now, self._open
         if attempt is None or current is None:
             return
@@ -348,15 +348,15 @@ class FleetClock:
             attempt.cut_at = now
         elif now >= attempt.commit_at:
             device.send_in_vain(attempt, now if attempt.cut_at is None else attempt.cut_at)
-            self._books.charge(device, current)
+            self._accounts.charge(device, current)
         else:
-            self._books.end_attempt(device, attempt, now)
+            self._accounts.end_attempt(device, attempt, now)
 
-    def missed(self, device: Device, state: Literal["lost", "sleeping"]) -> None:
+    def missed(self, device: ClockDevice, state: Literal["lost", "sleeping"]) -> None:
         """The aggregator learns that a device is gone."""
         self._present.discard(device.name)
         self._lose(device)
-        self._books.presence(device, state)
+        self._accounts.presence(device, state)
 
     def server_went(self) -> None:
         """The aggregator was killed; all that it had in memory is gone."""
@@ -388,19 +388,19 @@ class FleetClock:
         else:
             self._open_round()
 
-    def _lose(self, device: Device) -> None:
+    def _lose(self, device: ClockDevice) -> None:
         self._rule.lost(device.name, now=self._queue.now)
         if self._open is not None and self._rule.expects(device.name):
             self._queue.at(self._queue.now + self._rule.grace_s + _ROUNDING_S, self._check_close, self._open)
 
-    def _hear_of(self, device: Device, linked_at: float, *, went_at: float | None = None) -> None:
+    def _hear_of(self, device: ClockDevice, linked_at: float, *, went_at: float | None = None) -> None:
         """A linked device and the aggregator find each other, for the first time or again.
 
         :param went_at: when the aggregator was killed, if that is why; transfers that were open then begin anew.
         """
         if device.name not in self._present:
             self._present.add(device.name)
-            self._books.presence(device, "ready")
+            self._accounts.presence(device, "ready")
         self._rule.back(device.name)
         current, attempt, times = self._open, device.attempt, device.times
         if current is None or current.closing or not self._rule.expects(device.name):

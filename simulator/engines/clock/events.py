@@ -76,7 +76,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClosedRound:
+class ClockRound:
     """The outcome of a round; times in virtual seconds since the run's start.
 
     Every member of the cohort is in one of `arrivals` (accepted in time, in this order), `late` (committed and

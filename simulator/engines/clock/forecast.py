@@ -19,9 +19,9 @@ from hushfleet.plain_json import to_json
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.device import Device, Spent, make_devices
+from hushfleet.simulator.engines.clock.device import ClockDevice, Spent, make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.events import ClosedRound
+from hushfleet.simulator.engines.clock.events import ClockRound
 from hushfleet.simulator.engines.clock.sizes import Sizes
 from hushfleet.simulator.engines.clock.sums import clock_of
 from hushfleet.simulator.fleet import device_names
@@ -145,7 +145,7 @@ def forecast(
 
 
 def _totals(
-    prepared: PreparedTask, mix: FleetMix, fleet: Sequence[Device], outcomes: Iterable[ClosedRound], *, policy: str
+    prepared: PreparedTask, mix: FleetMix, fleet: Sequence[ClockDevice], outcomes: Iterable[ClockRound], *, policy: str
 ) -> Forecast:
     walls, updates, without, total_s = [], 0, 0, 0.0
     for outcome in outcomes:
@@ -176,13 +176,13 @@ def _totals(
     )
 
 
-def energy_wh(device: Device) -> float:
+def energy_wh(device: ClockDevice) -> float:
     """Active power while it computed, idle power for the rest of the time that it was on."""
     spent, times = device.spent, device.times
     return (times.active_w * spent.compute_s + times.idle_w * max(0.0, spent.on_s - spent.compute_s)) / 3600
 
 
-def _share(label: str, kind: int, fleet: Sequence[Device]) -> BoardShare:
+def _share(label: str, kind: int, fleet: Sequence[ClockDevice]) -> BoardShare:
     spent = [device.spent for device in fleet if device.kind == kind]
     places = sum(each.chosen for each in spent)
     fates = ("used", "late", "given_up", "declined", "lost")

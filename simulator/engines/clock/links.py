@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hushfleet.simulator.engines.clock.device import Device
+from hushfleet.simulator.engines.clock.device import ClockDevice
 from hushfleet.simulator.engines.clock.device_time import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LOST_NOTICED_S
 from hushfleet.simulator.engines.clock.events import EventQueue
 from hushfleet.simulator.schedule import Action
@@ -47,7 +47,7 @@ class Links:
     """
 
     def __init__(
-        self, fleet: Sequence[Device], queue: EventQueue, clock: FleetClock, *, seed: int, options: LinkOptions
+        self, fleet: Sequence[ClockDevice], queue: EventQueue, clock: FleetClock, *, seed: int, options: LinkOptions
     ) -> None:
         self.server_up = True
         self.server_linked = True
@@ -59,7 +59,7 @@ class Links:
         self._queue, self._clock, self._options = queue, clock, options
         self._rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(_STREAM,))))
 
-    def start(self, device: Device) -> None:
+    def start(self, device: ClockDevice) -> None:
         """Power; the device connects at its first attempt."""
         now = self._queue.now
         device.on, device.on_since = True, now
@@ -80,7 +80,7 @@ class Links:
         else:
             self._device(self._fleet[action.target], action.kind)
 
-    def _device(self, device: Device, kind: str) -> None:
+    def _device(self, device: ClockDevice, kind: str) -> None:
         if kind == "start":
             self.start(device)
         elif kind == "mend":
@@ -100,14 +100,14 @@ class Links:
             else:
                 self._miss(device, self._options.lost_noticed_s, "lost")
 
-    def _break(self, device: Device, *, power: bool) -> None:
+    def _break(self, device: ClockDevice, *, power: bool) -> None:
         device.link_number += 1
         device.down_since = max(self._queue.now, device.down_since)  # later for one that is still starting
         was_linked, device.linked = device.linked, False
         if was_linked or power:
             self._clock.broke(device, power=power)
 
-    def _miss(self, device: Device, after_s: float, state: Literal["lost", "sleeping"]) -> None:
+    def _miss(self, device: ClockDevice, after_s: float, state: Literal["lost", "sleeping"]) -> None:
         number = device.link_number
 
         def missed() -> None:
@@ -116,12 +116,12 @@ class Links:
 
         self._queue.at(self._queue.now + after_s, missed)
 
-    def _link_again(self, device: Device) -> None:
+    def _link_again(self, device: ClockDevice) -> None:
         """The way may be free again for a device that had a link, or would have had one."""
         if device.on and not device.cut and self._broker_up:
             self._link_from(device, self._reconnects_at(device.down_since, self._queue.now))
 
-    def _link_from(self, device: Device, first_packet_at: float) -> None:
+    def _link_from(self, device: ClockDevice, first_packet_at: float) -> None:
         latency_s = device.times.latency_s
         heard_at = first_packet_at + device.times.connect_s
         number = device.link_number
@@ -129,7 +129,7 @@ class Links:
         def link() -> None:
             if device.link_number == number and not device.linked and self._broker_up:
                 device.linked = True
-                self._clock.came(device, linked_at=heard_at - latency_s)
+                self._clock.link_up(device, linked_at=heard_at - latency_s)
 
         self._queue.at(heard_at, link)
 

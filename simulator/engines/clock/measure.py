@@ -37,8 +37,8 @@ from hushfleet.methods import method_of
 from hushfleet.objectives import CROSS_ENTROPY
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.committee import committee_rule
-from hushfleet.secure.field import PRIMES
 from hushfleet.secure.masking import member_answer
+from hushfleet.secure.prime_field import PRIMES
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.wire.format.identity import Identity

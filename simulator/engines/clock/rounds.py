@@ -23,14 +23,14 @@ from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.device import make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.engine import FleetClock
-from hushfleet.simulator.engines.clock.events import ClosedRound, LogEvent
+from hushfleet.simulator.engines.clock.events import ClockRound, LogEvent
 from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.engines.clock.sums import clock_of
 from hushfleet.simulator.engines.fast.device_file import DeviceFile
 from hushfleet.simulator.engines.fast.engine import check_participation, close_engine, hear, open_engine, train_cohort
-from hushfleet.simulator.engines.fast.jobs import Answer
+from hushfleet.simulator.engines.fast.jobs import JobAnswer
 from hushfleet.simulator.engines.fast.sums import key_of, write_roster
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.live.emulation import machine_speed
@@ -42,7 +42,7 @@ from hushfleet.wire.format.update import attach_public
 
 _GROUP = 8  # devices a worker: enough to keep them busy, and few updates in memory
 
-Train = Callable[[RoundPlan, Sequence[str]], Iterator[Answer]]
+Train = Callable[[RoundPlan, Sequence[str]], Iterator[JobAnswer]]
 Event = tuple[str, dict[str, Any]]  # and its fields
 
 
@@ -74,7 +74,7 @@ def run_clocked_rounds(
     Other arguments as for `hushfleet.simulator.engines.fast.engine.run_rounds`.
     """
 
-    def train(plan: RoundPlan, devices: Sequence[str]) -> Iterator[Answer]:
+    def train(plan: RoundPlan, devices: Sequence[str]) -> Iterator[JobAnswer]:
         evaluate = plan.round == plan.rounds or plan.round % evaluate_every == 0
         return train_cohort(simulation, workers, plan, devices, runtime=runtime, evaluate=evaluate)
 
@@ -158,7 +158,7 @@ class VirtualRounds:
     def end(self) -> None:
         self._events.write("finished", **finished_fields(self._engine))
 
-    def play(self, closed: ClosedRound, train: Train) -> None:
+    def play(self, closed: ClockRound, train: Train) -> None:
         """One round. Raises `HushfleetError` if the engine sees it otherwise than the clock."""
         engine, time, events = self._engine, self._time, iter(closed.events)
         if closed.round <= engine.closed_rounds:
@@ -193,12 +193,12 @@ class VirtualRounds:
         time.now = closed.closed_s
         self._events.write("round_close", **engine.close().to_dict())
 
-    def _hear(self, plan: RoundPlan, answer: Answer) -> Event:
+    def _hear(self, plan: RoundPlan, answer: JobAnswer) -> Event:
         """A device that declines is heard when its update would have come: the clock knows nothing of budgets."""
         with_public = partial(self._with_public, plan)
         return hear(answer, self._engine, plan, board=self._devices[answer.device].board, with_public=with_public)
 
-    def _with_public(self, plan: RoundPlan, answer: Answer) -> bytes:
+    def _with_public(self, plan: RoundPlan, answer: JobAnswer) -> bytes:
         """Attaches the public state, as `hushfleet.edge_client.net.upload` does after an update that came too late."""
         path = self._simulation.folder.device(answer.device).state
         identity = key_of(self._simulation.seed, self._devices[answer.device].index)

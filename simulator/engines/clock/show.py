@@ -18,7 +18,7 @@ from hushfleet.simulator.engines.clock.forecast import Forecast
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.fleet import make_fleet
-from hushfleet.simulator.units import shown_time
+from hushfleet.simulator.units import format_seconds
 
 
 def sample_counts(task: Task, prepared: PreparedTask) -> list[int]:
@@ -38,9 +38,9 @@ def costs_of(prepared: PreparedTask, step_ms: float | None) -> Costs:
 
 
 _FIGURES: dict[str, Callable[[Forecast], str]] = {
-    "time to the end": lambda f: shown_time(f.total_s),
-    "a round, median": lambda f: shown_time(f.round_median_s),
-    "a round, 95 % within": lambda f: shown_time(f.round_p95_s),
+    "time to the end": lambda f: format_seconds(f.total_s),
+    "a round, median": lambda f: format_seconds(f.round_median_s),
+    "a round, 95 % within": lambda f: format_seconds(f.round_p95_s),
     "updates used a round": lambda f: f"{f.updates_per_round:.1f}",
     "stragglers": lambda f: f"{100 * f.stragglers:.1f} %",
     "up a device": lambda f: size(f.up_bytes / f.devices),

@@ -13,10 +13,10 @@ from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.config.spec import BlobRef, SecureSpec
 from hushfleet.errors import BadInput
-from hushfleet.secure.field import to_bytes
+from hushfleet.secure.prime_field import to_bytes
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
-from hushfleet.simulator.engines.clock.device import Device
+from hushfleet.simulator.engines.clock.device import ClockDevice
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.engine import FleetClock
 from hushfleet.simulator.engines.clock.events import OpenRound
@@ -93,7 +93,14 @@ class SummedClock(FleetClock):
     """
 
     def __init__(
-        self, rules: RoundSection, fleet: Sequence[Device], *, draws: Draws, costs: Costs, sizes: Sizes, **options: Any
+        self,
+        rules: RoundSection,
+        fleet: Sequence[ClockDevice],
+        *,
+        draws: Draws,
+        costs: Costs,
+        sizes: Sizes,
+        **options: Any,
     ) -> None:
         super().__init__(rules, fleet, costs=costs, sizes=sizes, **options)
         self._draws, self._rate = draws, draws.rate
@@ -133,7 +140,7 @@ class SummedClock(FleetClock):
             return True
         self._settled = True
         self._queue.log("unmask", round=current.number, accepted=len(current.arrivals))
-        plan_bytes = self._books.announce(self._named(current))
+        plan_bytes = self._accounts.announce(self._named(current))
         self._begin_answers(current)
         for member in self._members:
             if member.linked:
@@ -144,14 +151,14 @@ class SummedClock(FleetClock):
         enough = self._drawn is not None and len(self._answered) >= self._drawn.least
         return super()._is_used(current) and enough
 
-    def _hear_of(self, device: Device, linked_at: float, *, went_at: float | None = None) -> None:
+    def _hear_of(self, device: ClockDevice, linked_at: float, *, went_at: float | None = None) -> None:
         super()._hear_of(device, linked_at, went_at=went_at)
         current = self._open
         if current is not None and self._settled and self._rule.expects(device.name):
             self._answer(device, current, linked_at)
 
     @property
-    def _members(self) -> list[Device]:
+    def _members(self) -> list[ClockDevice]:
         return [] if self._drawn is None else [self._by_name[name] for name in self._drawn.members]
 
     def _begin_answers(self, current: OpenRound) -> None:
@@ -162,14 +169,14 @@ class SummedClock(FleetClock):
             self._rule.accept(member)
         self._queue.at(self._rule.deadline, self._check_close, current)
 
-    def _answer(self, member: Device, current: OpenRound, heard_at: float) -> None:
+    def _answer(self, member: ClockDevice, current: OpenRound, heard_at: float) -> None:
         """It adds up what it shares with each device of the sum, and sends that."""
         times, size = member.times, self._drawn.answer_bytes if self._drawn else 0
         sent_s = self._sizes.blob_wire_bytes(size, down=False) * times.up_s_per_byte
         ready_at = max(heard_at, member.free_at) + len(current.arrivals) * times.pair_s
         self._queue.at(ready_at + sent_s + times.latency_s, self._take_answer, member, current, size)
 
-    def _take_answer(self, member: Device, current: OpenRound, size: int) -> None:
+    def _take_answer(self, member: ClockDevice, current: OpenRound, size: int) -> None:
         if not (self._takes(current) and self._links.server_linked and member.linked):
             return
         if not self._rule.expects(member.name):
@@ -188,7 +195,7 @@ class SummedClock(FleetClock):
 def clock_of(
     prepared: PreparedTask,
     rules: RoundSection,
-    fleet: Sequence[Device],
+    fleet: Sequence[ClockDevice],
     *,
     roster: Roster | None = None,
     **options: Any,

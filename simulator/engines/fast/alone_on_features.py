@@ -15,20 +15,20 @@ from hushfleet.data.samples import LabelledSamples
 from hushfleet.model.own_head import features_of
 from hushfleet.model.softmax import fit, rotated
 
-Accuracies = dict[str, float]
+AccuracyByWay = dict[str, float]
 """By way of training alone; fractions of 1, NaN where there are no test images."""
-Said = dict[str, np.ndarray]
+Predictions = dict[str, np.ndarray]
 """By way: the class of each image, int `[n]`; empty of a device that has nothing to learn from."""
 PENALTIES = (0.01, 0.001, 0.0001)
 """On the length of a head, of softmax regression."""
 _BATCH = 256
 
 
-def accuracies(said: Said, test: LabelledSamples) -> Accuracies:
+def accuracies(said: Predictions, test: LabelledSamples) -> AccuracyByWay:
     return {way: float((each == test.y).mean()) if len(each) else float("nan") for way, each in said.items()}
 
 
-def said_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Said]:
+def predict_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, classes: int) -> list[Predictions]:
     """Trains one device alone, in each of the ways, and asks it for the classes of each of `tests`.
 
     :param train: the device's features, as `[m, F, 1, 1]` or any such shape. Without any, it says nothing.
@@ -43,7 +43,7 @@ def said_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, clas
     means = np.stack([x[y == label].mean(0) for label in present])
     found = []
     for test in tests:
-        said: Said = {way: np.zeros(len(test), np.int64) for way in _ways()}
+        said: Predictions = {way: np.zeros(len(test), np.int64) for way in _ways()}
         for first in range(0, len(test), _BATCH):
             part = slice(first, first + _BATCH)
             shown = features_of(test.take(part))
@@ -58,7 +58,7 @@ def said_alone(train: LabelledSamples, tests: Sequence[LabelledSamples], *, clas
     return found
 
 
-def best_way(found: Sequence[Accuracies]) -> str:
+def best_way(found: Sequence[AccuracyByWay]) -> str:
     """The way with the highest mean over devices."""
     return max(_ways(), key=lambda way: float(np.nanmean([each[way] for each in found] or [0.0])))
 

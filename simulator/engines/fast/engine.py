@@ -20,7 +20,7 @@ from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.model.evaluation import evaluate
 from hushfleet.models.cuda import sees_cuda
 from hushfleet.progress import doing
-from hushfleet.simulator.engines.fast.jobs import Answer, Job, train
+from hushfleet.simulator.engines.fast.jobs import Job, JobAnswer, train
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
 from hushfleet.simulator.engines.fast.sums import write_roster
@@ -143,19 +143,19 @@ def too_few_can_pay(store: AggregatorStore, devices: Collection[str], *, least: 
     return len(devices) - spent < least
 
 
-def deliver(answer: Answer, engine: RoundEngine, plan: RoundPlan, events: EventLog) -> None:
+def deliver(answer: JobAnswer, engine: RoundEngine, plan: RoundPlan, events: EventLog) -> None:
     """Hands an answer to the aggregator, without a network. Raises `HushfleetError` if an update is refused."""
     event, fields = hear(answer, engine, plan)
     events.write(event, **fields)
 
 
 def hear(
-    answer: Answer,
+    answer: JobAnswer,
     engine: RoundEngine,
     plan: RoundPlan,
     *,
     board: str = "",
-    with_public: Callable[[Answer], bytes] | None = None,
+    with_public: Callable[[JobAnswer], bytes] | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """The aggregator takes an answer; gives the event for the log, and its fields.
 
@@ -187,7 +187,7 @@ def train_cohort(
     *,
     runtime: str = "onnx",
     evaluate: bool = True,
-) -> Iterator[Answer]:
+) -> Iterator[JobAnswer]:
     """Trains `devices` of the plan's cohort; their answers come in the fleet's order.
 
     :param evaluate: whether the devices' own models are tested afterwards.

@@ -58,7 +58,7 @@ class TrainedJob:
     trained: Trained
 
 
-class Answer(NamedTuple):
+class JobAnswer(NamedTuple):
     """The answer of a device.
 
     :param update: empty where it declines the round.
@@ -78,32 +78,32 @@ OWN_MODELS_BYTES = 1 << 26
 REFUSALS = (PrivacyError, Declined)
 
 
-def train(job: Job) -> Answer:
+def train(job: Job) -> JobAnswer:
     """Trains and commits; a round that the device has committed before is answered as it was then."""
     plan = job.plan
     return _answer(job, lambda trainer, run: DeviceRound(trainer, plan, run.roster(plan)).run(run.global_params(plan)))
 
 
-def commit(done: TrainedJob) -> Answer:
+def commit(done: TrainedJob) -> JobAnswer:
     """The rest of a round: clip, noise, encode, store."""
     plan = done.job.plan
     return _answer(done.job, lambda trainer, run: DeviceRound(trainer, plan, run.roster(plan)).commit(done.trained))
 
 
-def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> Answer:
+def _answer(job: Job, work: Callable[[Trainer, LoadedRun], OutboxEntry]) -> JobAnswer:
     run = loaded_run(job.path, job.runtime)
     with device_of(job, run) as trainer:
         try:
             update = work(trainer, run).data
         except REFUSALS as error:
             return declined(job, trainer, error)
-        return Answer(job.device, trainer.store.identity.public_key, update)
+        return JobAnswer(job.device, trainer.store.identity.public_key, update)
 
 
-def declined(job: Job, trainer: Trainer, error: Exception) -> Answer:
+def declined(job: Job, trainer: Trainer, error: Exception) -> JobAnswer:
     """With the error's own words, which a board in the field keeps to itself."""
     refusal = DeclineReason(decline_reason(error).code, str(error))
-    return Answer(job.device, trainer.store.identity.public_key, b"", refusal)
+    return JobAnswer(job.device, trainer.store.identity.public_key, b"", refusal)
 
 
 def store_for(job: Job, run: LoadedRun) -> DeviceFile:

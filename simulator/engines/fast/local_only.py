@@ -22,7 +22,13 @@ from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import bind
 from hushfleet.model.evaluation import evaluate
 from hushfleet.progress import counted
-from hushfleet.simulator.engines.fast.alone_on_features import Accuracies, Said, accuracies, best_way, said_alone
+from hushfleet.simulator.engines.fast.alone_on_features import (
+    AccuracyByWay,
+    Predictions,
+    accuracies,
+    best_way,
+    predict_alone,
+)
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
 from hushfleet.simulator.engines.fast.loaded_run import loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
@@ -67,7 +73,7 @@ def train_alone(simulation: Simulation, workers: WorkerPool, *, runtime: str = "
     return counted(workers.map(_train_one, jobs), ALONE, total=len(jobs))
 
 
-def _best_alone(found: list[tuple[Accuracies, Accuracies, Said]], devices: list[str]) -> Iterator[Alone]:
+def _best_alone(found: list[tuple[AccuracyByWay, AccuracyByWay, Predictions]], devices: list[str]) -> Iterator[Alone]:
     common, local, said = zip(*found, strict=True)
     best, best_local = best_way(common), best_way(local)
     way = best if best == best_local else f"{best}; {best_local} on own data"
@@ -75,12 +81,12 @@ def _best_alone(found: list[tuple[Accuracies, Accuracies, Said]], devices: list[
     return (Alone(n, c[best], o[best_local], way, tuple(s[best].tolist())) for n, c, o, s in rows)
 
 
-def _test_one(job: _Job) -> tuple[Accuracies, Accuracies, Said]:
+def _test_one(job: _Job) -> tuple[AccuracyByWay, AccuracyByWay, Predictions]:
     """On the common test and on the device's own, and what is said of the examples."""
     run = loaded_run(job.path, job.runtime)
     shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
     tests = (run.common_test, run.local_test(job.device), shown)
-    *said, of_shown = said_alone(run.train(job.device), tests, classes=len(run.spec.model.class_names))
+    *said, of_shown = predict_alone(run.train(job.device), tests, classes=len(run.spec.model.class_names))
     common, local = (accuracies(each, test) for each, test in zip(said, tests, strict=False))
     return common, local, of_shown
 

@@ -92,7 +92,7 @@ def machine_speed() -> float:
     return 2 * _SIZE**3 / seconds / 1e9 / REFERENCE_GFLOP_S
 
 
-def shown(boards: Iterable[Board], *, machine_speed: float) -> list[str]:
+def describe_emulation(boards: Iterable[Board], *, machine_speed: float) -> list[str]:
     """Describes how each board is emulated, one line each."""
     lines = [
         f"one core of this machine: {machine_speed:.2f} of generic-x86's {REFERENCE_GFLOP_S:g} GFLOP/s (measured); "

@@ -27,7 +27,7 @@ from hushfleet.config.spec import SecureSpec
 from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles import Board, load_board
-from hushfleet.simulator.engines.live.emulation import Emulation, emulation_of, machine_speed, shown
+from hushfleet.simulator.engines.live.emulation import Emulation, describe_emulation, emulation_of, machine_speed
 from hushfleet.simulator.engines.live.link_model import LinkConditions
 from hushfleet.simulator.engines.live.memory_limit import ARENAS, address_space_bytes, client_memory, limited
 from hushfleet.simulator.engines.live.network import EmulatedNetwork
@@ -140,9 +140,9 @@ class LiveFleet:
             link = self._links.get(device.name) or (emulation.link if emulation else LinkConditions())
             self._ports[device.name] = self.network.add(device.name, link, seed=self.simulation.seed)
 
-    def shown(self) -> list[str]:
+    def describe(self) -> list[str]:
         """Describes what is emulated; empty without emulation."""
-        return shown(self.boards.values(), machine_speed=machine_speed()) if self._emulations else []
+        return describe_emulation(self.boards.values(), machine_speed=machine_speed()) if self._emulations else []
 
     @property
     def devices(self) -> tuple[SimulatedDevice, ...]:

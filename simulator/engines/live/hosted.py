@@ -37,7 +37,7 @@ SWITCH_S = 0.2
 _log = logging.getLogger("hushfleet.simulator")
 
 
-class Device(threading.Thread):
+class HostedDevice(threading.Thread):
     """One device, until the task has finished or `stop` is set."""
 
     def __init__(self, config: DeviceConfig, stop: threading.Event) -> None:
@@ -102,7 +102,7 @@ def main() -> int:
     sys.setswitchinterval(SWITCH_S)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     for path in sys.argv[1:]:
-        devices.append(Device(load_config(Path(path)), stop))
+        devices.append(HostedDevice(load_config(Path(path)), stop))
         devices[-1].start()
     for device in devices:
         device.join()

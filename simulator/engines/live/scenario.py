@@ -19,7 +19,7 @@ from typing import Any
 from hushfleet.aggregator.results.events import EventLog, EventTail, iterate_events
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation
-from hushfleet.simulator.schedule import Action, Playback, Schedule, Window
+from hushfleet.simulator.schedule import Action, Outage, Playback, Schedule
 
 _TICK_S = 0.1
 _UNDONE_BY = {"kill": "start", "stop": "start", "cut": "mend"}
@@ -145,7 +145,7 @@ class ScenarioPlayer:
             if action == "mend" or target not in self._down:
                 self._write(action, target)
 
-    def _log_unplayed(self, windows: Iterable[Window], reason: str) -> None:
+    def _log_unplayed(self, windows: Iterable[Outage], reason: str) -> None:
         for window in windows:
             moment: dict[str, Any] = {"at_s": window.ends_s if window.begins_s is None else window.begins_s}
             if window.at_round:

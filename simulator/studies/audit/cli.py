@@ -1,4 +1,4 @@
-"""`hushfleet audit`: what an adversary can really tell, beside what the ledger claims."""
+"""`hushfleet audit`: measure a lower bound on epsilon, beside the ledger's."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class AuditOptions(TaskSettings):
     """How an audit is played."""
 
     # fmt: off
-    unit: Annotated[Unit | None, Option(help="Instead of privacy.unit.")] = None
-    trials: Annotated[int, Option(min=60, max=10_000_000, help="Rounds, or canaries, in each world.")] = 1000
-    seconds: Annotated[float, Option(min=1, help="A game ends after these, with the trials that it has.")] = 120
-    seed: Annotated[int, Option(min=0, help="Decides canaries and noise.")] = 0
-    field_noise: Annotated[bool, Option("--field-noise", help="The noise source of real devices, which no seed repeats.")] = False
-    one_run: Annotated[bool, Option(help="Unit record: also many canaries in one training on real images.")] = True
+    unit: Annotated[Unit | None, Option(help="Unit of privacy; replaces privacy.unit.")] = None
+    trials: Annotated[int, Option(min=60, max=10_000_000, help="Number of rounds, or of canaries, in each world.")] = 1000
+    seconds: Annotated[float, Option(min=1, help="Longest time of a game; it ends with the trials that it has.")] = 120
+    seed: Annotated[int, Option(min=0, help="Seed of canaries and noise.")] = 0
+    field_noise: Annotated[bool, Option("--field-noise", help="Use the noise source of real devices, which no seed repeats.")] = False
+    one_run: Annotated[bool, Option(help="Unit record: also play a game of many canaries in one training on real images.")] = True
     data_dir: DataDir = None
     out: Annotated[Path | None, Option(help="Folder for audit.json and audit.html, the trade-off curve.")] = None
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table; an unbounded number is null.")] = False
@@ -45,10 +45,12 @@ def register(app: typer.Typer) -> None:
 
 @with_options
 def _audit(
-    task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="What to audit; see `tasks/`.")],
+    task_file: Annotated[
+        Path, typer.Argument(metavar="TASK.toml", help="Task file to audit; see `tasks/` for examples.")
+    ],
     options: AuditOptions,
 ) -> None:
-    """Measure a lower bound on epsilon, beside the one that the ledger claims.
+    """Measure a lower bound on epsilon, and compare it with the ledger's.
 
     The audit plays against the code that devices run. It inserts a canary, the worst update or record that clipping
     lets through, in half of the trials, looks at what the adversary sees, and guesses: was it in? How often that
@@ -68,7 +70,7 @@ def _audit(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.publish.prepare import prepare
     from hushfleet.aggregator.results.result import write_whole
     from hushfleet.errors import BadInput
@@ -80,7 +82,7 @@ def _audit(
     if out is not None:
         checked_folder(out)
     task = options.load(task_file, privacy__unit=options.unit)
-    with shown(console):
+    with show_progress(console):
         prepared = prepare(task, data_dir=options.data_dir, run_id="audit")
     if not task.targets.are_classes:
         raise BadInput(
@@ -104,13 +106,13 @@ def _audit(
 
 
 def _played(prepared: PreparedTask, options: AuditOptions, console: Console) -> Iterator[Finding]:
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.progress import doing
     from hushfleet.simulator.studies.audit.games import Effort, findings, one_run_finding, subject_of
 
     effort = Effort(options.trials, options.seconds)
     subject = subject_of(prepared, seed=options.seed, field_noise=options.field_noise)
-    with shown(console), doing("trials", total=effort.trials) as work:
+    with show_progress(console), doing("trials", total=effort.trials) as work:
 
         def show(done: int) -> bool:
             work.count(min(done, effort.trials) - work.done)
@@ -118,7 +120,7 @@ def _played(prepared: PreparedTask, options: AuditOptions, console: Console) -> 
 
         yield from findings(subject, effort, show)
     if prepared.spec.privacy.unit == "record" and options.one_run:
-        with shown(console):
+        with show_progress(console):
             found = one_run_finding(prepared, subject, effort)
         if found is not None:
             yield found

@@ -35,7 +35,7 @@ _EARLIER_ROUNDS = 2
 _SHOWN_OUTRIGHT = 1e6
 
 
-class Seen(NamedTuple):
+class DecodedRound(NamedTuple):
     """One round, decoded: float64 values `[d]` with the report after them, and what the header says of the noise."""
 
     vector: np.ndarray
@@ -79,7 +79,7 @@ class _Game:
         self.nothing = self._without_noise(self.update * 0)
         self.nothing[: subject.spec.model.layout.size] = 0
 
-    def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[Seen, bool]]:
+    def trials(self, stage: int, count: int, keep_going: KeepGoing) -> Iterator[tuple[DecodedRound, bool]]:
         """Trials of both worlds in turn, each world in lives of its own; and whether the canary was in."""
         rounds, life = min(self.subject.spec.rounds, ROUNDS_A_LIFE), stage << 32
         for first in range(0, count, rounds):
@@ -97,20 +97,20 @@ class _Game:
                     outside = self._seen(*worlds[1], round)
                     yield outside._replace(vector=outside.vector - self.nothing), False
 
-    def _seen(self, trainer: Trainer, trained: Trained, round: int) -> Seen:
+    def _seen(self, trainer: Trainer, trained: Trained, round: int) -> DecodedRound:
         """Gives what the server receives in a round that it asks for twice."""
         plan = self.subject.plan(round)
         sent = [_ScriptedRound(trainer, plan, trained).run(self.subject.initial).data for _ in range(2)]
         seen = [self._decoded(trainer, data) for data in dict.fromkeys(sent)]
-        return Seen(np.mean([each.vector for each in seen], axis=0), seen[0].header)
+        return DecodedRound(np.mean([each.vector for each in seen], axis=0), seen[0].header)
 
-    def _decoded(self, trainer: Trainer, data: bytes) -> Seen:
+    def _decoded(self, trainer: Trainer, data: bytes) -> DecodedRound:
         layout, shared = self.subject.spec.model.layout, ~self.context.mask
         counts = [int(shared[span.start : span.stop].sum()) for span in layout.layers]
         decoded = decode_update(data, public_key=trainer.store.identity.public_key, counts=counts)
         values = np.zeros(layout.size)
         values[shared] = decoded.values
-        return Seen(np.concatenate((values, decoded.header.report)), _about_noise(decoded.header))
+        return DecodedRound(np.concatenate((values, decoded.header.report)), _about_noise(decoded.header))
 
     def _without_noise(self, update: np.ndarray) -> np.ndarray:
         release = self.subject.method.release(self.context, update, _Silence())

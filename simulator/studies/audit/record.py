@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples, joined
-from hushfleet.edge_client.board.local_data import blank_samples
+from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.gradients.batch import GradientFunction
 from hushfleet.gradients.own_samples import OwnSamples
@@ -93,7 +93,7 @@ def play_one_run(
     length = LENGTH * finite(subject.spec.privacy.clip_norm)
     gradient = CanaryGradient(classes=subject.classes, blocks=blocks, length=length, network=network)
     inserted = np.flatnonzero(included) + subject.classes
-    data = joined(samples, blank_samples(subject.spec.model, inserted))
+    data = joined(samples, zero_samples(subject.spec.model, inserted))
     unit, params = mechanism.batch_size / mechanism.clip_norm, subject.initial
     batches: list[np.ndarray] = []
 
@@ -169,7 +169,7 @@ class _TwoWorlds:
     @contextmanager
     def _life(self, number: int, inserted: np.ndarray) -> Iterator[Trainer]:
         """A device whose records are the canaries `inserted`."""
-        samples = blank_samples(self.subject.spec.model, inserted + self.subject.classes)
+        samples = zero_samples(self.subject.spec.model, inserted + self.subject.classes)
         with self.subject.device(number, gradient=self._gradient, samples=samples, logits_of=_no_logits) as trainer:
             yield trainer
 

@@ -47,12 +47,12 @@ def _lines(findings: Sequence[Finding]) -> list[list[str]]:
     lines = []
     for each in findings:
         first, rounds = [each.adversary, each.game, f"{each.trials:,}"], f"{each.rounds} rounds"
-        whole = [rounds, shown(each.claimed), shown(each.measured)]
+        whole = [rounds, format_epsilon(each.claimed), format_epsilon(each.measured)]
         if each.measured_round is None:
             lines.append([*first, *whole, each.verdict])
             continue
-        measured = f"{shown(each.measured_round)}; {shown(each.measured_round_of_form)} *"
-        lines.append([*first, "one round", shown(each.claimed_round), measured, each.verdict])
+        measured = f"{format_epsilon(each.measured_round)}; {format_epsilon(each.measured_round_of_form)} *"
+        lines.append([*first, "one round", format_epsilon(each.claimed_round), measured, each.verdict])
         lines.append(["", "", "", *whole[:2], f"{whole[2]} *", ""])
     return lines
 
@@ -66,7 +66,7 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
         f"{first.trials:,} trials cannot show an epsilon above about {most:.1f} in one game, whatever the mechanism",
     ]
     noises = [
-        f"{shown(each.noise_measured)} (charged: {each.noise_claimed:.4g})"
+        f"{format_epsilon(each.noise_measured)} (charged: {each.noise_claimed:.4g})"
         for each in findings
         if each.noise_measured is not None
     ]
@@ -85,7 +85,7 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def shown(value: float | None) -> str:
+def format_epsilon(value: float | None) -> str:
     if value is None:
         return ""
     return "infinite" if math.isinf(value) else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"

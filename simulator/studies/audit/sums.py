@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from hushfleet.edge_client.board.local_data import blank_samples
+from hushfleet.edge_client.board.local_data import zero_samples
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import DeviceState
 from hushfleet.privacy.ring import Ring
-from hushfleet.secure.field import from_bytes
+from hushfleet.secure.prime_field import from_bytes
 from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.simulator.engines.fast.sums import UnmaskedRound
@@ -79,7 +79,7 @@ class _Game:
         with self.subject.device(
             life,
             gradient=self.gradient,
-            samples=blank_samples(self.subject.spec.model, canary),
+            samples=zero_samples(self.subject.spec.model, canary),
             logits_of=lambda params, x: self.data.logits(params),
         ) as trainer:
             trainer.make_secure_round = UnmaskedRound

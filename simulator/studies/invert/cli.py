@@ -1,4 +1,4 @@
-"""`hushfleet invert`: what the server could see of a training image."""
+"""`hushfleet invert`: seek training images in the updates that a server sees."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class InvertOptions(TaskSettings):
     """How the attack is run."""
 
     # fmt: off
-    images: Annotated[int, Option(min=1, max=50, help="How many images are sought; the seed draws them.")] = 6
+    images: Annotated[int, Option(min=1, max=50, help="Number of images to seek; the seed draws them.")] = 6
     devices: Annotated[int, Option(min=2, max=1000, help="Number of devices in a secure sum.")] = 100
     steps: Annotated[int, Option(min=1, help="Optimisation steps of the attack, for all images at once.")] = 400
-    tries: Annotated[int, Option(min=1, max=20, help="How often each search begins anew.")] = 4
-    seed: Annotated[int, Option(min=0, help="Decides images, noise and where searches begin.")] = 0
+    tries: Annotated[int, Option(min=1, max=20, help="Number of restarts of each search.")] = 4
+    seed: Annotated[int, Option(min=0, help="Seed of the images, the noise and the starts of searches.")] = 0
     data_dir: DataDir = None
     out: Annotated[Path | None, Option(help="Folder for invert.json and invert.png, the picture.")] = None
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False
@@ -36,19 +36,21 @@ def register(app: typer.Typer) -> None:
 def _invert(
     task_file: Annotated[
         Path,
-        typer.Argument(metavar="TASK.toml", help="Gives network, data, clip norm, delta and rounds; see `tasks/`."),
+        typer.Argument(
+            metavar="TASK.toml", help="Task file with network, data, clip norm, delta and rounds; see `tasks/`."
+        ),
     ],
     options: InvertOptions,
 ) -> None:
     """Seek training images in the updates that a server sees.
 
-    The attack inverts gradients (Geiping et al. 2020) on the task's first model and its first device: of a raw
-    update (clipping changes nothing), with a little noise, with the task's own, with that of epsilon_server 8 and 2
-    over the task's rounds, and of a sum of devices, without noise and with. It is the worst case for a device: one
-    step on one image, whose label is known. An image counts as recognised if of all training images of its class it is the one most like what
-    was found.
+    The attack inverts gradients (Geiping et al. 2020) of the task's first model and its first device: a raw update
+    (clipping changes nothing), one with little noise, one with the task's noise, one with the noise of epsilon_server
+    8 and 2 over the task's rounds, and a sum of devices, without noise and with. It is the worst case for a device:
+    one step on one image with a known label. An image counts as recognised if no other training image of its class
+    is more like the found one.
 
-    A failed attack is no proof that none succeeds; what an epsilon promises holds for all of them.
+    A failed attack is no proof that none succeeds; an epsilon holds against all attacks.
 
     Examples:
 
@@ -62,7 +64,7 @@ def _invert(
     """
     from rich.console import Console
 
-    from hushfleet.aggregator.observe.progress import shown
+    from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.simulator.studies.invert.show import table
     from hushfleet.simulator.studies.invert.study import FIGURES, PICTURE, invert
     from hushfleet.user_files import checked_folder
@@ -71,7 +73,7 @@ def _invert(
     if out is not None:
         checked_folder(out)
     task = options.load(task_file)
-    with shown(console):
+    with show_progress(console):
         seen = invert(
             task,
             data_dir=options.data_dir,

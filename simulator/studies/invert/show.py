@@ -11,19 +11,19 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from hushfleet.simulator.studies.invert.views import View
+from hushfleet.simulator.studies.invert.views import ImageView
 
 COLUMNS = ("what the server sees", "epsilon_server", "recognised", "PSNR, median, dB")
 
 
-def table(title: str, views: Sequence[View]) -> Table:
+def table(title: str, views: Sequence[ImageView]) -> Table:
     lines = Table(*COLUMNS, title=title)
     for view in views:
         lines.add_row(view.name, _epsilon(view), _recognised(view), f"{np.median(view.psnr):.1f}")
     return lines
 
 
-def to_json(task: str, classmates: float, views: Sequence[View]) -> str:
+def to_json(task: str, classmates: float, views: Sequence[ImageView]) -> str:
     """:param classmates: among how many images of its class one is to be recognised, on average."""
     plain = [
         {
@@ -37,7 +37,7 @@ def to_json(task: str, classmates: float, views: Sequence[View]) -> str:
     return json.dumps({"task": task, "images_of_a_class": round(classmates, 1), "views": plain}, indent=2)
 
 
-def draw(originals: np.ndarray, views: Sequence[View], path: Path) -> None:
+def draw(originals: np.ndarray, views: Sequence[ImageView], path: Path) -> None:
     """Writes a PNG: a column for each image, a row for each view."""
     count = len(originals)
     rows = [("the training image", originals, None), *((_label(view), view.images, view.recognised) for view in views)]
@@ -56,14 +56,14 @@ def draw(originals: np.ndarray, views: Sequence[View], path: Path) -> None:
         figure.savefig(path, metadata={"Software": None})
 
 
-def _label(view: View) -> str:
+def _label(view: ImageView) -> str:
     noise = "" if view.epsilon_server is None else f"\nepsilon {_epsilon(view)}"
     return f"{view.name}{noise}\n{_recognised(view)} recognised"
 
 
-def _recognised(view: View) -> str:
+def _recognised(view: ImageView) -> str:
     return f"{int(view.recognised.sum())} of {len(view.recognised)}"
 
 
-def _epsilon(view: View) -> str:
+def _epsilon(view: ImageView) -> str:
     return "infinite" if view.epsilon_server is None else f"{view.epsilon_server:,.0f}"

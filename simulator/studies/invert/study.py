@@ -17,13 +17,13 @@ from hushfleet.models import get_model
 from hushfleet.progress import doing
 from hushfleet.simulator.fleet import make_fleet
 from hushfleet.simulator.studies.invert.show import draw, to_json
-from hushfleet.simulator.studies.invert.views import Terms, View, look
+from hushfleet.simulator.studies.invert.views import ImageView, Terms, look
 
 FIGURES, PICTURE = "invert.json", "invert.png"
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class AttackTarget:
     """The attack on the first device of a task.
 
     :param title: network, data and what the epsilons are for.
@@ -35,7 +35,7 @@ class Seen:
     title: str
     classmates: float
     originals: np.ndarray
-    views: list[View]
+    views: list[ImageView]
 
     @property
     def json(self) -> str:
@@ -56,7 +56,7 @@ def invert(
     steps: int = 400,
     tries: int = 4,
     seed: int = 0,
-) -> Seen:
+) -> AttackTarget:
     """Seeks training images in updates of the task's first round; the parameters are those of the command.
 
     Raises `BadInput`.
@@ -85,7 +85,7 @@ def invert(
         model, model.init(task.seed), fleet, terms, count=images, steps=steps, tries=tries, seed=seed
     )
     title = f"{model.name} on {task.data.name}, {task.round.rounds} rounds, delta {task.delta:g}"
-    return Seen(task, title, len(first.source) / data.classes, originals, views)
+    return AttackTarget(task, title, len(first.source) / data.classes, originals, views)
 
 
 def _of_a_device(task: Task, samples: int) -> float | None:

@@ -43,7 +43,7 @@ class Terms:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class ImageView:
     """One way of looking at the same images.
 
     :param epsilon_server: of the task's rounds; None without noise, where it is infinite.
@@ -61,7 +61,7 @@ class View:
 
 def look(
     model: Model, params: np.ndarray, fleet: Fleet, terms: Terms, *, count: int, steps: int, tries: int, seed: int
-) -> tuple[np.ndarray, list[View]]:
+) -> tuple[np.ndarray, list[ImageView]]:
     """Attacks `count` images of the fleet's first device: the originals float32 `[n, C, H, W]`, 0..1, and the views.
 
     :param fleet: of a sum, each device has one image; those of the others are drawn from what the others have.
@@ -76,7 +76,7 @@ def look(
     updates = np.concatenate(
         [_updates(model, params, data.take(part)) for part in np.array_split(drawn, -(-len(drawn) // 32))]
     )
-    seen = shown(updates, count, terms, seed=seed)
+    seen = make_views(updates, count, terms, seed=seed)
     mean, std = (np.asarray(each, np.float32) for each in (data.mean, data.std))
     found = reconstruct(
         model,
@@ -93,12 +93,14 @@ def look(
     for (name, spent, _), normalised in zip(seen, np.split(found, len(seen)), strict=True):
         images = _pixels(normalised, data)
         views.append(
-            View(name, spent, images, psnr(images, pixels[victims]), recognised(images, victims, pixels, data.y))
+            ImageView(name, spent, images, psnr(images, pixels[victims]), recognised(images, victims, pixels, data.y))
         )
     return pixels[victims], views
 
 
-def shown(updates: np.ndarray, count: int, terms: Terms, *, seed: int) -> list[tuple[str, float | None, np.ndarray]]:
+def make_views(
+    updates: np.ndarray, count: int, terms: Terms, *, seed: int
+) -> list[tuple[str, float | None, np.ndarray]]:
     """Name, epsilon_server and vectors float32 `[count, d]` of each view.
 
     :param updates: float32 `[count + devices - 1, d]`: of the images that are sought, then of the others in a sum.

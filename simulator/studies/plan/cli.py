@@ -1,4 +1,4 @@
-"""`hushfleet plan`: will it pay to take part, before a board is flashed."""
+"""`hushfleet plan`: estimate whether taking part will pay, before a board is flashed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.terms import HONEST_FRACTION
 
-HELP = """Will it pay? What a board would gain by taking part, what it would give away, and what it takes.
+HELP = """Estimate what a board gains by taking part, what privacy it gives away, and what it needs.
 
 For method `hush`: a small shared head on fixed features, secure sums, a whole device protected. The answer comes from
 a table of simulated fleets (`benchmarks/private_gain.py`); the stand-ins for your images are Fashion-MNIST, letters
@@ -22,36 +22,35 @@ Examples:
 
 `hushfleet plan --devices 60 --images 40 --classes 10 --epsilon 4`
 
-Where each board sees classes of its own:
+Boards with unequal classes:
 `hushfleet plan --devices 200 --images 20 --classes 4 --epsilon 2 --alpha 0.5`
 
 `hushfleet plan --devices 60 --images 40 --classes 4 --epsilon 4 --boards raspberry-pi-zero-2-w --out task.toml`
 
 Measured on images like yours: `hushfleet plan --devices 60 --images 20 --epsilon 4 --data photos/ --shape 3,32,32`
 
-What helps, most of all: more devices. Then a larger epsilon; images hardly matter to what is shared, but the more a
-board has of them, the less it needs the others. Where the answer is no, images stay where they are, and each board
-trains alone.
+More devices help most, then a larger epsilon. The number of images hardly changes the shared model, but a board with
+many images needs the others less. If the answer is no, each board can train alone.
 """
 
 
 def register(app: typer.Typer) -> None:
     @app.command("plan", help=HELP)
     def plan(
-        devices: Annotated[int, typer.Option(min=2, max=100_000, help="In a round.")],
-        images: Annotated[int, typer.Option(min=1, help="Training images a device, on average.")],
-        epsilon: Annotated[float, typer.Option(help="Against the server, for a whole device and all rounds.")],
-        classes: Annotated[int | None, typer.Option(min=2, max=1000, help="Of images; with --data those that are there.")] = None,
+        devices: Annotated[int, typer.Option(min=2, max=100_000, help="Number of devices in a round.")],
+        images: Annotated[int, typer.Option(min=1, help="Mean number of training images of a device.")],
+        epsilon: Annotated[float, typer.Option(help="Epsilon against the server, for a whole device and all rounds.")],
+        classes: Annotated[int | None, typer.Option(min=2, max=1000, help="Number of classes; --data brings its own.")] = None,
         delta: Annotated[float, typer.Option(help="Probability with which the promise may fail.")] = 1e-5,
-        features: Annotated[str, typer.Option(help="scattering, filters (tiny images) or a file.onnx.")] = "scattering",
-        boards: Annotated[str, typer.Option(metavar="A,B,...", help="Whose time is shown; see `hushfleet boards`.")] = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb",
-        honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Of the devices, at least; the others may work with the server.")] = HONEST_FRACTION,
-        alpha: Annotated[float | None, typer.Option(min=0.01, help="How unlike the devices' labels are (Dirichlet), 0.5: very. Default: alike.")] = None,
-        local: Annotated[bool, typer.Option("--local", help="Nobody is trusted: each device adds all of the noise.")] = False,
-        shape: Annotated[str | None, typer.Option(metavar="C,H,W", help="Of images: channels (1 grey, 3 colour), height, width. Default: 1,28,28; of filters 1,8,8.")] = None,
-        data: Annotated[str | None, typer.Option(metavar="FOLDER|NAME", help="Measure it on these public images: class folders, or a data set.")] = None,
-        data_dir: Annotated[Path | None, typer.Option(help="Where the data sets' files are.")] = None,
-        out: Annotated[Path | None, typer.Option(metavar="TASK.toml", help="Also write a task file.")] = None,
+        features: Annotated[str, typer.Option(help="Features: scattering, filters (tiny images) or a file.onnx.")] = "scattering",
+        boards: Annotated[str, typer.Option(metavar="A,B,...", help="Boards whose time is shown; see `hushfleet boards`.")] = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb",
+        honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Least share of honest devices; the others may work with the server.")] = HONEST_FRACTION,
+        alpha: Annotated[float | None, typer.Option(min=0.01, help="Dirichlet parameter of the devices' labels: 0.5 is very unequal. Default: equal.")] = None,
+        local: Annotated[bool, typer.Option("--local", help="Trust nobody: each device adds all of the noise.")] = False,
+        shape: Annotated[str | None, typer.Option(metavar="C,H,W", help="Shape of images: channels (1 grey, 3 colour), height, width. Default: 1,28,28; with filters 1,8,8.")] = None,
+        data: Annotated[str | None, typer.Option(metavar="FOLDER|NAME", help="Public images to measure on: class folders, or a data set.")] = None,
+        data_dir: Annotated[Path | None, typer.Option(help="Folder with the files of the data sets.")] = None,
+        out: Annotated[Path | None, typer.Option(metavar="TASK.toml", help="Also write a task file to this path.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
     ) -> None:  # fmt: skip
         import json
@@ -60,7 +59,7 @@ def register(app: typer.Typer) -> None:
         from rich.console import Console
         from rich.markup import escape
 
-        from hushfleet.aggregator.observe.progress import shown
+        from hushfleet.aggregator.observe.progress import show_progress
         from hushfleet.aggregator.planning.advice import Advice, Question
         from hushfleet.firmware_profiles import load_board
         from hushfleet.simulator.studies.plan.needs import BoardCosts, needs
@@ -84,7 +83,7 @@ def register(app: typer.Typer) -> None:
             if data is not None:
                 from hushfleet.simulator.studies.plan.own_images import measured_table, own_images
 
-                with shown(Console(stderr=True, highlight=False)):
+                with show_progress(Console(stderr=True, highlight=False)):
                     own = own_images(data, asked.input_shape, data_dir=data_dir)
                     asked = replace(asked, classes=own.classes, shape=own.train.images.shape[1:])
                     table = measured_table(asked, own)

@@ -14,7 +14,7 @@ from hushfleet.privacy.accounting.epsilon import epsilon, noise_multiplier_for
 from hushfleet.privacy.accounting.step import Step
 from hushfleet.privacy.ring import least_bits
 from hushfleet.secure.committee import committee_rule
-from hushfleet.secure.field import PRIMES
+from hushfleet.secure.prime_field import PRIMES
 
 HEADER_BYTES = 400  # signature, header and messages around an update or an answer
 ROSTER_BYTES = 48  # a device in the roster: its name and its key

@@ -13,7 +13,7 @@ from hushfleet.aggregator.planning.advice import BETWEEN_DATA, Advice, Answer, Q
 from hushfleet.aggregator.results.report.readable import percent, size
 from hushfleet.privacy.protection import protection
 from hushfleet.simulator.studies.plan.needs import BoardCosts, Needs
-from hushfleet.simulator.units import shown_time
+from hushfleet.simulator.units import format_seconds
 
 _STYLES: dict[Answer, str] = {"yes": "bold green", "no": "bold red", "perhaps": "bold yellow"}
 
@@ -108,8 +108,8 @@ def _costs(needed: Needs) -> dict[str, str]:
 
 def _boards(needed: Needs, boards: list[BoardCosts]) -> dict[str, str]:
     return {
-        f"work on {each.board}": f"{shown_time(each.features_s + needed.rounds * each.round_s)} and "
-        f"{each.features_wh + needed.rounds * each.round_wh:.2g} Wh in all: features {shown_time(each.features_s)}, a "
-        f"round {shown_time(each.round_s)} and {1000 * each.round_wh:.2g} mWh"
+        f"work on {each.board}": f"{format_seconds(each.features_s + needed.rounds * each.round_s)} and "
+        f"{each.features_wh + needed.rounds * each.round_wh:.2g} Wh in all: features "
+        f"{format_seconds(each.features_s)}, a round {format_seconds(each.round_s)} and {1000 * each.round_wh:.2g} mWh"
         for each in boards
     }

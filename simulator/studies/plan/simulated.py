@@ -24,7 +24,7 @@ from hushfleet.methods.server import ClosedRound
 from hushfleet.model.own_head import PRIOR, WEIGHT, inputs_of_own, own_head_of, own_logits
 from hushfleet.models.features.whitening import unit_with_bias
 from hushfleet.params import ParamLayout
-from hushfleet.simulator.engines.fast.alone_on_features import said_alone
+from hushfleet.simulator.engines.fast.alone_on_features import predict_alone
 
 STEPS, RATE = 5, 16.0  # of a device's gradient descent in a round
 JUDGED = 12  # devices of a fleet that are compared with training alone
@@ -165,7 +165,7 @@ class SimulatedFleet:
     def _alone(self) -> np.ndarray:
         """Accuracy by class of each way to learn alone, `[ways, devices, C]`."""
         train = [_samples(x, y) for x, y in zip(self.judged.x, self.judged.y, strict=True)]
-        said = [list(said_alone(each, [self._test], classes=self.images.classes)[0].values()) for each in train]
+        said = [list(predict_alone(each, [self._test], classes=self.images.classes)[0].values()) for each in train]
         return self.images.by_class(np.array(said).swapaxes(0, 1))
 
     @cached_property

@@ -15,7 +15,7 @@ FAILED = 1
 OUT, RUNS = Path("runs/reproduce"), Path("runs/reproduce-cells")
 PAGE = Path("docs/reproduction.md")
 
-HELP = """Reproduce a paper's table: its cells are run here, and stand beside the paper's own numbers.
+HELP = """Run the cells of a paper's table, and show them beside the paper's own numbers.
 
 Finished cells are kept in OUT/cells and never run again; an interrupted one goes on where it stopped. Published cells
 in --results are taken too. The table is also in OUT/PAPER/TABLE.json, and as a figure in TABLE.svg.
@@ -37,23 +37,23 @@ class ReproduceOptions:
     """Which cells of a paper are run, and how."""
 
     # fmt: off
-    list_all: Annotated[bool, Option("--list", help="All tables and figures: cells, the time that they took, what is missing.")] = False
+    list_all: Annotated[bool, Option("--list", help="List all tables and figures with their cells, run times and gaps.")] = False
     table: Annotated[str | None, Option(help="Number of the table in the paper.")] = None
     figure: Annotated[str | None, Option(help="Number of a figure instead.")] = None
     dataset: Annotated[list[str] | None, Option(help="Only this row group; may be repeated.")] = None
     method: Annotated[list[str] | None, Option(help="Only this row; may be repeated.")] = None
     column: Annotated[list[str] | None, Option(help="Only this column; may be repeated.")] = None
     reading: Annotated[list[str] | None, Option(help="Only this reading of the paper; may be repeated.")] = None
-    seeds: Annotated[int, Option(min=1, help="Seeds 0, 1, ...")] = 3
+    seeds: Annotated[int, Option(min=1, help="Number of seeds: 0, 1, ...")] = 3
     quick: Annotated[bool, Option("--quick", help="Fewer rounds and less data; labelled so, and never mixed with the others.")] = False
     data_dir: DataDir = None
     whole_page: Annotated[bool, Option("--report", help="Write the page of all published cells: --out, by default docs/reproduction.md.")] = False
     out: Annotated[Path | None, Option(help="Folder of cells and reports; default: runs/reproduce.")] = None
-    results: Annotated[Path, Option(help="Published cells, which count as finished.")] = Path("docs/results")
-    runs: Annotated[Path, Option(help="Folder of cells while they run.")] = RUNS
-    jobs: Annotated[int, Option(min=0, help="Cells at a time; 0: by cores and free memory. They share all cores.")] = 0
-    max_cells: Annotated[int | None, Option(min=0, help="Run at most so many; 0 only makes the report.")] = None
-    runtime: Annotated[str, Option(help="Instead of the quickest here.")] = ""
+    results: Annotated[Path, Option(help="Folder of published cells, which count as finished.")] = Path("docs/results")
+    runs: Annotated[Path, Option(help="Folder of running cells.")] = RUNS
+    jobs: Annotated[int, Option(min=0, help="Number of parallel cells; 0: by cores and free memory.")] = 0
+    max_cells: Annotated[int | None, Option(min=0, help="Largest number of cells to run; 0 only makes the report.")] = None
+    runtime: Annotated[str, Option(help="Runtime that computes gradients; default: the quickest here.")] = ""
     show_task: Annotated[bool, Option("--show-task", help="Print the first cell's task file and stop.")] = False
     # fmt: on
 
@@ -64,7 +64,7 @@ def register(app: typer.Typer) -> None:
 
 @with_options
 def _reproduce(
-    options: ReproduceOptions, paper: Annotated[str | None, typer.Argument(help="See --list.")] = None
+    options: ReproduceOptions, paper: Annotated[str | None, typer.Argument(help="Paper, as in --list.")] = None
 ) -> None:
     import json
     import shlex
@@ -119,10 +119,10 @@ def _reproduce(
         return
     from hushfleet.simulator.command import interrupted
     from hushfleet.simulator.studies.reproduce import table as tables
-    from hushfleet.simulator.studies.reproduce.command import report, shown_cells, to_run, under_way
+    from hushfleet.simulator.studies.reproduce.command import report, show_cells, to_run, under_way
     from hushfleet.simulator.studies.reproduce.kept import Kept
     from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
-    from hushfleet.simulator.units import shown_time
+    from hushfleet.simulator.units import format_seconds
 
     kept = Kept(out, options.results)
     missing = missing_data({cell.data_set for cell in cells}, options.data_dir)
@@ -132,7 +132,7 @@ def _reproduce(
     waiting = to_run(cells, kept, missing)[: options.max_cells]
     try:
         shares = Shares.of(len(waiting), asked=options.jobs)
-        with shown_cells(waiting, shares.jobs, console) as work:
+        with show_cells(waiting, shares.jobs, console) as work:
             outcomes = run_cells(
                 waiting,
                 kept,
@@ -149,13 +149,13 @@ def _reproduce(
                 else:
                     value = outcome.value(cell.metric, recipe.window, cell.round)
                     reached = "not measured" if value is None else f"{100 * value:.2f} %"
-                    words = f"{escape(cell.label)}: {reached} after {shown_time(outcome.seconds)}"
+                    words = f"{escape(cell.label)}: {reached} after {format_seconds(outcome.seconds)}"
                 work.count()
                 console.print(words, highlight=False)
     except KeyboardInterrupt:
         raise interrupted(console, shlex.join(["hushfleet", *sys.argv[1:]])) from None
     finally:
-        progress = tables.Progress(kept, missing, failures)
+        progress = tables.CellProgress(kept, missing, failures)
         report(tables.make_table(recipe, cells, progress, quick=options.quick), out, console)
     if failures:
         raise typer.Exit(FAILED)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from hushfleet.aggregator.observe.progress import shown
+from hushfleet.aggregator.observe.progress import show_progress
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.progress import Work, doing
 from hushfleet.simulator.studies.reproduce import table as tables
@@ -32,7 +32,7 @@ def to_run(cells: Sequence[Cell], kept: Kept, missing: Mapping[str, str]) -> lis
 
 
 @contextmanager
-def shown_cells(waiting: Sequence[Cell], jobs: int, console: Console) -> Iterator[Work]:
+def show_cells(waiting: Sequence[Cell], jobs: int, console: Console) -> Iterator[Work]:
     """Shows how many cells have ended, and the time that is left where all are of one kind, a row of a group.
 
     :param jobs: how many run at a time.
@@ -40,7 +40,7 @@ def shown_cells(waiting: Sequence[Cell], jobs: int, console: Console) -> Iterato
     kinds = {(cell.group.id, cell.row.id) for cell in waiting}
     if waiting:
         console.print(f"{len(waiting)} cells to run, {jobs} at a time", highlight=False)
-    with shown(console), doing("cells", total=len(waiting), alike=len(kinds) == 1) as work:
+    with show_progress(console), doing("cells", total=len(waiting), alike=len(kinds) == 1) as work:
         yield work
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from hushfleet.simulator.studies.reproduce.cells import cells_of, missing_data
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes
-from hushfleet.simulator.units import shown_time
+from hushfleet.simulator.units import format_seconds
 
 _REASON_LENGTH = 100
 
@@ -53,7 +53,7 @@ def _line(recipe: Recipe, kept: Kept, options: ReproduceOptions) -> Iterator[str
     of_each_seed = {(cell.place, cell.reading and cell.reading.id): cell for cell in left}
     lacking += [_short(cell.open) for cell in of_each_seed.values() if cell.open]
     yield f"{len(finished)}/{len(cells)}"
-    yield shown_time(sum(one.seconds for one in finished)) if finished else ""
+    yield format_seconds(sum(one.seconds for one in finished)) if finished else ""
     yield "; ".join(dict.fromkeys(lacking))
 
 

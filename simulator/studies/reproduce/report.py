@@ -28,8 +28,8 @@ from hushfleet.simulator.studies.reproduce.recipe import (
     paper_names,
 )
 from hushfleet.simulator.studies.reproduce.show import epsilons
-from hushfleet.simulator.studies.reproduce.table import Block, PaperTable, Progress, make_table
-from hushfleet.simulator.studies.reproduce.verdict import LEAD, NEAR, RULE, Verdict, verdict
+from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table
+from hushfleet.simulator.studies.reproduce.verdict import LEAD, NEAR, RULE, PlaceVerdict, verdict
 
 FIGURES = "figures"
 _MEASURED = {
@@ -71,7 +71,7 @@ training, **next models** after aggregation; own labels are test images with a d
 """
 
 
-class Report:
+class ReproductionReport:
     """The page.
 
     :param text: in Markdown.
@@ -164,7 +164,7 @@ class Report:
         return {where: [each for each in lines if each[1].row != without] for where, lines in columns.items()}
 
     def _made(self, recipe: Recipe) -> PaperTable:
-        return make_table(recipe, self._evidence.finished(recipe), Progress(self._evidence.kept), quick=False)
+        return make_table(recipe, self._evidence.finished(recipe), CellProgress(self._evidence.kept), quick=False)
 
     def _each_run_once(self, recipe: Recipe, places: Sequence[_Judged]) -> list[_Judged]:
         """Readings that do not touch a run, such as one without noise, share the first one's lines.
@@ -266,9 +266,9 @@ class Report:
         return filled
 
 
-def write_report(kept: Kept, page: Path) -> Report:
+def write_report(kept: Kept, page: Path) -> ReproductionReport:
     """Writes the page, and its figures into `figures/` beside it. Raises `BadInput`, `StoreError`."""
-    report = Report(Evidence(kept, paper_names()))
+    report = ReproductionReport(Evidence(kept, paper_names()))
     (page.parent / FIGURES).mkdir(parents=True, exist_ok=True)
     for name, table in report.tables.items():
         draw(table, page.parent / FIGURES / name)
@@ -291,7 +291,7 @@ class _Judged(NamedTuple):
 
     block: Block
     place: Any
-    verdict: Verdict | None
+    verdict: PlaceVerdict | None
     beside: int
 
 

@@ -31,7 +31,7 @@ def print_table(console: Console, table: PaperTable, paper: str) -> None:
         console.print(_fitting(block, console))
         small = [measured_as(recipe, block.metric), *(f"order at {words}" for words in _orders(block))]
         console.print(Text("\n".join(f"  {words}" for words in small), style=_SMALL))
-    notes = [raw] if (raw := raw_words(table.places)) else []
+    notes = [raw] if (raw := explain_raw(table.places)) else []
     reasons = table.places[~table.places.open.isin(["", NOT_RUN])]
     for reason, places in reasons.groupby("open", sort=False):
         notes.append(f"open ({', '.join(sorted(set(places.row)))}): {reason}")
@@ -42,7 +42,7 @@ def print_table(console: Console, table: PaperTable, paper: str) -> None:
 
 def _fitting(block: Block, console: Console) -> Table:
     """The columns for which there is room: what follows from others, or from a column's name, is left out first."""
-    lines = [_words(line) for line in block.places.itertuples()]
+    lines = [_table_row(line) for line in block.places.itertuples()]
     filled = [place for place in range(len(_HEAD)) if any(words[place] for words in lines)]
     for left_out in ((), ("difference",), ("difference", "paper's ε")):
         kept = [place for place in filled if _HEAD[place] not in left_out]
@@ -58,7 +58,7 @@ def _fitting(block: Block, console: Console) -> Table:
     return shown
 
 
-def _words(place: Any) -> list[Text]:
+def _table_row(place: Any) -> list[Text]:
     """A line of the table; see `_HEAD`."""
     known = place.ours == place.ours
     spread = f" ± {place.spread:.2f}" if place.spread == place.spread else ""
@@ -91,7 +91,7 @@ def epsilons(place: Any) -> tuple[str, str]:
     return server, release
 
 
-def raw_words(places: pd.DataFrame) -> str:
+def explain_raw(places: pd.DataFrame) -> str:
     """Why some epsilons are infinite, or nothing."""
     raw = dict.fromkeys(words for several in places.raw_values for words in several)
     if not raw:

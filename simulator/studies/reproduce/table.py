@@ -110,7 +110,7 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
-class Progress:
+class CellProgress:
     """The state of the cells.
 
     :param missing: why a data set cannot be had, by name.
@@ -127,7 +127,7 @@ class Progress:
         return cell.open or self.missing.get(cell.data_set) or NOT_RUN
 
 
-def make_table(recipe: Recipe, cells: Sequence[Cell], progress: Progress, *, quick: bool) -> PaperTable:
+def make_table(recipe: Recipe, cells: Sequence[Cell], progress: CellProgress, *, quick: bool) -> PaperTable:
     """The table of these cells."""
     blocks = []
     for group in recipe.groups:
@@ -138,7 +138,9 @@ def make_table(recipe: Recipe, cells: Sequence[Cell], progress: Progress, *, qui
     return PaperTable(recipe, quick, tuple(_labels(recipe, cells, progress.kept, quick=quick)), tuple(blocks))
 
 
-def _block(recipe: Recipe, group: RowGroup, reading: Axis | None, cells: Sequence[Cell], progress: Progress) -> Block:
+def _block(
+    recipe: Recipe, group: RowGroup, reading: Axis | None, cells: Sequence[Cell], progress: CellProgress
+) -> Block:
     columns = _columns(recipe, group, cells)
     runs = pd.DataFrame([line for cell in cells for line in _runs(cell, columns, progress)])
     order = {"row": [row.id for row in recipe.rows], "column": [column.id for column in columns]}
@@ -167,7 +169,7 @@ def _columns(recipe: Recipe, group: RowGroup, cells: Sequence[Cell]) -> list[Tab
     return list(printed.values())
 
 
-def _runs(cell: Cell, columns: Sequence[TableColumn], progress: Progress) -> Iterator[dict[str, Any]]:
+def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) -> Iterator[dict[str, Any]]:
     """A cell, in each column that it stands in."""
     recipe, one = cell.recipe, progress.kept.of(cell)
     for column in columns if cell.column is None else (cell.column,):

@@ -27,7 +27,7 @@ RULE = f"""
 """
 
 
-class Verdict(NamedTuple):
+class PlaceVerdict(NamedTuple):
     """:param because: what misses "reproduced", in words; empty where only the order counts, and is right."""
 
     word: Literal["reproduced", "order only", "not"]
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
         return f"{self.word}: {self.because}" if self.because else self.word
 
 
-def verdict(place: Any, column: Sequence[Any], *, only_order: bool, other_data: bool = False) -> Verdict | None:
+def verdict(place: Any, column: Sequence[Any], *, only_order: bool, other_data: bool = False) -> PlaceVerdict | None:
     """Judges one line of `Block.places`; None where it is open.
 
     :param column: all lines of its column, with `paper` and `ours` in percent, NaN where there is none. Of lines with
@@ -61,22 +61,22 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool, other_data: 
     misled = [lead for lead in leads if lead[1] > 0 and abs(lead[2] - lead[1]) > max(LEAD[0], LEAD[1] * lead[1])]
     near = abs(off) <= max(NEAR, 2 * error)
     if near and not misled and not only_order:
-        return Verdict("reproduced")
+        return PlaceVerdict("reproduced")
     apart = [lead for lead in leads if lead[1] != 0]
     wrong = [f"{'below' if paper > 0 else 'above'} {method}" for method, paper, ours in apart if paper * ours <= 0]
     if wrong:
-        return Verdict("not", wrong[0])
+        return PlaceVerdict("not", wrong[0])
     if abs(place.ours - place.chance) <= NEAR:
-        return Verdict("not", "chance")
+        return PlaceVerdict("not", "chance")
     if abs(off) > FAR and not other_data:
-        return Verdict("not", f"{off:+.1f}")
+        return PlaceVerdict("not", f"{off:+.1f}")
     word: Literal["order only", "not"] = "order only" if apart else "not"
     if only_order:
-        return Verdict(word)
+        return PlaceVerdict(word)
     if not near:
-        return Verdict(word, f"{off:+.1f}")
+        return PlaceVerdict(word, f"{off:+.1f}")
     method, paper, ours = max(misled, key=lambda lead: abs(lead[2] - lead[1]))
-    return Verdict(word, f"{ours:.1f} above {method}, printed {paper:.1f}")
+    return PlaceVerdict(word, f"{ours:.1f} above {method}, printed {paper:.1f}")
 
 
 def _lead(place: Any, other: Any) -> float:

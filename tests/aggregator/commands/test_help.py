@@ -31,7 +31,7 @@ def shown() -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(COLUMNS))
         whole = APPLICATION.get_help(APPLICATION.make_context("hushfleet", ["--"], resilient_parsing=True))
-        every = (load_command(name) for name in NAMES if name != "client")
+        every = (load_command(name) for name in NAMES)
         return {
             "hushfleet": whole,
             **{name: text for each in every for name, text in helps(each, f"hushfleet {each.name}")},

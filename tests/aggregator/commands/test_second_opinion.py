@@ -42,18 +42,18 @@ def test_a_charge_that_is_wrong_is_told_either_way(wrong: float) -> None:
         charged = wrong * epsilon(history, delta=delta, accountant=accountant)
         found = second_opinion(history, delta=delta, charged=charged, accountant=accountant)
         assert found.differs
-        assert f"{charged:.4g} is charged ({accountant})" in found.words
-        assert f"{found.rdp:.4g}" in found.words
-        assert "differ by more than 1%" in found.words
+        assert f"{charged:.4g} is charged ({accountant})" in found.text
+        assert f"{found.rdp:.4g}" in found.text
+        assert "differ by more than 1%" in found.text
 
 
 def test_where_opacus_has_no_number_it_is_said() -> None:
     loud = [Step(0.05, 0.5, 3000)]
     found = second_opinion(loud, delta=1e-5, charged=epsilon(loud, delta=1e-5))
     assert (found.prv, found.differs) == (None, False)
-    assert "PRV: none above 500" in found.words
+    assert "PRV: none above 500" in found.text
     far = [Step(1.0, 0.01, 3000)]
-    assert "PRV: none (Floating point errors" in second_opinion(far, delta=1e-15, charged=6.77).words
+    assert "PRV: none (Floating point errors" in second_opinion(far, delta=1e-15, charged=6.77).text
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 import hushfleet
-from hushfleet.aggregator.config.sections import OWN_DATA, DataSet, Partition
+from hushfleet.aggregator.config.sections import OWN_DATA, DataSetName, Partition
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.data.partition import KINDS
 from hushfleet.data.sets import load, set_names
@@ -86,7 +86,7 @@ def test_a_task_of_secure_sums_is_completed() -> None:
         ({"privacy": {"honest_fraction": 0.05}}, "may have no honest one"),
         ({"round": {"min_updates": 101}}, "a round has 100 devices"),
         ({"method": {"name": "fedglp-adp"}}, "a mask of its own"),
-        ({"round": {"rounds": 10_001}}, "with secure sums 10000 at most"),
+        ({"round": {"rounds": 10_001}}, "secure sums allow at most 10000"),
     ],
 )
 def test_what_does_not_go_with_secure_sums(sections: dict[str, Any], reason: str) -> None:
@@ -95,7 +95,7 @@ def test_what_does_not_go_with_secure_sums(sections: dict[str, Any], reason: str
 
 
 def test_masked_values_belong_to_secure_sums() -> None:
-    with pytest.raises(BadInput, match=r'belongs to privacy\.accounting = "secure"'):
+    with pytest.raises(BadInput, match=r'needs privacy\.accounting = "secure"'):
         task(wire={"codec": "masked"})
 
 
@@ -195,7 +195,7 @@ def test_what_the_hush_examples_say_about_secure_sums() -> None:
 
 
 def test_lists_of_names_are_those_of_the_data_package() -> None:
-    assert set(get_args(DataSet)) == {*set_names(), *OWN_DATA}
+    assert set(get_args(DataSetName)) == {*set_names(), *OWN_DATA}
     assert set(get_args(Partition)) == {*KINDS, "given"}
 
 
@@ -330,7 +330,7 @@ def test_every_method_runs_strict(name: str) -> None:
         ({"data": {"test_fraction": 1}}, "data.test_fraction = 1: .*< 1"),
         ({"data": {"name": "folder", "class_names": ["a", "b"]}}, "data: name = 'folder' needs class_names"),
         ({"data": {"name": "folder", "input_shape": [3, 32, 32]}}, "data: name = 'folder' needs class_names"),
-        ({"data": {"path": "images"}}, "data: path belongs to your own data"),
+        ({"data": {"path": "images"}}, "data: path is for your own data alone"),
         ({"wire": {"step": 17}}, "wire.step = 17: must be in .0, 16."),
         ({"wire": {"step": 1e-40}}, "wire.step = 1e-40: must be in .0, 16., and at least 1e-9"),
         ({"wire": {"codec": "one-bit"}, "privacy": {"noise_multiplier": 0}}, 'wire.codec = "one-bit" sends signs'),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.aggregator.fleet import rollout as rollout_module
-from hushfleet.aggregator.fleet.cards import Target, build_release, release_for
+from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, release_for
 from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release, releases
@@ -133,7 +133,7 @@ def test_the_newest_release_is_the_one_with_the_highest_numbers(desk: Desk, tmp_
         add_release(desk.folder, desk.registry, release(tmp_path, version))
     assert [each.version for each in releases(desk.registry)] == ["2.10.0", "2.9.1", "2.9.0", "2.0"]
     assert begin(desk.registry, None, now=NOW).version == "2.10.0"
-    newest = release_for(desk.registry, Target("3.13", "aarch64"))
+    newest = release_for(desk.registry, ReleasePlatform("3.13", "aarch64"))
     assert newest is not None
     assert newest.version == "2.10.0"
 
@@ -143,7 +143,7 @@ def test_a_permission_to_go_back_has_a_higher_number_than_all_before(
 ) -> None:
     monkeypatch.setattr(bundle, "fetch_wheels", lambda *_, **__: [])
     adopt(desk.folder, load(desk.folder.release_key))
-    target = Target("3.13", "aarch64")
+    target = ReleasePlatform("3.13", "aarch64")
 
     def made(version: str, downgrade_from: Sequence[str] = ()) -> Manifest:
         out = build_release(desk.folder, desk.registry, target, version=version, downgrade_from=downgrade_from)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hushfleet.aggregator.fleet.folder import FleetFolder
-from hushfleet.aggregator.fleet.processes import Child, brokers_of, started
+from hushfleet.aggregator.fleet.processes import FleetProcess, brokers_of, started
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import trust
 from hushfleet.aggregator.fleet.releases import add_release
@@ -189,7 +189,7 @@ def test_board_broker_and_service_are_killed_at_each_step_and_the_update_goes_on
     adopt(folder, releases.key)
     board = emulated(folder, tmp_path / "board", "greenhouse-01", releases)
     main = [sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()"]
-    service = Child("the service", [*main, "fleet", "serve", str(folder.path)], folder.logs / "service.log")
+    service = FleetProcess("the service", [*main, "fleet", "serve", str(folder.path)], folder.logs / "service.log")
     steps = {
         "fetching": lambda: any((board.state_dir / "incoming").glob("*.part")),
         "handed over": lambda: (board.state_dir / "update.json").exists(),

@@ -173,7 +173,7 @@ def test_a_list_that_was_changed_after_it_was_signed_is_refused(two: Two) -> Non
     data = bytearray(signed.read_bytes())
     data[data.index(b"plant-1") + 6] = ord("7")
     signed.write_bytes(bytes(data))
-    with pytest.raises(BadInput, match=r"no roster that the operator of .* has signed"):
+    with pytest.raises(BadInput, match=r"the operator of .* has not signed this roster"):
         two.take(signed)
     unsigned = two.folder.path / "list"
     with pytest.raises(BadInput, match="not signed by the operator"):

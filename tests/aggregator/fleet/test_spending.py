@@ -14,7 +14,7 @@ from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView, RunView
-from hushfleet.aggregator.results.report.readable import lifetime_words, number
+from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
@@ -75,7 +75,7 @@ def test_a_report_says_what_boards_have_spent_in_all(
         assert row.lifetime.exchange_server == pytest.approx(spent_in(6, "exchange"))
         assert row.lifetime.exchange_server > 2 * own
         assert row.lifetime.delta == DELTA
-    said = lifetime_words(lifetimes["board-1"])
+    said = format_lifetime(lifetimes["board-1"])
     assert said.startswith(
         f"epsilon_server {number(spent_in(6))} (exchange {number(spent_in(6, 'exchange'))}) over all"
     )

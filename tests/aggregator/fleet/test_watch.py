@@ -20,7 +20,7 @@ from hushfleet.aggregator.fleet import descriptions, spending
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.page.render import render_parts
-from hushfleet.aggregator.fleet.processes import Child
+from hushfleet.aggregator.fleet.processes import FleetProcess
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processes
@@ -28,7 +28,7 @@ from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.report.readable import lifetime_words, number
+from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import Charge
@@ -200,7 +200,7 @@ def test_a_finished_task_is_no_fault() -> None:
 def test_a_process_that_has_done_its_work_is_no_fault(
     code: int, level: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    child = Child("it", ["sh", "-c", f"exit {code}"], None, when_done="all is done")
+    child = FleetProcess("it", ["sh", "-c", f"exit {code}"], None, when_done="all is done")
     child.start()
     assert child.process is not None
     child.process.wait()
@@ -324,7 +324,7 @@ def test_terminal_and_json_say_first_what_was_spent_in_all(desk: Desk) -> None:
     assert view.to_json()["lifetime"] == {"epsilon_server": most, "exchange_server": exchange, "delta": 1e-5}
     shown = io.StringIO()
     Console(file=shown, width=400).print(table(view, details=True))
-    said = lifetime_words(view.lifetime)
+    said = format_lifetime(view.lifetime)
     assert shown.getvalue().index(said) < shown.getvalue().index("in this task, per device")
 
 

@@ -122,8 +122,8 @@ def test_the_difference_is_coded_no_coarser_than_the_least_noise_that_an_aggrega
     ("changes", "words"),
     [
         ({"method": "dp-fedsim", "aggregation": "median"}, "method.msa = false"),
-        ({"aggregation": "trimmed-mean"}, "trim belongs"),
-        ({"aggregation": "median", "trim": 0.1}, "trim belongs"),
+        ({"aggregation": "trimmed-mean"}, "trim and aggregation"),
+        ({"aggregation": "median", "trim": 0.1}, "trim and aggregation"),
         ({"aggregation": "trimmed-mean", "trim": 0.5}, "< 0.5"),
     ],
 )

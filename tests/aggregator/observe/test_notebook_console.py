@@ -12,7 +12,7 @@ from rich.console import Console
 from hushfleet.aggregator.observe import notebook
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.notebook import NotebookConsole, run_console
-from hushfleet.aggregator.observe.progress import shown
+from hushfleet.aggregator.observe.progress import show_progress
 from hushfleet.progress import doing
 
 
@@ -33,12 +33,12 @@ def test_all_of_a_run_is_one_display() -> None:
     with capture_output() as seen:
         console = NotebookConsole()
         console.print("gradients by onnx", style="bright_black", highlight=False)
-        with shown(console), doing("reading digits"):
+        with show_progress(console), doing("reading digits"):
             console.print("a word meanwhile")
         with FleetDisplay(console=console) as display:
             for event in events(12):
                 display.apply(event)
-        with shown(console), doing("training alone"):
+        with show_progress(console), doing("training alone"):
             pass
         console.print("a note")
     first, *others = [vars(each) for each in seen.outputs]

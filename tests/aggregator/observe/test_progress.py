@@ -71,7 +71,10 @@ def test_work_in_work_is_said_from_the_outside_in_and_ends_with_its_context() ->
 def test_long_work_is_shown_in_a_pipe_and_on_a_terminal(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 0.01)
     out = io.StringIO()
-    with progress.shown(Console(file=out, force_terminal=terminal, width=100)), doing("exporting", total=4) as work:
+    with (
+        progress.show_progress(Console(file=out, force_terminal=terminal, width=100)),
+        doing("exporting", total=4) as work,
+    ):
         work.done = 1
         while "exporting: 1 of 4" not in out.getvalue():  # pytest's own time limit ends a silent one
             time.sleep(0.01)

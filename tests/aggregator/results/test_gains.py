@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hushfleet.aggregator.results.gains import Comparison, Gain, chance, common_test, own_data, worse_than_alone
+from hushfleet.aggregator.results.gains import Gain, MeanAccuracies, chance, common_test, own_data, worse_than_alone
 from hushfleet.aggregator.results.report.readable import gained
 from hushfleet.aggregator.results.report.verdict import answer, judge, own_head_answer, trade_answer, trust_answer
 from hushfleet.aggregator.results.result import OwnHead, Result
@@ -98,7 +98,7 @@ def test_the_verdict_is_one_rule(
     federated: float | None, chance: float | None, images: int, gains: tuple[float, ...], verdict: str | None
 ) -> None:
     alone = None if federated is None or not gains else federated - sum(gains) / len(gains)
-    assert Comparison(federated, alone, gains, chance, images).verdict == verdict
+    assert MeanAccuracies(federated, alone, gains, chance, images).verdict == verdict
 
 
 def test_a_model_at_chance_has_learned_nothing_whatever_it_gained() -> None:

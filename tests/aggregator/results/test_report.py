@@ -18,7 +18,7 @@ import pytest
 from hushfleet.aggregator.commands.main import load_command
 from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
-from hushfleet.aggregator.results.report.page import Cell, Plot, Prose, Section, Table, label, page, plotly_script
+from hushfleet.aggregator.results.report.page import PageCell, Plot, Prose, Section, Table, label, page, plotly_script
 from hushfleet.aggregator.results.report.readable import number, percent_up, points, size
 from hushfleet.aggregator.results.report.verdict import (
     answer,
@@ -399,7 +399,7 @@ def test_a_logarithmic_axis_has_round_ticks() -> None:
 
 
 def test_a_page_of_ones_own() -> None:
-    cells = [("a", Cell("+1", "better")), ("b", "2")]
+    cells = [("a", PageCell("+1", "better")), ("b", "2")]
     section = Section("one", "One", "lead", [Table(("x", "y"), cells, folded="more")])
     html = page("A & b", [section], tiles=[("3", "of 4")])
     assert '<td class="better">+1</td>' in html

@@ -28,11 +28,11 @@ from hushfleet.aggregator.results.report.timeline import (
     time_unit,
     timeline_section,
 )
-from hushfleet.aggregator.results.report.timeline_words import (
+from hushfleet.aggregator.results.report.timeline_text import (
     OUTCOME_STATES,
-    in_words,
+    describe_timeline,
+    describe_worst,
     is_long_away,
-    worst_in_words,
     worst_round,
 )
 from hushfleet.aggregator.results.result import Result
@@ -238,16 +238,16 @@ def test_the_time_of_a_round_by_board() -> None:
 
 def test_in_words() -> None:
     timeline = plain(["aala", "ax-a", "d..r", "----"], timed=True)
-    assert in_words(timeline) == (
+    assert describe_timeline(timeline) == (
         "Of 9 updates that were asked for, 1 came too late, 1 was declined, 1 was refused and 1 was lost with its "
         "device; 1 device was away for more than a round."
     )
-    assert in_words(plain(["aa", "aa"])) == "All 4 updates that were asked for came in time."
+    assert describe_timeline(plain(["aa", "aa"])) == "All 4 updates that were asked for came in time."
     paced = [
         row.model_copy(update={"median_s": 2.0, "slowest_tenth_s": slow})
         for row, slow in zip(timeline.rounds, (4.0, 6.0, 8.0, 40.0), strict=True)
     ]
-    told = in_words(timeline.model_copy(update={"rounds": paced}))
+    told = describe_timeline(timeline.model_copy(update={"rounds": paced}))
     assert told.startswith(
         "In the median round the slowest device needed 3 times as long as the median device (6 s against 2 s). Of 9 "
     )
@@ -261,12 +261,12 @@ def test_in_words() -> None:
 
 def test_the_worst_round_is_named_and_why() -> None:
     timeline = plain(["aala", "ax-a", "d..r", "----"], timed=True)
-    assert worst_in_words(timeline, {}) == "Round 1 went worst: of 3 that were asked, 1 declined."
+    assert describe_worst(timeline, {}) == "Round 1 went worst: of 3 that were asked, 1 declined."
     declined = plain(["adaa", "ada."])
-    told = worst_in_words(declined, {"budget": "8.1 of 8"})
+    told = describe_worst(declined, {"budget": "8.1 of 8"})
     assert told == "Round 2 went worst: of 2 that were asked, 2 declined (reasons in this run: budget)."
-    assert worst_in_words(plain(["aa", "aa"]), {}) == ""
-    assert worst_in_words(plain(["aa", "aa"], timed=True), {}).startswith("Round 1 took longest, 0.9 s")
+    assert describe_worst(plain(["aa", "aa"]), {}) == ""
+    assert describe_worst(plain(["aa", "aa"], timed=True), {}).startswith("Round 1 took longest, 0.9 s")
     assert told in section_of_details(declined, decline_reasons={"budget": "8.1 of 8"}).lead
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hushfleet.aggregator.results.events import EventLog
-from hushfleet.aggregator.results.tracking import Figures, Mlflow, TensorBoard, WeightsAndBiases, figures_of
+from hushfleet.aggregator.results.tracking import Mlflow, TensorBoard, TrackedFigures, WeightsAndBiases, figures_of
 from hushfleet.errors import BadInput
 
-FIGURES = [Figures(1, 100.0, {"loss": 2.0, "bytes/up": 10.0}), Figures(2, 101.0, {"loss": 1.5})]
+FIGURES = [TrackedFigures(1, 100.0, {"loss": 2.0, "bytes/up": 10.0}), TrackedFigures(2, 101.0, {"loss": 1.5})]
 
 
 def a_run(folder: Path, *, rounds: int = 2) -> Path:
@@ -106,11 +106,11 @@ def test_mlflow_without_a_server_says_what_to_set(tmp_path: Path, monkeypatch: p
 WANDB = """
 from pathlib import Path
 
-from hushfleet.aggregator.results.tracking import Figures, WeightsAndBiases
+from hushfleet.aggregator.results.tracking import TrackedFigures, WeightsAndBiases
 
 sink = WeightsAndBiases("hushfleet", "a-run", Path("out"))
-sink.write(Figures(1, 100.0, {"loss": 2.0, "bytes/up": 10.0}))
-sink.write(Figures(2, 101.0, {"loss": 1.5}))
+sink.write(TrackedFigures(1, 100.0, {"loss": 2.0, "bytes/up": 10.0}))
+sink.write(TrackedFigures(2, 101.0, {"loss": 1.5}))
 sink.close()
 """
 

@@ -11,13 +11,13 @@ import pytest
 import hushfleet as hf
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.rounds.policy import rises_no_more
-from hushfleet.aggregator.rounds.progress import Progress
+from hushfleet.aggregator.rounds.progress import TaskProgress
 from hushfleet.aggregator.rounds.round_events import finished_fields
 from hushfleet.errors import BadInput, StoreFull
 from hushfleet.model.evaluation import Evaluation
 
 
-def left_by(progress: Progress) -> tuple[Any, ...]:
+def left_by(progress: TaskProgress) -> tuple[Any, ...]:
     server = {name: array.tobytes() for name, array in progress.server_half.state.items()}
     offered = [each.digest for each in progress.model.differences.refs]
     return progress.closed_rounds, progress.model.digest, offered, progress.trained_on, server
@@ -28,7 +28,7 @@ def test_a_new_process_has_what_the_last_one_had(make_fleet: Callable[..., Any],
     fleet = make_fleet(method=method)
     for _ in range(2):
         fleet.run_round()
-        again = Progress(fleet.store, fleet.prepared)
+        again = TaskProgress(fleet.store, fleet.prepared)
         assert left_by(again) == left_by(fleet.engine._progress)
         np.testing.assert_array_equal(again.model.params, fleet.engine.global_params)
     assert again.closed_rounds == 2
@@ -112,7 +112,7 @@ def test_a_round_that_cannot_be_stored_changes_nothing_and_closes_later(
         patch.setattr(fleet.store, "close_round", full)
         with pytest.raises(StoreFull):
             fleet.engine.close()
-    assert left_by(fleet.engine._progress) == left_by(Progress(fleet.store, fleet.prepared)) == before
+    assert left_by(fleet.engine._progress) == left_by(TaskProgress(fleet.store, fleet.prepared)) == before
     fleet.engine.close()
     calm.engine.close()
     assert left_by(fleet.engine._progress) == left_by(calm.engine._progress)

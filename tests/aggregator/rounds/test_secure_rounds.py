@@ -13,7 +13,7 @@ import pytest
 
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.errors import BadInput, StoreError, StoreFull
-from hushfleet.secure.field import PRIMES, add_into
+from hushfleet.secure.prime_field import PRIMES, add_into
 from hushfleet.secure.roster import RosterContent
 from hushfleet.wire.format.identity import Identity
 from support.secure import SecureFleet

@@ -15,7 +15,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import StoreError
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, Published, TrainingConfig
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
-from hushfleet.methods.stages import Report
+from hushfleet.methods.stages import NumberReport
 from hushfleet.model.evaluation import Evaluation
 from hushfleet.params import ParamLayout
 
@@ -47,7 +47,7 @@ class Steered(ServerHalf):
 
 
 def parts(config: TrainingConfig, privacy: PrivacySpec, rounds: int) -> Method:
-    told = Report(2, "a sign", lambda context, update: (0.5 * (update[0] > 0), 0.5))
+    told = NumberReport(2, "a sign", lambda context, update: (0.5 * (update[0] > 0), 0.5))
     return Method(stages=(*CLIP_AND_NOISE, told), server=Steered(privacy.clip_norm))
 
 

@@ -15,7 +15,7 @@ import pytest
 from hushfleet.edge_client.board import accelerator
 from hushfleet.edge_client.board.accelerator import AcceleratedGradient, free_memory_bytes
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.status import status, told
+from hushfleet.edge_client.status import format_status, status
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs.session import GradientGraph
 from support.device import config, make_bench, package  # noqa: F401
@@ -67,7 +67,7 @@ def test_what_is_right_and_faster_is_used_and_kept(
     assert kept.reason == "in a trial the GPU took 0.33 times as long as the processor"
     report = status(bench.config, bench.store)
     assert report["accelerator"] == {"used": "cuda", "words": kept.reason}
-    assert f"computes    on the GPU: {kept.reason}" in told(report, details=True)
+    assert f"computes    on the GPU: {kept.reason}" in format_status(report, details=True)
 
     monkeypatch.setattr(accelerator, "nominal_seconds", seconds(gpu=9.0, cpu=3.0))
     bench.restart()

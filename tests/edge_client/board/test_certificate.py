@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hushfleet.edge_client.__main__ import main
-from hushfleet.edge_client.board.certificate import DAY_S, certificate_words
+from hushfleet.edge_client.board.certificate import DAY_S, describe_certificate
 from hushfleet.edge_client.board.config import DeviceConfig, FleetSection
 from hushfleet.errors import BadInput
 from support.certificates import BEGIN, END, a_certificate
@@ -31,7 +31,7 @@ def test_a_certificate_of_another_device_is_found_before_connecting(
 ) -> None:
     wrong = with_certificate(config, tmp_path, "greenhouse-02")
     with pytest.raises(BadInput, match=f"my certificate names greenhouse-02, I am {DEVICE}"):
-        certificate_words(wrong, now=MIDDLE)
+        describe_certificate(wrong, now=MIDDLE)
     file = tmp_path / "device.toml"
     file.write_text(
         f'[device]\nid = "{DEVICE}"\nstate_dir = "state"\n[broker]\nurl = "mqtts://localhost:1"\n'
@@ -49,7 +49,7 @@ def test_its_own_name_and_one_that_could_be_no_devices_are_fine(
     tmp_path: Path,
     name: str,
 ) -> None:
-    assert certificate_words(with_certificate(config, tmp_path, name), now=MIDDLE) is None
+    assert describe_certificate(with_certificate(config, tmp_path, name), now=MIDDLE) is None
 
 
 @pytest.mark.parametrize(
@@ -61,20 +61,22 @@ def test_its_own_name_and_one_that_could_be_no_devices_are_fine(
     ],
 )
 def test_its_dates_and_the_clock(config: DeviceConfig, tmp_path: Path, now: float, words: str) -> None:  # noqa: F811
-    assert words in (certificate_words(with_certificate(config, tmp_path, DEVICE), now=now) or "")
+    assert words in (describe_certificate(with_certificate(config, tmp_path, DEVICE), now=now) or "")
 
 
 def test_the_one_that_the_fleet_gave_or_none(config: DeviceConfig, tmp_path: Path) -> None:  # noqa: F811
-    assert certificate_words(config) is None
+    assert describe_certificate(config) is None
     in_fleet = replace(config, fleet=FleetSection("ab" * 32, "mqtts://localhost"))
-    assert certificate_words(in_fleet) is None
+    assert describe_certificate(in_fleet) is None
     state = Path(config.device.state_dir)
     state.mkdir()
     (state / "tls.pem").write_bytes(a_certificate("greenhouse-02"))
     with pytest.raises(BadInput, match=r"tls\.pem"):
-        certificate_words(in_fleet)
+        describe_certificate(in_fleet)
     (state / "tls.pem").write_text("nothing")
-    assert "cannot be read" in (certificate_words(in_fleet) or ""), "it is asked for again, where a stop needs a person"
+    assert "cannot be read" in (describe_certificate(in_fleet) or ""), (
+        "it is asked for again, where a stop needs a person"
+    )
     own = replace(in_fleet, broker=replace(config.broker, cert_file=str(state / "tls.pem"), key_file="key"))
     with pytest.raises(BadInput, match="cannot be read"):
-        certificate_words(own)
+        describe_certificate(own)

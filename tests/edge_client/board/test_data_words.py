@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hushfleet.edge_client.board.config import DataSection
-from hushfleet.edge_client.board.local_data import data_words
+from hushfleet.edge_client.board.config import OwnDataSection
+from hushfleet.edge_client.board.local_data import describe_data
 
 
 def made(folder: Path, *files: str) -> None:
@@ -39,5 +39,5 @@ def test_what_is_missing_is_said(tmp_path: Path, kind: str, path: str, held_out:
     (tmp_path / "linked" / "cat").mkdir(parents=True)
     (tmp_path / "linked" / "cat" / "disk").symlink_to(tmp_path / "images")
     held = None if held_out is None else str(tmp_path / held_out)
-    said = data_words(DataSection(kind, str(tmp_path / path), held))  # type: ignore[arg-type]
+    said = describe_data(OwnDataSection(kind, str(tmp_path / path), held))  # type: ignore[arg-type]
     assert said is None if words is None else re.search(words, said or "")

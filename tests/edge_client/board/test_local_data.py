@@ -18,7 +18,7 @@ from hushfleet import progress
 from hushfleet.config.spec import BlobRef, ModelSpec
 from hushfleet.data.csv_file import load_csv_set, read_csv
 from hushfleet.data.targets import Targets
-from hushfleet.edge_client.board.config import DataSection
+from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import DataUse, notes_in, read_data_use
 from hushfleet.errors import BadInput
@@ -34,7 +34,7 @@ def model() -> ModelSpec:
 
 
 def samples(kind: Any, path: Any, model: ModelSpec) -> Any:
-    return LocalData(DataSection(kind, str(path)), model).samples()
+    return LocalData(OwnDataSection(kind, str(path)), model).samples()
 
 
 def test_arrays_and_csv_of_the_same_values_are_the_same_samples(tmp_path, model):
@@ -148,7 +148,7 @@ def test_targets_that_do_not_fit_are_left_out_where_a_device_may_have_none(tmp_p
     y = [[0, 1], wrong, [1, 1]]
     np.savez(tmp_path / "d.npz", x=np.arange(6.0).reshape(3, 2), y=y)
     task = replace(numbers, targets=numbers.targets if loss == "squared" else Targets(loss))
-    section = DataSection("arrays", str(tmp_path / "d.npz"))
+    section = OwnDataSection("arrays", str(tmp_path / "d.npz"))
     found = LocalData(section, task, may_be_empty=True).samples()
     assert found.labels.tolist() == [[0, 1], [1, 1]]
 
@@ -156,7 +156,7 @@ def test_targets_that_do_not_fit_are_left_out_where_a_device_may_have_none(tmp_p
 def test_what_is_left_out_is_told_on_the_board(tmp_path, model, caplog):
     path, (note, _) = tmp_path / "d.npz", notes_in(tmp_path)
     np.savez(path, x=SERIES, y=["sit", "run", "walk", "sit"])
-    data = LocalData(DataSection("arrays", str(path)), model, may_be_empty=True, note=note)
+    data = LocalData(OwnDataSection("arrays", str(path)), model, may_be_empty=True, note=note)
     assert len(data.samples()) == 3
     why = "1: its label does not fit the task, as sample 1 (run)"
     assert read_data_use(tmp_path) == DataUse(3, 1, why, noise_alone=True)
@@ -184,7 +184,7 @@ def test_a_board_refuses_what_a_simulation_refuses(tmp_path, model):
         np.savez(tmp_path / "d.npz", x=x, y=y)
         with pytest.raises(BadInput, match=re.escape(said)):
             samples("arrays", tmp_path / "d.npz", model)
-        section = DataSection("arrays", str(tmp_path / "d.npz"))
+        section = OwnDataSection("arrays", str(tmp_path / "d.npz"))
         assert LocalData(section, model, may_be_empty=True).samples().labels.tolist() == [0, 1, 0]
 
 
@@ -198,7 +198,7 @@ def test_a_board_warns_of_row_numbers_and_takes_names_in_either_form(tmp_path, m
     (tmp_path / "d.csv").write_text("\n".join(["label,a,b,id,d,e,f", *rows]), encoding="utf-8")
     for kind, name in (("arrays", "number 2 (from 0) of a sample's values"), ("csv", "'id'")):
         for lenient in (False, True):
-            section = DataSection(kind, str(tmp_path / f"d.{'csv' if kind == 'csv' else 'npz'}"))
+            section = OwnDataSection(kind, str(tmp_path / f"d.{'csv' if kind == 'csv' else 'npz'}"))
             found = LocalData(section, task, may_be_empty=lenient).samples()
             assert found.labels.tolist() == [0, 1] * 10
             assert f"{name} has the whole numbers 0 to 19" in caplog.text
@@ -256,7 +256,7 @@ def test_data_that_have_become_unusable_are_refused_each_time(tmp_path, model):
     """And not replaced by those that were read before."""
     path = tmp_path / "d.npz"
     np.savez(path, x=SERIES, y=[0, 1, 1, 0])
-    data = LocalData(DataSection("arrays", str(path)), model)
+    data = LocalData(OwnDataSection("arrays", str(path)), model)
     assert len(data.samples()) == 4
     path.write_bytes(b"garbage")
     for _ in range(2):
@@ -305,7 +305,9 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def test_a_picture_in_another_class_is_another_sample(pictures: Path, model: ModelSpec) -> None:
-    data = LocalData(DataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,)))
+    data = LocalData(
+        OwnDataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,))
+    )
     assert data.samples().y.tolist() == [0, 1]
     (pictures / "sit/sit.png").rename(pictures / "walk/sit.png")  # somebody has seen that the label was wrong
     assert data.samples().y.tolist() == [1, 1]
@@ -316,7 +318,9 @@ def test_a_class_may_be_a_link_to_another_disk(pictures: Path, model: ModelSpec)
     (pictures / "walk").rename(disk)
     (pictures / "walk").symlink_to(disk)
     (disk / "loop").symlink_to(pictures)
-    data = LocalData(DataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,)))
+    data = LocalData(
+        OwnDataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,))
+    )
     assert data.samples().y.tolist() == [0, 1]
     Image.new("L", (3, 1), 7).save(disk / "new.png")
     assert data.samples().y.tolist() == [0, 1, 1]
@@ -332,7 +336,7 @@ def test_pictures_without_a_class_are_left_out_by_every_method(
         Image.new("L", (3, 1), 9).save(pictures / name)
     (pictures / "walk/5.png").write_bytes(b"half a fi")
     note, _ = notes_in(pictures.parent)
-    section = DataSection("folder", str(pictures))
+    section = OwnDataSection("folder", str(pictures))
     form = replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,))
     data = LocalData(section, form, may_be_empty=may_be_empty, note=note)
     assert data.samples().y.tolist() == [0, 1]
@@ -358,7 +362,9 @@ def test_pictures_without_a_class_are_left_out_by_every_method(
 def test_a_supervisor_hears_of_each_picture(pictures: Path, model: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[int] = []
     monkeypatch.setattr(progress, "listeners", [lambda: heard.append(1)])
-    data = LocalData(DataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,)))
+    data = LocalData(
+        OwnDataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,))
+    )
     assert len(data.samples()) == len(heard) == 2
 
 
@@ -366,7 +372,9 @@ def test_a_pipe_among_the_pictures_is_left_out(pictures: Path, model: ModelSpec,
     os.mkfifo(pictures / "walk/camera.jpg")
     end = os.open(pictures / "walk/camera.jpg", os.O_RDWR | os.O_NONBLOCK)  # so that a reader fails, and does not wait
     os.write(end, bytes(4096))
-    data = LocalData(DataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,)))
+    data = LocalData(
+        OwnDataSection("folder", str(pictures)), replace(model, input_shape=(1, 1, 3), mean=(0,), std=(1,))
+    )
     assert len(data.samples()) == 2
     os.close(end)
     assert "1: it is a pipe, as walk/camera.jpg" in caplog.text

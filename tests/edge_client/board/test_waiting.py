@@ -12,7 +12,7 @@ import pytest
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.waiting import FILE_NAME, SILENT_S, WaitingNote, advice_on_silence, read_waiting
-from hushfleet.edge_client.status import status, told
+from hushfleet.edge_client.status import format_status, status
 from hushfleet.wire.format.messages import NotEnrolled, ServerState
 from support.device import config, make_bench, package  # noqa: F401
 from support.edge import DEVICE, Bench, Clock
@@ -114,7 +114,7 @@ def test_an_agent_says_for_whom_it_waits(
     report = status(bench.config, bench.store)
     assert report["running"] is True
     assert report["waits_for"]["who"] == "broker"
-    assert any(line.startswith("client      waiting for the broker mqtt://localhost") for line in told(report))
+    assert any(line.startswith("client      waiting for the broker mqtt://localhost") for line in format_status(report))
 
 
 def test_status_says_how_right_the_own_model_is_on_held_out_images(

@@ -18,7 +18,7 @@ from hushfleet.aggregator.fleet import keys
 from hushfleet.aggregator.fleet.authority import make_key
 from hushfleet.edge_client.board.process import Supervisor
 from hushfleet.edge_client.duties import Duty
-from hushfleet.edge_client.fleet.enrol import Enrolment, enrol
+from hushfleet.edge_client.fleet.enrol import CertificateRequest, enrol
 from hushfleet.edge_client.fleet.health import BoardHealth
 from hushfleet.edge_client.fleet.membership import run_in_fleet
 from hushfleet.edge_client.fleet.renewal import AskAgain
@@ -112,7 +112,7 @@ def test_answers_of_others_are_not_believed(talk: Talk) -> None:
 
 def test_a_board_waits_as_long_as_it_is_told(talk: Talk) -> None:
     now = [0.0]
-    asking = Enrolment(talk.board.config, talk.board.store, talk.board.tls, clock=lambda: now[0])
+    asking = CertificateRequest(talk.board.config, talk.board.store, talk.board.tls, clock=lambda: now[0])
     frame = asking.frame()
     asking.take(talk.answer(frame, verdict="refused", certificate=b"", reason="no", retry_s=600, carried=()))
     assert asking.due_at == 600.0
@@ -151,7 +151,7 @@ def test_a_board_that_enrols_says_what_it_waits_for(talk: Talk) -> None:
 
     link = cast(Link, _Service(talk, "pending"))
     topics, stop = Topics(FEDERATION), threading.Event()
-    asking = Enrolment(board.config, board.store, board.tls, clock=clock)
+    asking = CertificateRequest(board.config, board.store, board.tls, clock=clock)
     given = enrol(asking, lambda: link, topics, DEVICE, stop, waits_for=waits_for, patience_s=30, clock=clock)
     assert not given
     assert said == [

@@ -16,18 +16,18 @@ import pytest
 
 from hushfleet.edge_client.board.config import (
     BrokerSection,
-    DataSection,
     DeviceConfig,
     DeviceSection,
     FleetSection,
     LimitsSection,
+    OwnDataSection,
 )
 from hushfleet.edge_client.fleet import release_file as release_file_module
 from hushfleet.edge_client.fleet.by_hand import hand_over
 from hushfleet.edge_client.fleet.installed import Installed
 from hushfleet.edge_client.fleet.release_file import WINDOW, ReleaseFile
 from hushfleet.edge_client.fleet.slots import Slots, State
-from hushfleet.edge_client.fleet.updates import PATIENCE_S, RestartForRelease, Updates
+from hushfleet.edge_client.fleet.updates import PATIENCE_S, ReleaseDuty, RestartForRelease
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, BadSignature, Malformed, StoreError, StoreFull
 from hushfleet.release import SignedManifest, pack, read_head, this_platform
@@ -79,7 +79,7 @@ class Bench:
         self.config = DeviceConfig(
             device=DeviceSection(DEVICE, str(self.state_dir), federation="greenhouse"),
             broker=BrokerSection("mqtt://localhost"),
-            data=DataSection("folder", str(tmp_path)),
+            data=OwnDataSection("folder", str(tmp_path)),
             limits=LimitsSection(epsilon_server=1.0),
             fleet=FleetSection(
                 OPERATOR.public_key.hex(),
@@ -93,7 +93,7 @@ class Bench:
         self.restart()
 
     def restart(self) -> None:
-        self.updates = Updates(self.config, self.store, now=self.now)
+        self.updates = ReleaseDuty(self.config, self.store, now=self.now)
         self.link.topics.clear()
 
     def offer(self, data: bytes, *, signer: Identity | None = None, **changes: Any) -> ReleaseOffer:

@@ -16,7 +16,7 @@ from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board import notes, waiting
 from hushfleet.edge_client.board.config import TLS_CERTIFICATE_FILE, TLS_KEY_FILE
 from hushfleet.edge_client.fleet.installed import Installed
-from hushfleet.edge_client.fleet.self_test import self_test
+from hushfleet.edge_client.fleet.release_check import check_release
 from hushfleet.edge_client.storage.round_commit import RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import REMNANTS
@@ -176,4 +176,4 @@ def test_a_release_on_trial_does_not_pass_over_it(path: Path) -> None:
     spend(path)
     path.unlink()
     with pytest.raises(LostStore, match="--new-card"):
-        self_test(path.parent, path, device="bench-01")
+        check_release(path.parent, path, device="bench-01")

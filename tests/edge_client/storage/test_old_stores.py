@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.edge_client.fleet.self_test import drop_copy, self_test
+from hushfleet.edge_client.fleet.release_check import check_release, drop_copy
 from hushfleet.edge_client.storage.round_commit import RoundCommit
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import OLDEST_SCHEMA, SCHEMA_VERSION
@@ -105,7 +105,7 @@ def test_an_old_store_is_brought_up_to_date(name: str, tmp_path: Path) -> None:
 def test_a_release_on_trial_reads_an_old_store_and_leaves_it_as_it_is(name: str, tmp_path: Path) -> None:
     path = load(name, tmp_path / "store.sqlite")
     before = hashlib.sha256(path.read_bytes()).digest()
-    copy = self_test(tmp_path, path, device=DEVICE)
+    copy = check_release(tmp_path, path, device=DEVICE)
     assert copy is not None
     with copy:
         assert len(copy.ledger.entries()) == 3

@@ -16,7 +16,7 @@ import yaml
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.firmware_profiles.cards import boot_partition
 from hushfleet.firmware_profiles.cards.boot_partition import MountedBoot
-from hushfleet.firmware_profiles.cards.seed import Card, Writer
+from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter
 from hushfleet.firmware_profiles.cards.wifi import Wifi
 from hushfleet.firmware_profiles.cards.write import write_card
 from hushfleet.firmware_profiles.cards.writers import WRITERS, _network
@@ -89,7 +89,7 @@ def card(tmp_path: Path) -> Card:
     return Card("bench-01", release, "3.13", DEVICE_TOML, b"", "ab" * 32, "statement", "t" * 43)
 
 
-def written(folder: Path, card: Card, writer: Writer, files: dict[str, str] | None = None) -> dict[str, str]:
+def written(folder: Path, card: Card, writer: SeedWriter, files: dict[str, str] | None = None) -> dict[str, str]:
     """All files on the partition afterwards. :param files: are put there before."""
     folder.mkdir(exist_ok=True)
     for name, text in (files or {}).items():

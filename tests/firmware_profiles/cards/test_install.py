@@ -60,7 +60,7 @@ SUBSTITUTES = {
 class Board:
     """A card's boot partition and the root file system of the board that it is in."""
 
-    def __init__(self, folder: Path, *, self_test: str = "pass") -> None:
+    def __init__(self, folder: Path, *, check: str = "pass") -> None:
         self.root, self.boot, self.tools = folder / "root", folder / "boot", folder / "tools"
         for each in (self.boot, self.tools):
             each.mkdir(parents=True)
@@ -70,7 +70,7 @@ class Board:
             (self.tools / name).write_text(text)
             (self.tools / name).chmod(0o755)
         payload, key = folder / "payload", Identity.generate()
-        put_client(payload, self_test)
+        put_client(payload, check)
         (payload / "__main__.py").write_text("print('the client')\n")
         release = folder / "a.hfr"
         pack(payload, release, key=key, version="1.2.3", python=PYTHON, arch=ARCH, oldest_store=1, store=3)
@@ -206,15 +206,15 @@ def test_card_for_another_python_says_what_to_do(board: Board) -> None:
 
 
 @pytest.mark.parametrize(
-    ("self_test", "said"),
+    ("check", "said"),
     [
         ("import a_library_that_is_not_there", "ModuleNotFoundError: No module named 'a_library_that_is_not_there'"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "its self-test was ended by SIGILL"),
     ],
 )
-def test_a_release_that_does_not_run_here_takes_no_token(tmp_path: Path, self_test: str, said: str) -> None:
+def test_a_release_that_does_not_run_here_takes_no_token(tmp_path: Path, check: str, said: str) -> None:
     """As where 32-bit programs run on a 64-bit kernel, a library is missing, or the processor lacks an instruction."""
-    board = Board(tmp_path, self_test=self_test)
+    board = Board(tmp_path, check=check)
     for _ in range(2):
         done = board.install()
         assert done.returncode == 2, "systemd does not try it each minute"

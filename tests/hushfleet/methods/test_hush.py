@@ -241,9 +241,8 @@ def test_directions_are_those_of_features_with_an_order(tmp_path: Any) -> None:
     assert task(privacy=privacy, model={**model, "directions": 40}).model.directions == 40
     assert task(privacy={**privacy, "unit": "record", "accounting": "strict"}, model=model).model.directions is None
     assert task(privacy=privacy, model={**model, "features": "net.onnx"}).model.directions is None
-    for other in ({"features": "net.onnx"}, {"features": None}):
-        with pytest.raises(BadInput, match="no other inputs have an order"):
-            task(privacy=privacy, model={**model, **other, "directions": 40})
+    with pytest.raises(BadInput, match="no other inputs have an order"):
+        task(privacy=privacy, model={**model, "features": None, "directions": 40})
 
 
 def test_no_fleet_falls_over_a_cliff() -> None:

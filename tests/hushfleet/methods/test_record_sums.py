@@ -21,7 +21,7 @@ from hushfleet.methods.state import RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring, Scale, scale_for
-from hushfleet.secure.field import PRIMES
+from hushfleet.secure.prime_field import PRIMES
 from support.methods import train_round
 
 CLASSES, COUNT = 10, 513

@@ -21,9 +21,9 @@ from hushfleet.methods.stages import (
     Gaussian,
     KeepLargest,
     LayerBounds,
+    NumberReport,
     OneStep,
     Release,
-    Report,
     ScaleWhole,
     Transform,
 )
@@ -90,7 +90,7 @@ def cost_by_oracle(method: TaskMethod, terms: RoundTerms, rng: np.random.Generat
     report_stds = [
         float(mechanism.vector_stds([stage.bound])[0]) if (mechanism := stage.mechanism(method.setting(terms))) else 0.0
         for stage in method.parts.stages
-        if isinstance(stage, Report)
+        if isinstance(stage, NumberReport)
         for _ in range(stage.count)
     ]
     nothing, worst = leaves(method, np.zeros(LAYOUT.size, np.float32), terms), math.inf
@@ -111,7 +111,7 @@ def cost_by_oracle(method: TaskMethod, terms: RoundTerms, rng: np.random.Generat
     return worst
 
 
-BIT = Report(2, "two numbers", loud, multiplier=lambda setting: 3 * setting.noise_multiplier, adds_up=True)
+BIT = NumberReport(2, "two numbers", loud, multiplier=lambda setting: 3 * setting.noise_multiplier, adds_up=True)
 LAYERS = [ClipLayers(EvenBounds(2.0)), ClipLayers(Shares((1, 2, 3)))]
 CHANGES = [KeepLargest(0.4), Louder(), ClipWhole(), ScaleWhole(), *LAYERS]
 NOISES = [(), (Gaussian(),), (Gaussian(scaled_to_clip_norm=True),), (Gaussian(beside=BIT), BIT), (Gaussian(), BIT)]

@@ -283,4 +283,4 @@ def test_of_features_it_takes_all_and_the_shared_head_the_first_ones() -> None:
     ],
 )
 def test_in_words(choice: HeadChoice, told: str) -> None:
-    assert choice.words == told
+    assert choice.text == told

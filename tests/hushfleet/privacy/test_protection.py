@@ -123,8 +123,8 @@ def test_all_say_the_same_of_one_epsilon(epsilon: float) -> None:
         "end of a run": shown(summary_table(result)),
         "fleet": descriptions.run_privacy(run, None),
         "page": descriptions.meaning(run),
-        "board": next(line for line in status.told(board) if line.startswith("privacy ")),
-        "board, details": next(line for line in status.told(board, details=True) if line.startswith("means ")),
+        "board": next(line for line in status.format_status(board) if line.startswith("privacy ")),
+        "board, details": next(line for line in status.format_status(board, details=True) if line.startswith("means ")),
         "fleet's owner": descriptions.privacy_left(FleetView("f", 0.0, privacy_left=PrivacyLeft("a", epsilon))),
         "plan": show._promise(planned, needs(planned))["given away"],
     }

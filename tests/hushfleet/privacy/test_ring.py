@@ -14,7 +14,7 @@ from hushfleet.errors import PrivacyError
 from hushfleet.privacy.accounting.gaussian import epsilon_of_gaussian
 from hushfleet.privacy.noise import SeededNoise
 from hushfleet.privacy.ring import Ring, Scale, least_bits, scale_for
-from hushfleet.secure.field import PRIMES
+from hushfleet.secure.prime_field import PRIMES
 
 KEY = bytes(range(16))
 

@@ -304,7 +304,7 @@ def test_manifest_keys_are_checked() -> None:
 def test_head_of_another_format_is_named() -> None:
     """Format 1 was that of 0.3.0; a board with slots.pyz of 0.3.0 says the same of format 2."""
     head = SignedManifest.sign(MANIFEST, KEY).to_bytes()
-    with pytest.raises(OtherVersion, match=r"format 1; this software reads format 2.*write the card anew"):
+    with pytest.raises(OtherVersion, match=r"format 1; this software reads format 2.*write a new card"):
         SignedManifest.from_bytes(head[:2] + b"\x01" + head[3:])
     with pytest.raises(TooLarge):
         SignedManifest.from_bytes(head[:4] + b"\xff" * 4 + head[8:])

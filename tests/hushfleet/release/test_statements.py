@@ -101,7 +101,7 @@ def test_what_was_taken_is_read_again(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="64 hex digits"):
             Trust.of_board(tmp_path)
     (tmp_path / ROOT_FILE).unlink()
-    with pytest.raises(BadInput, match="not known"):
+    with pytest.raises(BadInput, match="unknown"):
         Trust.of_board(tmp_path)
 
 

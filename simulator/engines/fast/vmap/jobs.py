@@ -15,15 +15,15 @@ from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.gradients.draws import Inputs
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
-from hushfleet.simulator.engines.fast.jobs import REFUSALS, Answer, Job, TrainedJob, commit, declined, device_of
+from hushfleet.simulator.engines.fast.jobs import REFUSALS, Job, JobAnswer, TrainedJob, commit, declined, device_of
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 
 
-def train_at_once(jobs: Sequence[Job], workers: WorkerPool) -> Iterator[Answer]:
+def train_at_once(jobs: Sequence[Job], workers: WorkerPool) -> Iterator[JobAnswer]:
     """Trains and commits like `hushfleet.simulator.engines.fast.jobs.train`; answers in the order of the jobs."""
-    before: Iterator[Answer] = iter(())
+    before: Iterator[JobAnswer] = iter(())
     first = 0
     while first < len(jobs):
         group = jobs[first : first + _group_size(jobs[first])]
@@ -52,9 +52,9 @@ def _group_size(job: Job) -> int:
     return cohort_trainer(run).clients_at_once(method, [member], inputs=Inputs(spec.model.dropout, spec.augment))
 
 
-def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
+def _train(group: Sequence[Job]) -> tuple[dict[str, JobAnswer], list[TrainedJob]]:
     """Answers of the devices that have committed this round before or decline it, and the others, trained."""
-    known: dict[str, Answer] = {}
+    known: dict[str, JobAnswer] = {}
     jobs: list[Job] = []
     members: list[Member] = []
     files = loaded_run(group[0].path, group[0].runtime)
@@ -62,7 +62,7 @@ def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
         with device_of(job, files) as trainer:
             stored = trainer.store.outbox(job.plan.task, job.plan.round)
             if stored is not None:
-                known[job.device] = Answer(job.device, trainer.store.identity.public_key, stored.data)
+                known[job.device] = JobAnswer(job.device, trainer.store.identity.public_key, stored.data)
                 continue
             round = DeviceRound(trainer, job.plan)
             try:
@@ -88,8 +88,8 @@ def _train(group: Sequence[Job]) -> tuple[dict[str, Answer], list[TrainedJob]]:
 
 
 def _one_by_one(
-    jobs: Sequence[Job], known: dict[str, Answer], error: Exception
-) -> tuple[dict[str, Answer], list[TrainedJob]]:
+    jobs: Sequence[Job], known: dict[str, JobAnswer], error: Exception
+) -> tuple[dict[str, JobAnswer], list[TrainedJob]]:
     """After a refusal in the middle of a training: begun anew by each alone, so that who must declines for itself."""
     if len(jobs) == 1:
         with device_of(jobs[0], loaded_run(jobs[0].path, jobs[0].runtime)) as trainer:
@@ -102,6 +102,6 @@ def _one_by_one(
     return known, trained
 
 
-def _in_order(group: Sequence[Job], known: dict[str, Answer], finished: Iterator[Answer]) -> Iterator[Answer]:
+def _in_order(group: Sequence[Job], known: dict[str, JobAnswer], finished: Iterator[JobAnswer]) -> Iterator[JobAnswer]:
     for job in group:
         yield known[job.device] if job.device in known else next(finished)

@@ -17,7 +17,7 @@ import pytest
 from hushfleet.config.spec import BlobRef
 from hushfleet.methods.state import PublicState
 from hushfleet.schema import from_plain
-from hushfleet.secure import field
+from hushfleet.secure import prime_field
 from hushfleet.secure.member_answer import AnswerHeader, decode_answer, encode_answer
 from hushfleet.secure.roster import Roster
 from hushfleet.wire.format import messages
@@ -365,10 +365,10 @@ def test_a_plan_that_asks_the_committee_of_a_secure_sum() -> None:
 
 def test_masked_update() -> None:
     golden, values = bytes.fromhex(GOLDEN_MASKED), np.arange(65510, 65521, dtype=np.uint32)
-    assert encode_masked(header("masked"), field.to_bytes(values, 16), identity=DEVICE) == golden
+    assert encode_masked(header("masked"), prime_field.to_bytes(values, 16), identity=DEVICE) == golden
     decoded, data = decode_masked(golden, public_key=DEVICE.public_key)
     assert decoded == header("masked")
-    assert field.from_bytes(data, 16).tolist() == values.tolist()
+    assert prime_field.from_bytes(data, 16).tolist() == values.tolist()
     assert independent_reader.field_elements(independent_reader.update(golden).values, 16).tolist() == values.tolist()
 
 

@@ -390,7 +390,7 @@ def test_closing_twice_or_without_opening_is_harmless(mosquitto: Broker) -> None
     [
         ("localhost:1883", "must begin with mqtt"),
         ("http://h", "must begin with mqtt"),
-        ("mqtt://[::1", "a port that is none"),
+        ("mqtt://[::1", "has no valid host or port"),
         ("mqtt://", "names no host"),
         ("mqtt://h:99999", "port"),
         ("mqtt://h:x", "port"),

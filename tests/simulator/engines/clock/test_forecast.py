@@ -29,7 +29,7 @@ from hushfleet.simulator.engines.clock.forecast import AS_IN_TASK, Forecast, eps
 from hushfleet.simulator.engines.clock.show import print_forecasts, sample_counts
 from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.fleet import device_names, make_fleet
-from hushfleet.simulator.units import shown_time
+from hushfleet.simulator.units import format_seconds
 
 ZERO, ORIN = "raspberry-pi-zero-2-w", "jetson-orin-nano"
 COSTS = Costs(batch_s=0.05, sample_s=0.0, release_s=0.0, start_s=0.0, load_s=0.0, accept_s=0.0, close_s=0.0)
@@ -170,7 +170,7 @@ def test_names_and_samples_are_those_of_a_simulation(prepared: PreparedTask) -> 
 
 
 def test_numbers_are_shown_in_units_that_suit_them() -> None:
-    assert [shown_time(each) for each in (0.12, 3.21, 119, 150, 7300, 3e5)] == [
+    assert [format_seconds(each) for each in (0.12, 3.21, 119, 150, 7300, 3e5)] == [
         "0.12 s", "3.2 s", "119.0 s", "2.5 min", "2.0 h", "3.5 d"
     ]  # fmt: skip
 

@@ -20,7 +20,7 @@ from hushfleet.aggregator.results.timeline import read_timeline
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.boards import FleetMix
-from hushfleet.simulator.engines.clock.events import ClosedRound
+from hushfleet.simulator.engines.clock.events import ClockRound
 from hushfleet.simulator.engines.clock.rounds import VirtualRounds, VirtualTime, fleet_clock, run_clocked_rounds
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import open_engine, run_rounds, train_cohort
@@ -139,7 +139,7 @@ def test_who_was_late_is_taken_again(make: MakeSimulation) -> None:
     assert min(sizes[name] for name in SLOW) > max(size for name, size in sizes.items() if name not in SLOW)
 
 
-def play(simulation: Simulation, outcomes: list[ClosedRound], *, stop_in: int = 0) -> None:
+def play(simulation: Simulation, outcomes: list[ClockRound], *, stop_in: int = 0) -> None:
     """Leads the engine through these outcomes; stopped after a few updates of round `stop_in`."""
     time = VirtualTime()
     with (

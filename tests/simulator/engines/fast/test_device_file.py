@@ -16,7 +16,7 @@ from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
 from hushfleet.codecs.codec import Coding
 from hushfleet.codecs.registry import CODECS, codec_of
-from hushfleet.edge_client.storage.own_head import KeptHead
+from hushfleet.edge_client.storage.kept import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError, LedgerError, Malformed, StoreError, StoreFull
 from hushfleet.methods import METHODS

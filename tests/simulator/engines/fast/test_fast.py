@@ -21,7 +21,7 @@ from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import deliver
-from hushfleet.simulator.engines.fast.jobs import Answer
+from hushfleet.simulator.engines.fast.jobs import JobAnswer
 from hushfleet.simulator.engines.fast.runtimes import RUNTIMES, unavailable
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import read_metrics
@@ -154,7 +154,7 @@ def test_a_cohort_trained_at_once_goes_on_with_what_was_committed(
     calm = runs.fast(runs.copy(tmp_path / "calm"), runtime="vmap")
     simulation, heard = runs.copy(tmp_path / "run"), 0
 
-    def dies(answer: Answer, *arguments: Any) -> None:
+    def dies(answer: JobAnswer, *arguments: Any) -> None:
         nonlocal heard
         heard += 1
         if heard == 12:

@@ -35,19 +35,19 @@ def test_who_dies_while_a_run_is_begun_leaves_no_half_of_a_file(
     short_task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty `task.json` would be a run that can be neither begun nor gone on with, an empty runtime PyTorch's."""
-    written, opened = ("task.json", "runtime.txt"), Path.open
+    written = ("task.json", "runtime.txt")
 
-    def dies(path: Path, mode: str = "r", *arguments: Any, **named: Any) -> Any:
-        file = opened(path, mode, *arguments, **named)
-        if path.name.startswith(written) and "w" in mode:
+    def dies(path: Path, *arguments: Any, **named: Any) -> Any:
+        file = open(path, *arguments, **named)  # noqa: SIM115
+        if path.name.startswith(written):
             raise KeyboardInterrupt
         return file
 
     for name in written:
-        monkeypatch.setattr(Path, "open", dies)
+        monkeypatch.setattr("hushfleet.atomic_file.open", dies, raising=False)
         with pytest.raises(KeyboardInterrupt):
             choose_runtime(begin(short_task(), tmp_path / "run", data_dir=None))
-        monkeypatch.setattr(Path, "open", opened)
+        monkeypatch.delattr("hushfleet.atomic_file.open")
         assert not (tmp_path / "run" / name).exists()
         written = ("runtime.txt",)
         shutil.rmtree(tmp_path / "run")

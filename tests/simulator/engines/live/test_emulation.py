@@ -14,7 +14,7 @@ import pytest
 
 from hushfleet.firmware_profiles import Quantity, board_names, load_board
 from hushfleet.simulator.engines.live import emulation
-from hushfleet.simulator.engines.live.emulation import SERVICE_MEMORY, emulation_of, machine_speed, shown
+from hushfleet.simulator.engines.live.emulation import SERVICE_MEMORY, describe_emulation, emulation_of, machine_speed
 from hushfleet.simulator.engines.live.link_model import LinkConditions
 from hushfleet.simulator.engines.live.memory_limit import (
     START_MIB,
@@ -50,14 +50,14 @@ def test_a_board_that_is_faster_than_this_machine_runs_at_full_speed_and_this_is
     slow = emulation_of(x86, machine_speed=0.5)
     assert slow.slowdown == 1.0
     assert slow.too_fast
-    (line,) = [line for line in shown([x86], machine_speed=0.5) if line.startswith("generic-x86:")]
+    (line,) = [line for line in describe_emulation([x86], machine_speed=0.5) if line.startswith("generic-x86:")]
     assert "faster than this machine, which cannot be emulated" in line
     assert "stretched" not in line
 
 
 def test_every_profile_can_be_emulated_and_shown() -> None:
     boards = [load_board(name) for name in board_names()]
-    lines = shown([*boards, *boards], machine_speed=1.3)
+    lines = describe_emulation([*boards, *boards], machine_speed=1.3)
     for board in boards:
         of_this = emulation_of(board, machine_speed=1.3)
         assert 1 <= of_this.slowdown < 1000

@@ -38,7 +38,7 @@ def test_emulated_boards_end_in_the_model_of_fast(
     names = [device.name for device in fleet.devices]
     boards = {device.name: device.board for device in fleet.devices}
     assert set(boards.values()) == set(BOARDS)
-    shown = "\n".join(fleet.shown())
+    shown = "\n".join(fleet.describe())
 
     def logs() -> str:
         return audit.logs(live)
@@ -148,4 +148,4 @@ def test_without_a_network_nothing_can_be_cut(short_task: Any, tmp_path: Path) -
     for act in (fleet.cut, fleet.mend):
         with pytest.raises(BadInput, match="no network that can be cut"):
             act("device-0")
-    assert fleet.shown() == []
+    assert fleet.describe() == []

@@ -16,7 +16,7 @@ from hushfleet.schema import from_plain
 from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.engines.live.scenario import ScenarioPlayer
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin
-from hushfleet.simulator.schedule import Schedule, Window, make_schedule, schedule_of
+from hushfleet.simulator.schedule import Outage, Schedule, make_schedule, schedule_of
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ class Play:
 @pytest.fixture
 def play(calm: Simulation, tmp_path: Path) -> Callable[..., Play]:
     def play(
-        scenario: dict[str, Any], *, nights: tuple[Window, ...] = (), history: tuple[tuple[str, int], ...] = ()
+        scenario: dict[str, Any], *, nights: tuple[Outage, ...] = (), history: tuple[tuple[str, int], ...] = ()
     ) -> Play:
         simulation = replace(calm, folder=RunFolder(tmp_path / "run"))
         for kind, round in history:
@@ -135,7 +135,7 @@ def test_everything_is_done_when_its_time_comes_and_written_down(play: Callable[
 
 
 def test_a_device_that_is_still_stopping_is_started_once_it_has_ended(play: Callable[..., Play]) -> None:
-    on = play({}, nights=(Window("device-2", "stop", 0, 5.0, 10.0, every_s=10.0),))
+    on = play({}, nights=(Outage("device-2", "stop", 0, 5.0, 10.0, every_s=10.0),))
     assert on.at(0) == []
     assert on.at(5) == [("stop", "device-2")]
     assert on.at(11) == []
@@ -149,7 +149,7 @@ def test_a_device_that_is_still_stopping_is_started_once_it_has_ended(play: Call
 
 def test_a_power_cut_ends_a_device_that_is_still_stopping(play: Callable[..., Play]) -> None:
     drop_out = {"devices": ["device-2"], "at_s": 12, "for_s": 6}
-    on = play({"drop_out": [drop_out]}, nights=(Window("device-2", "stop", 0, 5.0, 10.0, every_s=10.0),))
+    on = play({"drop_out": [drop_out]}, nights=(Outage("device-2", "stop", 0, 5.0, 10.0, every_s=10.0),))
     assert on.at(0) == []
     assert on.at(5) == [("stop", "device-2")]
     assert on.at(11) == []  # the sun is up, but it has not ended yet
@@ -174,7 +174,7 @@ def test_after_the_end_servers_and_networks_come_back_and_devices_rest(play: Cal
             ],
             "outage": [{"devices": ["device-4"], "at_s": 1, "for_s": 60}],
         },
-        nights=(Window("device-7", "stop", 0, 5.0, 10.0, every_s=10.0),),
+        nights=(Outage("device-7", "stop", 0, 5.0, 10.0, every_s=10.0),),
     )
     on.at(0)
     assert len(on.at(1)) == 5

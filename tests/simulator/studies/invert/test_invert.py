@@ -15,7 +15,7 @@ from hushfleet.errors import BadInput
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.studies.invert.attack import gradients, reconstruct
-from hushfleet.simulator.studies.invert.views import LITTLE, Terms, psnr, recognised, shown
+from hushfleet.simulator.studies.invert.views import LITTLE, Terms, make_views, psnr, recognised
 
 TASKS = Path(__file__).parents[4] / "tasks"
 
@@ -54,7 +54,9 @@ def test_the_attack_finds_what_algebra_finds_in_a_linear_layer() -> None:
 def test_the_server_is_shown_clipped_noised_and_summed_updates() -> None:
     terms = Terms(clip_norm=0.5, rounds=10, delta=0.01, devices=20, noise_multiplier=0.1)
     updates = np.random.default_rng(0).standard_normal((2 + 19, 5000), np.float32)
-    clipped, little, task, eight, two, total, private = (vectors for *_, vectors in shown(updates, 2, terms, seed=1))
+    clipped, little, task, eight, two, total, private = (
+        vectors for *_, vectors in make_views(updates, 2, terms, seed=1)
+    )
     np.testing.assert_allclose(np.linalg.norm(clipped, axis=1), 0.5, rtol=1e-5)
     directions = updates / np.linalg.norm(updates, axis=1, keepdims=True)
     others = 0.5 * directions[2:].sum(axis=0)

@@ -18,8 +18,8 @@ from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.secure.committee import committee_rule
-from hushfleet.secure.field import PRIMES
 from hushfleet.secure.masking import mask
+from hushfleet.secure.prime_field import PRIMES
 from hushfleet.simulator.studies.plan.cli import read_shape, register
 from hushfleet.simulator.studies.plan.needs import HEADER_BYTES, ROUND_S, BoardCosts, needs
 from hushfleet.simulator.studies.plan.own_images import own_images

@@ -33,7 +33,7 @@ from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, cell_path
 from hushfleet.simulator.studies.reproduce.recipe import find_recipe
 from hushfleet.simulator.studies.reproduce.run import RUN, Failure, Shares, run_cell, run_cells
 from hushfleet.simulator.studies.reproduce.show import epsilons, print_table
-from hushfleet.simulator.studies.reproduce.table import PaperTable, Progress, make_table
+from hushfleet.simulator.studies.reproduce.table import CellProgress, PaperTable, make_table
 
 pytestmark = pytest.mark.slow
 
@@ -303,7 +303,7 @@ def test_what_table_and_report_say(book: Path, tmp_path: Path) -> None:
         pretended(cell, common, epsilon=float("inf") if cell.row.id == "fedavg" else 4.0).save(tmp_path)
     recipe, asked = find_recipe("own", table="1"), cells(seeds=2)
     kept = Kept(tmp_path)
-    table = make_table(recipe, asked, Progress(kept), quick=False)
+    table = make_table(recipe, asked, CellProgress(kept), quick=False)
     (block,) = table.blocks
     squares = {(place.row, place.column): place for place in block.places.itertuples()}
     noisy = squares["dp-fedavg", "sigma-1"]
@@ -362,7 +362,7 @@ def test_what_leaves_without_noise_is_infinite_beside_the_papers_number(book: Pa
     (cell,) = (one for one in cells() if (one.row.id, one.column_id) == ("dp-fedavg", "sigma-1"))
     kept = Kept(tmp_path)
     kept.add(KeptCell.load(pretended(cell, [0.7, 0.8], epsilon=12.2).save(tmp_path)))
-    table = make_table(cell.recipe, [cell], Progress(kept), quick=False)
+    table = make_table(cell.recipe, [cell], CellProgress(kept), quick=False)
     (square,) = table.places.itertuples()
     assert square.raw_values == ("clip norms that follow the norms of raw updates",)
     assert square.epsilon_server == square.epsilon_release == math.inf
@@ -396,7 +396,7 @@ def test_quick_says_so_everywhere_and_a_figure_of_curves_says_why(book: Path, tm
 def test_a_table_fits_its_terminal(book: Path, tmp_path: Path, columns: int) -> None:
     for cell in cells(seeds=2, methods=["dp-fedavg"]):
         pretended(cell, [0.7, 0.75 + cell.seed / 10], epsilon=4123.0).save(tmp_path)
-    table = make_table(find_recipe("own", table="1"), cells(seeds=2), Progress(Kept(tmp_path)), quick=False)
+    table = make_table(find_recipe("own", table="1"), cells(seeds=2), CellProgress(Kept(tmp_path)), quick=False)
     seen = io.StringIO()
     print_table(Console(width=columns, file=seen), table, "Own")
     text = seen.getvalue()
@@ -436,7 +436,7 @@ def test_the_order_of_the_methods_is_compared(book: Path, tmp_path: Path, means:
     asked = [cell for cell in cells(columns=["sigma-1"]) if not cell.open]
     for cell, mean in zip(sorted(asked, key=lambda cell: ROWS.index(cell.row.id)), means, strict=True):
         pretended(cell, [mean, mean], epsilon=1.0).save(tmp_path)
-    (block,) = make_table(asked[0].recipe, asked, Progress(Kept(tmp_path)), quick=False).blocks
+    (block,) = make_table(asked[0].recipe, asked, CellProgress(Kept(tmp_path)), quick=False).blocks
     assert block.rankings[0].agreement == pytest.approx(tau)
 
 
@@ -446,10 +446,10 @@ def test_a_run_that_serves_all_columns_stands_once_for_the_same_printed_number(
 ) -> None:
     (book / "own" / "table-1.toml").write_text(TABLE.replace("fedavg = [91.0, 91.0]", f"fedavg = [91.0, {second}]", 1))
     (cell,) = cells(methods=["fedavg"])
-    table = make_table(cell.recipe, [cell], Progress(Kept(tmp_path)), quick=False)
+    table = make_table(cell.recipe, [cell], CellProgress(Kept(tmp_path)), quick=False)
     assert list(table.places.column) == shown
     beside = cells(methods=["fedavg", "dp-fedavg"])
-    table = make_table(cell.recipe, beside, Progress(Kept(tmp_path)), quick=False)
+    table = make_table(cell.recipe, beside, CellProgress(Kept(tmp_path)), quick=False)
     assert list(table.places.column) == ["sigma-1", "sigma-2"] * 2
 
 

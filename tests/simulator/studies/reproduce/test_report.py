@@ -24,7 +24,7 @@ from hushfleet.simulator.studies import reproduce
 from hushfleet.simulator.studies.reproduce.evidence import REFERENCE, Evidence, Unsupported
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import Recipe, load_paper, load_recipes, paper_names
-from hushfleet.simulator.studies.reproduce.report import FIGURES, Report
+from hushfleet.simulator.studies.reproduce.report import FIGURES, ReproductionReport
 from hushfleet.simulator.studies.reproduce.verdict import verdict
 
 DOCS = Path(__file__).parents[4] / "docs"
@@ -43,7 +43,7 @@ def evidence() -> Evidence:
 
 
 def test_the_published_page_is_what_the_published_cells_say(evidence: Evidence) -> None:
-    report = Report(evidence)
+    report = ReproductionReport(evidence)
     assert report.left_out == [], "sentences that the cells do not carry"
     page = (DOCS / "reproduction.md").read_text("utf-8")
     assert page == report.text, "write it anew: hushfleet reproduce --report"
@@ -235,7 +235,7 @@ def lines_of(tmp_path: Path, paper: str, *cells: str) -> dict[str, list[str]]:
         to = tmp_path / "cells" / paper / f"{cell}.json"
         to.parent.mkdir(parents=True)
         shutil.copy(CELLS / paper / f"{cell}.json", to)
-    page = Report(Evidence(Kept(tmp_path), [paper])).text
+    page = ReproductionReport(Evidence(Kept(tmp_path), [paper])).text
     lines = [[word.strip() for word in line.strip("|").split("|")] for line in page.split("\n") if "|" in line]
     return {word: line for line in lines for word in line[:3]}
 

@@ -17,8 +17,8 @@ from hushfleet.edge_client.storage.store_file import is_there, way_on
 from hushfleet.errors import HushfleetError, StoreError
 from hushfleet.params import ParamLayout
 
-# Mean squared error of x @ w against y, and its gradient, as an ONNX graph (`tests/edge_client/fleet/test_self_test.py`
-# makes it).
+# Mean squared error of x @ w against y, and its gradient, as an ONNX graph
+# (`tests/edge_client/fleet/test_release_check.py` makes it).
 _GRAPH = (
     "eNp9kLtOw0AQRT32Yq8vkERDgNRbIOEiH5AOU7sB0aTzY2Uh4gdeWwn5Gv6O38DrIEGFNM087rkzIyU7my8Xt6ADgjbt0mq9Z2qVn6R9Muxs44Op"
     "V+IxNX0Uwu2bFX2SixmoBfVMnfKeh8zm3RhMRnlWeAcyLHaNMQpPuhhynei0juaQb1q3xWtlVo7l3Fid19SaKVfhS23eB62P2vIOoJypOvHuQRXE"
@@ -28,11 +28,11 @@ _GRAPH = (
 _PARTS = ("agent", "trainer", "predict", "fleet.membership", "fleet.updates")
 
 
-class SelfTestFailed(HushfleetError):
+class ReleaseCheckFailed(HushfleetError):
     """This release does not work on this board."""
 
 
-def self_test(folder: Path, store_path: Path, *, device: str) -> DeviceStore | None:
+def check_release(folder: Path, store_path: Path, *, device: str) -> DeviceStore | None:
     """Tests the release. Returns a copy of the device's store that it has brought up to date; None where there is no
     store yet.
 
@@ -65,7 +65,7 @@ def _compute() -> None:
     error = x @ w - y
     expected = np.mean(error**2), 2 * np.mean(x * error[:, None], axis=0)
     if not (np.isclose(loss, expected[0], rtol=1e-5) and np.allclose(slope, expected[1], rtol=1e-5)):
-        raise SelfTestFailed(f"ONNX Runtime computes {loss:g}, {slope} in place of {expected[0]:g}, {expected[1]}")
+        raise ReleaseCheckFailed(f"ONNX Runtime computes {loss:g}, {slope} in place of {expected[0]:g}, {expected[1]}")
 
 
 def _read_store(folder: Path, store_path: Path, *, device: str) -> DeviceStore | None:

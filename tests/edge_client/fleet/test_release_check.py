@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from hushfleet.edge_client.fleet import self_test as module
-from hushfleet.edge_client.fleet.self_test import SelfTestFailed, drop_copy, self_test
+from hushfleet.edge_client.fleet import release_check as module
+from hushfleet.edge_client.fleet.release_check import ReleaseCheckFailed, check_release, drop_copy
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import StoreError
 
@@ -51,7 +51,7 @@ def test_the_graph_is_what_it_says() -> None:
 
 
 def test_a_board_without_a_store_has_nothing_to_copy(tmp_path: Path) -> None:
-    assert self_test(tmp_path, tmp_path / "store.sqlite", device="a") is None
+    assert check_release(tmp_path, tmp_path / "store.sqlite", device="a") is None
     assert not list(tmp_path.iterdir())
 
 
@@ -60,15 +60,15 @@ def test_a_wrong_result_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made.graph.node[8].input[1] = "one_more"
     made.graph.initializer.append(helper.make_tensor("one_more", TensorProto.FLOAT, [2], [0.0, 0.0]))
     monkeypatch.setattr(module, "_GRAPH", base64.b64encode(zlib.compress(made.SerializeToString())))
-    with pytest.raises(SelfTestFailed, match="computes"):
-        self_test(tmp_path, tmp_path / "store.sqlite", device="a")
+    with pytest.raises(ReleaseCheckFailed, match="computes"):
+        check_release(tmp_path, tmp_path / "store.sqlite", device="a")
 
 
 def test_a_store_that_cannot_be_read_is_noticed_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     path.write_bytes(b"no database" * 100)
     with pytest.raises(StoreError):
-        self_test(tmp_path, path, device="a")
+        check_release(tmp_path, path, device="a")
     drop_copy(tmp_path)
     assert path.read_bytes() == b"no database" * 100
 
@@ -77,7 +77,7 @@ def test_the_copy_is_the_device_and_stays_apart(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     with DeviceStore(path, device="a") as store:
         store.next_session()
-        copy = self_test(tmp_path, path, device="a")  # beside a client that runs
+        copy = check_release(tmp_path, path, device="a")  # beside a client that runs
         assert copy is not None
         with copy:
             assert copy.identity.public_key == store.identity.public_key

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hushfleet.simulator.engines.clock.device import Attempt, Device
+from hushfleet.simulator.engines.clock.device import Attempt, ClockDevice
 from hushfleet.simulator.engines.clock.events import EventQueue, OpenRound
 from hushfleet.simulator.engines.clock.sizes import Sizes
 from hushfleet.wire.format.messages import Ask, Birth, Known, Want
 
 
-class Books:
+class Accounts:
     """Keeps the accounts of one fleet; `version` is that of the global model."""
 
     def __init__(self, queue: EventQueue, sizes: Sizes) -> None:
@@ -22,7 +22,7 @@ class Books:
         self._announced += plan_bytes
         return plan_bytes
 
-    def came(self, device: Device, *, linked_at: float, named: int) -> None:
+    def count_link(self, device: ClockDevice, *, linked_at: float, named: int) -> None:
         """Counts a link that is up since `linked_at`; a new process loads the task, and a new device fetches it before.
 
         :param named: how many devices the plan names that is retained.
@@ -40,13 +40,15 @@ class Books:
                 spent.up_bytes += len(sizes.task_blobs) * sizes.packet[Want]
                 spent.down_bytes += sum(sizes.blob_wire_bytes(size, down=True) for size in sizes.task_blobs)
 
-    def hears_nothing(self, device: Device) -> None:
+    def hears_nothing(self, device: ClockDevice) -> None:
         """Ends the counting of announced plans for a device whose link ends."""
         if device.announced_from is not None:
             device.spent.down_bytes += self._announced - device.announced_from
             device.announced_from = None
 
-    def end_attempt(self, device: Device, attempt: Attempt, until: float, *, sent_until: float | None = None) -> None:
+    def end_attempt(
+        self, device: ClockDevice, attempt: Attempt, until: float, *, sent_until: float | None = None
+    ) -> None:
         """Counts what was laid out, as far as it went.
 
         :param until: what was computed and received.
@@ -68,7 +70,7 @@ class Books:
         device.attempt = None
         device.number += 1
 
-    def charge(self, device: Device, current: OpenRound) -> None:
+    def charge(self, device: ClockDevice, current: OpenRound) -> None:
         """The device has committed its update of this round."""
         if device.committed_round != current.number:
             device.committed_round = current.number
@@ -76,6 +78,6 @@ class Books:
             device.in_sync = False
             device.spent.charged[current.size] += 1
 
-    def presence(self, device: Device, state: str, *, at: float | None = None) -> None:
+    def presence(self, device: ClockDevice, state: str, *, at: float | None = None) -> None:
         """Logs a change of presence; nothing else depends on it."""
         self._queue.log("presence", at=at, device=device.name, state=state, board=device.board)

@@ -22,7 +22,7 @@ OUTCOME_STATES: dict[str, tuple[Activity, str]] = {
 """Letter of an outcome: whose colour it has, and its name in a legend."""
 
 
-def in_words(timeline: FleetTimeline) -> str:
+def describe_timeline(timeline: FleetTimeline) -> str:
     """Describes in one or two sentences which devices were slow, late or away."""
     counts = Counter("".join(timeline.outcomes))
     asked = sum(counts[letter] for letter in "aldrx")
@@ -78,7 +78,7 @@ def worst_round(timeline: FleetTimeline) -> int:
     return max(range(len(timeline.rounds)), key=badness)
 
 
-def worst_in_words(timeline: FleetTimeline, reasons: Mapping[str, str]) -> str:
+def describe_worst(timeline: FleetTimeline, reasons: Mapping[str, str]) -> str:
     """Names the worst round and the reason; empty if no round differs from the others.
 
     :param reasons: why devices declined, by code.

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.errors import BadInput
-from hushfleet.secure import field
-from hushfleet.secure.field import PRIMES
+from hushfleet.secure import prime_field
 from hushfleet.secure.keystream import Keystream, uniform
+from hushfleet.secure.prime_field import PRIMES
 
 BITS = st.sampled_from([16, 24, 32])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -37,13 +37,13 @@ def test_product_is_that_of_whole_numbers(bits: int, seed: int, rows: int, terms
     prime = PRIMES[bits]
     matrix, columns = drawn(seed, prime, rows, terms), drawn(seed + 1, prime, terms, count)
     expected = matrix.astype(object) @ columns.astype(object) % prime
-    assert (field.product(matrix, columns, prime) == expected).all()
+    assert (prime_field.product(matrix, columns, prime) == expected).all()
 
 
 def test_product_in_blocks() -> None:
     prime = PRIMES[32]
     matrix, columns = drawn(1, prime, 2, 3), drawn(2, prime, 3, 20_001)
-    assert (field.product(matrix, columns, prime) == matrix.astype(object) @ columns.astype(object) % prime).all()
+    assert (prime_field.product(matrix, columns, prime) == matrix.astype(object) @ columns.astype(object) % prime).all()
 
 
 @given(BITS, SEEDS, st.integers(0, 20))
@@ -51,9 +51,9 @@ def test_sums_and_differences(bits: int, seed: int, count: int) -> None:
     prime = PRIMES[bits]
     one, other = drawn(seed, prime, count), drawn(seed + 1, prime, count)
     total = one.copy()
-    field.add_into(total, other, prime)
+    prime_field.add_into(total, other, prime)
     assert total.tolist() == [(a + b) % prime for a, b in zip(one.tolist(), other.tolist(), strict=True)]
-    field.subtract_from(total, other, prime)
+    prime_field.subtract_from(total, other, prime)
     assert total.tolist() == one.tolist()
 
 
@@ -68,22 +68,22 @@ def test_interpolation_continues_a_polynomial(bits: int, seed: int, degree: int,
         return sum(c * x**power for power, c in enumerate(coefficients)) % prime
 
     known = np.array([[value(x)] for x in at], np.uint32)
-    made = field.product(field.interpolation(at, to, prime), known, prime)
+    made = prime_field.product(prime_field.interpolation(at, to, prime), known, prime)
     assert made[:, 0].tolist() == [value(x) for x in to]
 
 
 @given(BITS, SEEDS, st.integers(0, 30))
 def test_bytes_and_back(bits: int, seed: int, count: int) -> None:
     values = drawn(seed, PRIMES[bits], count)
-    data = field.to_bytes(values, bits)
+    data = prime_field.to_bytes(values, bits)
     assert len(data) == count * bits // 8
-    assert field.from_bytes(data, bits).tolist() == values.tolist()
+    assert prime_field.from_bytes(data, bits).tolist() == values.tolist()
 
 
 @pytest.mark.parametrize(("data", "words"), [(b"\xf1\xff", "65521 is not below"), (b"\0\0\0", "whole number")])
 def test_bytes_that_are_no_values(data: bytes, words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        field.from_bytes(data, 16)
+        prime_field.from_bytes(data, 16)
 
 
 @settings(max_examples=30)
