@@ -10,11 +10,15 @@ import re
 import statistics
 from collections import defaultdict
 from math import isclose
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hushfleet as hf
+from hushfleet.simulator.studies.reproduce.kept import Kept
+from hushfleet.simulator.studies.reproduce.recipe import paper_names
+from hushfleet.simulator.studies.reproduce.report import write_report
 from support.documents import BLOCKS, ROOT
 
 FIGURES = ROOT / "docs" / "figures"
@@ -156,3 +160,11 @@ def test_what_the_page_on_python_says_that_privacy_costs() -> None:
         value = repr(eval(call, {"hf": hf}))
         for part in re.split(r"\.\.\.", said):
             assert part.strip(" ,)") in value
+
+
+def test_the_papers_figures_are_drawn_from_the_cells(tmp_path: Path) -> None:
+    """Byte for byte: the same cells give the same file."""
+    report = write_report(Kept(ROOT / "docs" / "results"), tmp_path / "reproduction.md")
+    assert {*report.points, *report.tables} == {f"{paper}.svg" for paper in paper_names()}
+    for name in {*report.points, *report.tables}:
+        assert (FIGURES / name).read_bytes() == (tmp_path / "figures" / name).read_bytes(), name

@@ -33,6 +33,8 @@ from hushfleet.user_files import user_data_dir
 ALL_COLUMNS = "all"
 AS_A_PAPER = {"accounting": "as-published"}
 """The accounting of cells whose recipe does not say it: such a task meant this when the committed results were run."""
+CLASSES = {"cifar100": 100, "emnist": 26}
+"""How many classes a data set has, where it is not ten."""
 AnyAxis = TypeVar("AnyAxis", bound=Axis)
 
 
@@ -79,8 +81,20 @@ class Cell:
         return self.recipe.metric_of(self.group, self.row)
 
     @property
+    def round(self) -> int | None:
+        """The round that the table takes; None for the last ones of the run."""
+        return self.column.round if self.column else None
+
+    @property
     def data_set(self) -> str:
         return str(self.plain["data"]["name"])
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of guessing in percent: among a device's classes where only they are tested, else among all."""
+        data = self.plain["data"]
+        own = self.metric in ("accuracy_own_local", "accuracy_next_local")
+        return 100 / ((own and data.get("classes_per_device")) or CLASSES.get(self.data_set, 10))
 
     @property
     def rounds(self) -> int:

@@ -147,7 +147,7 @@ def _reproduce(
                     failures[cell.key] = outcome.error
                     words = f"[red]failed[/] {escape(cell.label)}: {escape(outcome.error)}"
                 else:
-                    value = outcome.value(cell.metric, recipe.window)
+                    value = outcome.value(cell.metric, recipe.window, cell.round)
                     reached = "not measured" if value is None else f"{100 * value:.2f} %"
                     words = f"{escape(cell.label)}: {reached} after {format_seconds(outcome.seconds)}"
                 work.count()

@@ -1,10 +1,11 @@
-"""A table as a figure: our accuracies beside the printed ones."""
+"""Figures: a table, our accuracies beside the printed ones; and a paper, all its numbers against ours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -12,8 +13,49 @@ from matplotlib.figure import Figure
 from hushfleet.simulator.studies.reproduce.table import Block, PaperTable
 
 _PRINTED, _OURS = "#8a8a8a", "#1b6ca8"
+_MARKS = "os^Dv"
 # Text as text, and the same bytes for the same numbers.
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "hushfleet", "font.size": 8}
+
+
+class Point(NamedTuple):
+    """A finished number.
+
+    :param group: what it is of, for the legend.
+    :param ours: in percent, by seed.
+    :param apart: a reading that is not the first.
+    """
+
+    group: str
+    printed: float
+    ours: tuple[float, ...]
+    apart: bool
+
+
+def draw_paper(points: Sequence[Point], path: Path) -> None:
+    """Writes an SVG: printed against ours, with the standard deviation over seeds; on the line they are equal."""
+    groups = list(dict.fromkeys(point.group for point in points))
+    panels = {"first reading": False, "other readings": True}
+    shown = {title: [each for each in points if each.apart == apart] for title, apart in panels.items()}
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7, 4.1 + 0.16 * len(groups)), layout="constrained")
+        axes = figure.subplots(1, len(panels), sharex=True, sharey=True)
+        for each, (title, those) in zip(axes, shown.items(), strict=True):
+            each.plot((0, 100), (0, 100), color=_PRINTED, linewidth=0.8)
+            for at, group in enumerate(groups):
+                here = [point for point in those if point.group == group]
+                means = [fmean(point.ours) for point in here]
+                spreads = [stdev(point.ours) if len(point.ours) > 1 else 0.0 for point in here]
+                where = [point.printed for point in here]
+                each.errorbar(where, means, spreads, fmt=_MARKS[at % 5], color=f"C{at}", ms=4, lw=0.8, label=group)
+            each.set(title=f"{title} ({len(those)})", xlim=(0, 100), ylim=(0, 100), aspect="equal")
+            each.set_xlabel("printed accuracy, %")
+            each.grid(alpha=0.25)
+        axes[0].set_ylabel("ours, %")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=1, frameon=False)
+        _settle(figure)
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
 def draw(table: PaperTable, path: Path) -> None:

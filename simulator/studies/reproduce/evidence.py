@@ -51,7 +51,8 @@ class Finished:
 
     def accuracies(self, metric: Metric | None = None, window: Window | None = None) -> list[float]:
         """Gives the accuracies in percent, by seed. Raises `Unsupported` where one was not measured."""
-        taken = metric or self.cell.metric, window or self.cell.recipe.window
+        # of a named window the whole run counts
+        taken = metric or self.cell.metric, window or self.cell.recipe.window, None if window else self.cell.round
         values = [one.value(*taken) for one in self.kept]
         measured = [100 * value for value in values if value is not None]
         if len(measured) < len(values):
@@ -95,6 +96,7 @@ FIELDS: dict[str, tuple[str, Callable[[Finished], float]]] = {
     "spread": ("{:.1f}", lambda place: stdev(place.accuracies())),
     "seeds": ("{:.0f}", lambda place: len(place.kept)),
     "last": ("{:.1f}", lambda place: fmean(place.accuracies(window="last"))),
+    "least_server": ("{:.4g}", lambda place: min(one.epsilon_server for one in place.kept)),
     "server": ("{:.4g}", lambda place: max(one.epsilon_server for one in place.kept)),
     "release": ("{:.4g}", lambda place: max(one.epsilon_release for one in place.kept)),
     "multiplier": ("{:.4g}", lambda place: place.kept[0].noise_multiplier),

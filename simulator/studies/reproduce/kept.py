@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any, get_args
 
 from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.results.rerun import commit
 from hushfleet.aggregator.results.result import Result, write_whole
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.errors import BadInput
@@ -36,6 +38,9 @@ class KeptCell:
     :param epsilon_server: of the noised values, for the device that has spent most, which is what a paper's accounting
         covers; likewise `epsilon_release`. inf without noise. Where there are `raw_values`, what holds is infinite.
     :param uplink_bytes: of all devices and rounds.
+    :param epsilon_server_median: of the noised values, for the median device, which in APDP-FL adds about the standard
+        noise; None where it was not kept, likewise `commit` and `digests` of older cells.
+    :param digests: SHA-256 of images and labels, by what it is of.
     :param seconds: processor time of all its processes, all parts of an interrupted run together (in the oldest cells,
         and on a GPU, time by the clock).
     """
@@ -54,6 +59,9 @@ class KeptCell:
     runtime: str
     processor: str
     versions: dict[str, str]
+    epsilon_server_median: float | None = None
+    commit: str | None = None
+    digests: dict[str, str] | None = None
 
     @cached_property
     def raw_values(self) -> tuple[str, ...]:
@@ -75,9 +83,12 @@ class KeptCell:
         method = make_method(task.method.name, task.method.settings, privacy, layout, rounds=self.rounds)
         return method.cost(RoundTerms()).raw
 
-    def value(self, metric: Metric, window: Window) -> float | None:
-        """The accuracy of the table as a fraction; None if what it takes was not measured."""
-        values = self.accuracies.get(metric, [])
+    def value(self, metric: Metric, window: Window, round: int | None = None) -> float | None:
+        """The accuracy of the table as a fraction; None if what it takes was not measured.
+
+        :param round: the last one that counts; None for all of the run.
+        """
+        values = self.accuracies.get(metric, [])[:round]
         asked = values[-{"last": 1, "mean-last-10": LAST_ROUNDS, "best": len(values)}[window] :]
         measured = [value for value in asked if value is not None]
         if not measured or len(measured) < len(asked):
@@ -132,7 +143,8 @@ class Kept:
     def of(self, cell: Cell) -> KeptCell | None:
         """The result of the same run that has what the cell's table takes."""
         found = self._by_digest.get(cell.digest, [])
-        return next((kept for kept in found if kept.value(cell.metric, cell.recipe.window) is not None), None)
+        taken = cell.metric, cell.recipe.window, cell.round
+        return next((kept for kept in found if kept.value(*taken) is not None), None)
 
 
 def kept_cell(
@@ -140,6 +152,7 @@ def kept_cell(
     result: Result,
     *,
     next_local: Mapping[int, float],
+    digests: Mapping[str, str],
     seconds: float,
     runtime: str,
     processor: str,
@@ -151,9 +164,9 @@ def kept_cell(
     accuracies = {name: [getattr(row, name, None) for row in result.rounds] for name in get_args(Metric)}
     accuracies["accuracy_next_local"] = [next_local.get(row.round) for row in result.rounds]
 
-    def largest(of: str) -> float:
+    def noised(of: str) -> list[float]:
         spent = [(getattr(row, f"noised_{of}"), getattr(row, f"epsilon_{of}")) for row in result.privacy]
-        return max((whole if noised is None else noised for noised, whole in spent), default=math.inf)
+        return [whole if noised is None else noised for noised, whole in spent] or [math.inf]
 
     return KeptCell(
         cell=cell.key,
@@ -161,8 +174,8 @@ def kept_cell(
         quick=cell.quick,
         task=cell.plain,
         accuracies={name: [rounded(value) for value in values] for name, values in accuracies.items()},
-        epsilon_server=largest("server"),
-        epsilon_release=largest("release"),
+        epsilon_server=max(noised("server")),
+        epsilon_release=max(noised("release")),
         noise_multiplier=result.noise_multiplier,
         rounds=len(result.rounds),
         uplink_bytes=sum(row.uplink_bytes for row in result.rounds),
@@ -170,6 +183,9 @@ def kept_cell(
         runtime=runtime,
         processor=processor,
         versions=result.versions,
+        epsilon_server_median=median(noised("server")),
+        commit=commit(),
+        digests=dict(digests),
     )
 
 

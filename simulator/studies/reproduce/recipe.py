@@ -73,17 +73,26 @@ class TableRow(Axis):
     :param same_in_all_columns: the columns do not touch it (no noise), so one cell serves them all.
     :param alone: each device trains alone, as `train_alone` does it: the task's method only says how.
     :param metric: where it is not the table's, such as for a method without own models; a group's goes before.
+    :param outside: why it has no place in the order of its column, such as a noise that is not comparable.
+    :param reads: the row whose printed numbers it repeats, run in another way.
     """
 
     same_in_all_columns: bool = False
     alone: bool = False
     metric: Metric | None = None
+    outside: str = ""
+    reads: str = ""
 
 
 class TableColumn(Axis):
-    """A setting that all rows are run with; `paper_epsilon` is what the paper prints, or none."""
+    """A setting that all rows are run with.
+
+    :param paper_epsilon: what the paper prints, or none.
+    :param round: the round whose accuracy the paper prints, counted from 1; none for the last one of the run.
+    """
 
     paper_epsilon: Annotated[float, Field(gt=0)] | None = None
+    round: Annotated[int, Field(gt=0)] | None = None
 
 
 class RowGroup(Axis):
@@ -92,6 +101,7 @@ class RowGroup(Axis):
     :param substitutions: where the task is not the paper's: "Fashion-MNIST instead of SVHN".
     :param values: the paper's numbers in percent, by row: one for each column, NaN where the paper has none.
     :param only_order: the paper's numbers are of another network or other data: only orders can be compared.
+    :param other_data: the data set is not the paper's.
     :param quoted: rows whose numbers are not in the table but in the text, or follow from it; and where.
     :param columns: those that the group has; empty for all.
     :param gpu: the network is too large for processor cores.
@@ -102,6 +112,7 @@ class RowGroup(Axis):
     quoted: dict[str, str] = {}
     substitutions: tuple[str, ...] = ()
     only_order: bool = False
+    other_data: bool = False
     columns: tuple[str, ...] = ()
     gpu: bool = False
 
@@ -200,13 +211,39 @@ class Recipe(_Frozen):
         return None if value != value else value
 
 
+class Claim(_Frozen):
+    """A claim of the paper, as a line of the table at the top of the page; prose with references (`evidence.py`).
+
+    :param numbers: the pair of numbers that decides it.
+    :param obstacle: what stands in the way of saying more.
+    """
+
+    claim: str
+    holds: Literal["yes", "partly", "no", "not testable yet"]
+    numbers: str
+    seeds: str
+    obstacle: str
+
+
+class Objection(_Frozen):
+    """What the paper's authors would call unfair, and the answer."""
+
+    objection: str
+    answer: str
+
+
 class Paper(_Frozen):
-    """`paper.toml`: what all its tables share; `holds` is what of it holds here, in sentences with references."""
+    """`paper.toml`: what all its tables share.
+
+    :param contradictions: what its text shows without a run.
+    """
 
     name: str
     source: str
     method: str = ""
-    holds: tuple[str, ...] = ()
+    claims: Annotated[tuple[Claim, ...], Field(alias="claim", max_length=5)] = ()
+    contradictions: tuple[str, ...] = ()
+    objections: Annotated[tuple[Objection, ...], Field(alias="objection")] = ()
 
 
 def recipes_folder() -> Path:

@@ -16,49 +16,58 @@ import pandas as pd
 
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.simulator.studies.reproduce.cells import ALL_COLUMNS
-from hushfleet.simulator.studies.reproduce.draw import draw
+from hushfleet.simulator.studies.reproduce.draw import Point, draw, draw_paper
 from hushfleet.simulator.studies.reproduce.evidence import Evidence, Unsupported
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import (
-    METRICS,
+    WINDOWS,
     Paper,
     Recipe,
     TableRow,
     load_paper,
     paper_names,
 )
-from hushfleet.simulator.studies.reproduce.show import epsilons, explain_raw
-from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table, measured_as
-from hushfleet.simulator.studies.reproduce.verdict import RULE, PlaceVerdict, verdict
+from hushfleet.simulator.studies.reproduce.show import epsilons
+from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table
+from hushfleet.simulator.studies.reproduce.verdict import LEAD, NEAR, RULE, PlaceVerdict, verdict
 
 FIGURES = "figures"
+_MEASURED = {
+    "accuracy_own_common": "own models, common test set",
+    "accuracy_own_local": "own models, own labels",
+    "accuracy_next_local": "all devices' next models, own labels",
+    "accuracy_global": "the global model",
+}
 _VERDICTS = ("reproduced", "order only", "not")
 _MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "noise", "ε server", "ε release", "why")
 _PRINTED, _RUN = "numbers printed", "run"
-_COUNTED = """*Numbers printed* are accuracies in tables that can be run, and those that a text prints of figures. *Run*
-are those of them for which any cell is finished, in whatever reading, and whether or not network and data are the
-paper's. Each reading that changes a run has its own verdict, so there may be more verdicts than numbers run."""
+_COUNTED = """*Numbers printed*: accuracies in tables that can be run, or in a text on figures. *Run*: any cell is
+finished. Each reading has its own verdict."""
 _HEAD = """# Reproduction: what was run, and what came out
 
 Written by `hushfleet reproduce --report` from the [finished cells](results/cells/) and the recipes: change those, not
-this page. [Reproducing](reproducing.md) says what a cell and a reading are.
+this page. [Reproducing](reproducing.md) says what a cell is, and a reading.
 
-**Epsilons are by Rényi accounting, as the papers' are, and of the noised values**; the
-[exact ones](privacy.md#the-accountant) are smaller. Each is that of the device that has spent most: "ε server" against
-whoever sees a device's own update, "ε release" against whoever sees only the aggregate models. `inf (x)`: the method
-also sends values [without noise](privacy.md#raw-values); then what holds is infinite, and x is what the noised values
-alone cost. "Noise" is the norm of the noise in a round's mean, in clip norms. A clip norm bounds what each device adds
-to that mean, but for DP-FedSim, whose devices may add many times as much. FedADDP's noise is not in proportion to it
-and has no entry.
+## The claims
 
-## How a verdict is found
+Accuracies are in percent, leads and differences in points.
+"""
+_RULES = """## How to read the tables
 {rule}
-What misses "reproduced" stands beside a verdict: how far the number is off, the method on whose wrong side it stands,
-or the lead that is not as printed. With one seed a spread is not known, and a verdict is that of one run. Readings are
-judged apart: that one of them comes near says that the numbers can be had so, not that the paper did it so. Where
-several readings share a run ("and 4 more"), it is judged in the one in which most methods are finished. A table shows
-the mean over all its seeds; where a sentence compares two cells, both are means over the seeds that both have. In
-figures a line reaches from the lowest seed to the highest.
+Beside a verdict stands what misses "reproduced": the distance, a method on whose wrong side the number stands, or the
+lead. That a reading comes near does not say that the paper did it so. A run that readings share stands under the first.
+Two cells are compared on the seeds that both have; ± is a standard deviation. `hushfleet reproduce --list` names the
+tables that are not shown, and why.
+
+**Another processor.** AVX2 in place of AVX-512 moves own models by up to 1.3 points and a global model by up to 7.8
+([measured](result.md)); a verdict allows {near:g}, and {lead:g} of a lead. So a verdict of one seed can be the
+processor's. These cells name their instruction set; commit and data digests are not kept (new cells keep them).
+
+**Epsilons** are by Rényi accounting ([exact ones](privacy.md#the-accountant) are smaller), of the device that has spent
+most in the whole run; of two, the least and the most over seeds. "ε server": against whoever sees a device's own
+update; "ε release": only aggregates. `inf (x)`: the method also sends values [without noise](privacy.md#raw-values); x
+is what the noised ones cost. "Noise" is its norm in a round's mean, in clip norms. **Own models** are tested after
+training, **next models** after aggregation; own labels are test images with a device's own mix of labels.
 """
 
 
@@ -66,7 +75,8 @@ class ReproductionReport:
     """The page.
 
     :param text: in Markdown.
-    :param tables: by the name of its figure, each table that has one.
+    :param tables: by the name of its figure, each table without printed numbers.
+    :param points: by the name of a paper's figure, its finished numbers beside the printed ones.
     :param left_out: sentences that the cells do not carry, and why.
 
     Raises `BadInput` for a reference that is none.
@@ -75,50 +85,63 @@ class ReproductionReport:
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
         self.tables: dict[str, PaperTable] = {}
+        self.points = defaultdict[str, list[Point]](list)
         self.left_out: list[tuple[str, str]] = []
         papers = sorted(map(load_paper, evidence.recipes), key=lambda paper: (not paper.method, paper.name))
         names = {load_paper(name).name: name for name in evidence.recipes}
-        counts, held, sections = [], list[str](), list[str]()
+        claims, counts, sections = [], [], list[str]()
         for paper in papers:
             count, lines = self._paper(paper, evidence.recipes[names[paper.name]])
             link = f"[{paper.name}](#{paper.name.lower().replace(' ', '-')})"
+            claims += [["" if at else link, *line] for at, line in enumerate(self._claims(paper))]
             if paper.method:
                 counts.append([link, *(count[each] for each in (_PRINTED, _RUN, *_VERDICTS))])
-            held += [f"**{link}.** {' '.join(self._sentences(paper.holds))}", ""]
             sections += lines
+        listed = pd.DataFrame(claims, columns=["", "claim", "holds?", "numbers", "seeds", "what stands in the way"])
         counted = markdown(pd.DataFrame(counts, columns=["", _PRINTED, _RUN, *_VERDICTS]))
-        head = [_HEAD.format(rule=RULE), "## What of each paper holds", ""]
-        lines = [*head, *held, *counted, "", _COUNTED, "", *sections]
+        rules = _RULES.format(rule=RULE, near=NEAR, lead=LEAD[0])
+        lines = [_HEAD, *markdown(listed), "", "## The count", "", *counted, "", _COUNTED, "", rules, *sections]
         self.text = "\n".join(lines).rstrip() + "\n"
+
+    def _claims(self, paper: Paper) -> Iterator[list[str]]:
+        for claim in paper.claims:
+            prose = claim.claim, f"**{claim.holds}**", claim.numbers, claim.seeds, claim.obstacle
+            if len(line := self._sentences(prose)) == len(prose):
+                yield line
 
     def _paper(self, paper: Paper, recipes: Sequence[Recipe]) -> tuple[Counter[str], list[str]]:
         lines = [f"## {paper.name}", "", f"{paper.source}.", ""]
-        waiting = defaultdict[str, list[str]](list)
-        counts, shown, told = Counter[str](), set[str](), set[str]()
-        for recipe in recipes:
-            if recipe.open:
-                waiting[recipe.open].append(recipe.label)
-                continue
+        if contradictions := self._sentences(paper.contradictions):
+            lines += ["What the text shows without a run:", "", *(f"- {each}" for each in contradictions), ""]
+        if paper.objections:
+            lines += ["What its authors would call unfair:", ""]
+            told = [self._sentences([each.objection, each.answer]) for each in paper.objections]
+            lines += [*(f"- *{both[0]}* {both[1]}" for both in told if len(both) == 2), ""]
+        counts, shown, above = Counter[str](), set[str](), set[str]()
+        for recipe in (each for each in recipes if not each.open):
             table, digests = self._made(recipe), {cell.digest for cell in self._evidence.finished(recipe)}
             places = self._each_run_once(recipe, list(self._judged(table)))
             printed, run = _numbers_printed(recipe), _numbers_run(recipe, places)
             counts.update({_PRINTED: len(printed), _RUN: len(run)})
             if digests <= shown:
-                waiting["what is finished of it stands above" if digests else "not run yet"].append(recipe.label)
                 continue
             shown |= digests
             counts.update(each.verdict.word for each in places if each.verdict)
-            lines += [f"### {recipe.label}: {recipe.title}", ""] if recipe.title != paper.name else []
-            if recipe.readings_text not in told:
+            lines += ["<details markdown>", f"<summary>{_summary(recipe, paper)}</summary>", ""]
+            if recipe.readings_text not in above:
                 lines += [f"*Settings.* {recipe.readings_text}", ""]
-                told.add(recipe.readings_text)
-            lines += self._table(table, places)
-            lines += [f"![{recipe.label}]({FIGURES}/{_figure(recipe)})", ""]
-            if printed > run:
-                lines += [f"Run: {len(run)} of the {len(printed)} numbers that the paper prints.", ""]
-            self.tables[_figure(recipe)] = table
-        reasons = [f"- {', '.join(labels)}: {reason}." for reason, labels in waiting.items()]
-        return counts, [*lines, "Not shown:", "", *reasons, ""] if reasons else lines
+                above.add(recipe.readings_text)
+            lines += self._table(table, places, above)
+            if not paper.method:
+                lines += [f"![{recipe.label}]({FIGURES}/{recipe.paper}.svg)", ""]
+                self.tables[f"{recipe.paper}.svg"] = table
+            lines += ["</details>", ""]
+            printed_too = [each for each in places if not math.isnan(each.place.paper)]
+            if printed_too:
+                self.points[f"{recipe.paper}.svg"] += [_point(recipe, each) for each in printed_too]
+        if self.points.get(figure := f"{recipes[0].paper}.svg"):
+            lines[4:4] = [f"![{paper.name}: printed against ours]({FIGURES}/{figure})", ""]
+        return counts, lines
 
     def _judged(self, table: PaperTable) -> Iterator[_Judged]:
         """The finished places, column by column."""
@@ -126,8 +149,11 @@ class ReproductionReport:
         columns = self._columns_of(table.recipe.judged_as, table.recipe.paper) if table.recipe.judged_as else own
         for where, lines in own.items():
             for block, place in lines:
-                beside = [each for _, each in columns.get(where, ())]
-                found = verdict(place, beside, only_order=block.group.only_order)
+                beside = [each for _, each in columns.get(where, ()) if not each.outside]
+                group = block.group
+                found = None
+                if not place.outside:
+                    found = verdict(place, beside, only_order=group.only_order, other_data=group.other_data)
                 yield _Judged(block, place, found, beside=len(beside))
 
     def _columns_of(self, row: str, paper: str) -> _Columns:
@@ -153,53 +179,52 @@ class ReproductionReport:
         for those, each in zip((sharing[run] for run in runs), places, strict=True):
             if each.block.reading == those[0].block.reading:
                 same = (other for other in those if other.place.column == each.place.column)
-                most = max(same, key=lambda other: other.beside)
-                readings = len({_reading_id(other.block) for other in those})
-                lines.append(each._replace(verdict=most.verdict, readings=readings))
+                lines.append(each._replace(verdict=max(same, key=lambda other: other.beside).verdict))
         return lines
 
     def _digest(self, recipe: Recipe, each: _Judged) -> str:
         return self._evidence.at(_address(recipe, each.block, each.place), within=recipe).cell.digest
 
-    def _table(self, table: PaperTable, places: Sequence[_Judged]) -> Iterator[str]:
+    def _table(self, table: PaperTable, places: Sequence[_Judged], told: set[str]) -> Iterator[str]:
+        """:param told: what stands above already; grows."""
         recipe, blocks = table.recipe, table.blocks
         printed = any(not math.isnan(each.place.paper) for each in places)
-        if printed and recipe.claim:
-            yield f"The paper: {recipe.claim}"
-        for instead in dict.fromkeys(words for block in blocks for words in block.group.substitutions):
-            yield f"{instead[0].upper()}{instead[1:]}."
+        substitutions = dict.fromkeys(words for block in blocks for words in block.group.substitutions)
+        yield from (f"{words[0].upper()}{words[1:]}." for words in substitutions if words not in told)
+        told.update(substitutions)
         yield ""
         yield from self._lines(recipe, places) if printed else _side_by_side(table)
         yield ""
-        metrics = {block.metric: block.group.title for block in blocks}
-        if len(metrics) == 1:
-            yield f"- Accuracy: {measured_as(recipe, blocks[0].metric)}."
-        else:
-            yield from (f"- {title}: {measured_as(recipe, metric)}." for metric, title in metrics.items())
+        metrics = " or ".join(_MEASURED[metric] for metric in dict.fromkeys(block.metric for block in blocks))
+        if (words := f"{metrics}, {WINDOWS[recipe.window]}") not in told:
+            yield f"- Accuracy: {words}."
+        told.add(words)
         for row in recipe.rows:
-            if row.metric and recipe.metric in metrics and any(each.place.row == row.id for each in places):
-                where = "" if len(metrics) == 1 else f"{metrics[recipe.metric]}, "
-                yield f"- {where}{row.title}: {METRICS[row.metric]}."
+            if row.outside and row.outside not in told and any(each.place.row == row.id for each in places):
+                yield f"- {row.title} is outside of the order: {row.outside}."
+                told.add(row.outside)
         for reading in recipe.readings:
-            if reading.note and any(block.reading == reading for block in blocks):
+            if reading.note and reading.id not in told and any(block.reading == reading for block in blocks):
                 yield f"- Reading *{reading.title}*: {reading.note}."
-        if raw := explain_raw(table.places):
-            yield f"- {raw}."
+                told.add(reading.id)
+        if raw := dict.fromkeys(words for several in table.places.raw_values for words in several):
+            if (sent := ", ".join(raw)) not in told:
+                yield f"- Without noise leave the device: {sent}."
+            told.add(sent)
         yield from (f"- {sentence}" for sentence in self._sentences(recipe.findings, recipe))
         yield ""
 
     def _lines(self, recipe: Recipe, places: Sequence[_Judged]) -> Iterator[str]:
         """A line for each place. What all lines share stands above them; `why` are numbers of the sentences below."""
         rows, sentences = [], dict[str, int]()
-        for block, place, found, _, readings in places:
-            more = f" and {readings - 1} more" if readings > 1 else ""
-            server, release = epsilons(place)
+        for block, place, found, _ in places:
+            server, release = self._epsilons(recipe, block, place)
             noise = self._evidence.at(_address(recipe, block, place), within=recipe).noise
             why = [str(sentences.setdefault(each, len(sentences) + 1)) for each in self._why(recipe, block, place)]
             rows.append(
                 {
                     "data": block.group.title,
-                    "reading": block.reading.title + more if block.reading else "",
+                    "reading": block.reading.title if block.reading else "",
                     "at": place.at,
                     "method": place.method,
                     "paper": _number(place.paper),
@@ -208,7 +233,7 @@ class ReproductionReport:
                     "noise": f"{noise:.3g}" if noise > 0 else "",
                     "ε server": server,
                     "ε release": release,
-                    "verdict": "" if math.isnan(place.paper) else found or "open",
+                    "verdict": "" if math.isnan(place.paper) else found or ("outside" if place.outside else "open"),
                     "why": ", ".join(why),
                 }
             )
@@ -216,9 +241,16 @@ class ReproductionReport:
         same = [name for name in _MAY_STAND_ABOVE if lines[name].nunique() == 1]
         shared = [f"{name}: {lines[name].iloc[0]}" for name in same if lines[name].iloc[0]]
         yield f"{'; '.join(shared)}.\n" if shared else ""
-        yield from markdown(lines.drop(columns=same))
+        yield from markdown(_named_once(lines.drop(columns=same)))
         yield ""
         yield from (f"{number}. {sentence}" for sentence, number in sentences.items())
+
+    def _epsilons(self, recipe: Recipe, block: Block, place: Any) -> Iterator[str]:
+        """In words, with the least over seeds where they differ: by how much depends on what devices draw."""
+        kept = self._evidence.at(_address(recipe, block, place), within=recipe).kept
+        for words, view in zip(epsilons(place), ("epsilon_server", "epsilon_release"), strict=True):
+            least, most = (f(getattr(one, view) for one in kept) for f in (min, max))
+            yield f"{least:.3g} to {words}" if least < 0.99 * most and not place.raw_values else words
 
     def _why(self, recipe: Recipe, block: Block, place: Any) -> list[str]:
         here = {"group": block.group.id, "row": place.row, "column": place.column, "reading": _reading_id(block)}
@@ -240,6 +272,8 @@ def write_report(kept: Kept, page: Path) -> ReproductionReport:
     (page.parent / FIGURES).mkdir(parents=True, exist_ok=True)
     for name, table in report.tables.items():
         draw(table, page.parent / FIGURES / name)
+    for name, points in report.points.items():
+        draw_paper(points, page.parent / FIGURES / name)
     write_whole(page, report.text)
     return report
 
@@ -253,13 +287,12 @@ class _Number(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """A finished place of a table and its verdict, among `beside` lines; `readings`: how many share the run."""
+    """A finished place of a table and its verdict, among `beside` lines."""
 
     block: Block
     place: Any
     verdict: PlaceVerdict | None
     beside: int
-    readings: int = 1
 
 
 _Columns = dict[tuple[str, str, str], list[tuple[Block, Any]]]
@@ -296,7 +329,7 @@ def _numbers_run(recipe: Recipe, places: Sequence[_Judged]) -> set[_Number]:
 
 
 def _number_of(row: TableRow, column: str, value: float | None) -> _Number:
-    return _Number(row.id, "" if row.same_in_all_columns else column, value)
+    return _Number(row.reads or row.id, "" if row.same_in_all_columns else column, value)
 
 
 def _address(recipe: Recipe, block: Block, place: Any) -> str:
@@ -305,16 +338,36 @@ def _address(recipe: Recipe, block: Block, place: Any) -> str:
     return "/".join([block.group.id, place.row, column, *([_reading_id(block)] if block.reading else [])])
 
 
-def _figure(recipe: Recipe) -> str:
-    return f"{recipe.paper}-{recipe.name}.svg"
+def _summary(recipe: Recipe, paper: Paper) -> str:
+    """What is folded: the claim, or without one the title."""
+    words = recipe.claim if paper.method and recipe.claim else recipe.title
+    return f"<b>{recipe.label}.</b> {words}"
+
+
+def _point(recipe: Recipe, judged: _Judged) -> Point:
+    place, first = judged.place, recipe.readings[:1]
+    apart = bool(recipe.judged_as) or (judged.block.reading is not None and judged.block.reading not in first)
+    return Point(f"{recipe.label.split(',')[0]}, {judged.block.group.title}", place.paper, tuple(place.values), apart)
+
+
+def _named_once(lines: pd.DataFrame) -> pd.DataFrame:
+    """Without the leading words of a line that are those of the line above."""
+    shown = lines.copy()
+    repeated = pd.Series(True, index=lines.index)
+    for name in lines.columns[: list(lines.columns).index("method")]:
+        repeated &= lines[name] == lines[name].shift()
+        shown.loc[repeated, name] = ""
+    return shown
 
 
 def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.2f}"
 
 
-def _mean_and_spread(place: Any) -> str:
-    return _number(place.ours) + (f" ± {place.spread:.2f}" if len(place.seeds) > 1 else "")
+def _mean_and_spread(place: Any, places: int = 2) -> str:
+    if math.isnan(place.ours):
+        return ""
+    return f"{place.ours:.{places}f}" + (f" ±{place.spread:.{places}f}" if len(place.seeds) > 1 else "")
 
 
 def _side_by_side(table: PaperTable) -> Iterator[str]:
@@ -322,7 +375,7 @@ def _side_by_side(table: PaperTable) -> Iterator[str]:
     most = max(map(len, table.places.seeds))
 
     def word(place: Any) -> str:
-        return _mean_and_spread(place) + (f" ({len(place.seeds)})" if 0 < len(place.seeds) < most else "")
+        return _mean_and_spread(place, 1) + (f" ({len(place.seeds)})" if 0 < len(place.seeds) < most else "")
 
     columns = {
         f"{block.title}, {at}": places.set_index("method")

@@ -22,7 +22,7 @@ import psutil
 
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.results.events import EventLog, iterate_events
-from hushfleet.aggregator.results.rerun import versions
+from hushfleet.aggregator.results.rerun import commit, input_digests, versions
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.fast.engine import run_rounds
@@ -88,6 +88,7 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         cell,
         result,
         next_local={int(round): accuracy for round, accuracy in next_local.items()},
+        digests=input_digests(simulation.prepared),
         seconds=seconds,
         runtime=runtime,
         processor=processor(),
@@ -118,6 +119,8 @@ def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int
         runtime=runtime,
         processor=processor(),
         versions=versions(),
+        commit=commit(),
+        digests=input_digests(simulation.prepared),
     )
 
 

@@ -37,9 +37,10 @@ class Block:
     :param places: a line for each row and column of the paper's table; accuracies in percent, None or NaN where there
         is no number. `paper`, `ours` (mean over seeds), `spread` (standard deviation, of two seeds or more),
         `difference`, `values` (by seed), `seeds` (the finished ones, of `asked`), `runs` (their digests),
-        `paper_epsilon`, `epsilon_server`, `epsilon_release`, `raw_values` (what the method sends without noise, in
-        words: then both epsilons are infinite, and `noised_server` and `noised_release` are what the noised values
-        alone cost, as papers count), `open` (why nothing is there), and the titles `method` and `at`.
+        `chance` (of guessing), `outside` (of the order), `paper_epsilon`, `epsilon_server`, `epsilon_release`,
+        `raw_values` (what the method sends without noise, in words: then both epsilons are infinite, and
+        `noised_server` and `noised_release` are what the noised values alone cost, as papers count), `open` (why
+        none is there), and the titles `method` and `at`.
     """
 
     group: RowGroup
@@ -171,8 +172,8 @@ def _columns(recipe: Recipe, group: RowGroup, cells: Sequence[Cell]) -> list[Tab
 def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) -> Iterator[dict[str, Any]]:
     """A cell, in each column that it stands in."""
     recipe, one = cell.recipe, progress.kept.of(cell)
-    value = one.value(cell.metric, recipe.window) if one else None
     for column in columns if cell.column is None else (cell.column,):
+        value = one.value(cell.metric, recipe.window, column.round) if one else None
         yield {
             "row": cell.row.id,
             "column": column.id,
@@ -186,6 +187,8 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) ->
             "server": one.epsilon_server if one else None,
             "release": one.epsilon_release if one else None,
             "raw": one.raw_values if one else (),
+            "chance": cell.chance,
+            "outside": bool(cell.row.outside),
             "open": "" if one else progress.why_open(cell),
         }
 
@@ -213,6 +216,8 @@ _COMBINED: dict[str, tuple[str, Any]] = {
     "noised_server": ("server", "max"),
     "noised_release": ("release", "max"),
     "raw_values": ("raw", lambda raw: tuple(dict.fromkeys(words for each in raw for words in each))),
+    "chance": ("chance", _first),
+    "outside": ("outside", _first),
     "open": ("open", _why),
 }
 

@@ -11,19 +11,19 @@ NEAR = 2.0
 """Points between our number and the printed one, where the seeds do not say more."""
 LEAD = 1.0, 1 / 3
 """How far a lead may be from the printed one: points, or a share of the printed lead if that is more."""
+FAR = 10.0
+"""Points off the printed number from which an order says nothing."""
 RULE = f"""
 - **reproduced**: our mean is within {NEAR:g} points of the printed number, or within two standard errors over seeds if
-  that is more, and its lead over each finished method of the same column that the paper prints below it is the printed
-  lead within {LEAD[0]:g} point, or within a third if that is more. A lead is that over the seeds which both have.
-  Of two methods in the wrong order, the one that the paper prints above answers for it.
-- **order only**: not that, but it stands above and below the finished methods of its column as the paper prints.
-  Where few are finished that says little: a private model at chance is below one without noise in any paper.
-- **not**: neither.
-- **open**: no cell is finished. Where network or data are not the paper's, only the order counts, and a method that
-  stands alone in its column is open too.
-
-A table of readings runs one method of another table in several ways, each a row: such a row is judged as that method,
-among the other methods of that table.
+  that is more, and its lead over each finished method of its column that is printed below it is the printed lead within
+  {LEAD[0]:g} point, or within a third if that is more. A lead is over the seeds which both have. Of two methods in the
+  wrong order, the one printed above answers for it.
+- **order only**: not that, but it stands above and below the finished methods of its column as printed.
+- **not**: neither; or, unless reproduced, within {NEAR:g} points of chance or more than {FAR:g} off. Where the data are
+  not the paper's, the distance does not count.
+- **outside**: its noise or its epochs are not comparable, so it has no place in the order. The table says why.
+- **open**: no cell is finished. Where network or data are not the paper's, a number is never reproduced, and a method
+  that stands alone in its column is open too.
 """
 
 
@@ -37,12 +37,14 @@ class PlaceVerdict(NamedTuple):
         return f"{self.word}: {self.because}" if self.because else self.word
 
 
-def verdict(place: Any, column: Sequence[Any], *, only_order: bool) -> PlaceVerdict | None:
+def verdict(place: Any, column: Sequence[Any], *, only_order: bool, other_data: bool = False) -> PlaceVerdict | None:
     """Judges one line of `Block.places`; None where it is open.
 
     :param column: all lines of its column, with `paper` and `ours` in percent, NaN where there is none. Of lines with
         the same printed number none leads.
+        `chance` is the accuracy in percent of guessing.
     :param only_order: numbers cannot be compared; without another method in the column it is open then.
+    :param other_data: the data are not the paper's, so the distance to the printed number says nothing.
     """
     if math.isnan(place.paper) or math.isnan(place.ours):
         return None
@@ -63,7 +65,11 @@ def verdict(place: Any, column: Sequence[Any], *, only_order: bool) -> PlaceVerd
     apart = [lead for lead in leads if lead[1] != 0]
     wrong = [f"{'below' if paper > 0 else 'above'} {method}" for method, paper, ours in apart if paper * ours <= 0]
     if wrong:
-        return PlaceVerdict("not", wrong[0] + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""))
+        return PlaceVerdict("not", wrong[0])
+    if abs(place.ours - place.chance) <= NEAR:
+        return PlaceVerdict("not", "chance")
+    if abs(off) > FAR and not other_data:
+        return PlaceVerdict("not", f"{off:+.1f}")
     word: Literal["order only", "not"] = "order only" if apart else "not"
     if only_order:
         return PlaceVerdict(word)

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -177,6 +178,21 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
     # the ledger's numbers: two rounds at multiplier 2, against the server at 2 / sqrt(2)
     assert 0 < resumed.epsilon_release < resumed.epsilon_server < 10
     assert json.loads((folder / RUN / "task.json").read_text())["method"]["name"] == "dp-fedavg"
+
+
+def test_a_cell_run_again_gives_the_same_bits_and_says_what_made_it(book: Path, tmp_path: Path) -> None:
+    """On one machine: another processor's bits may differ, which is why a cell names it and its instruction set."""
+    (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-1"], quick=True)
+    first, again = (run_cell(cell, tmp_path / name, data_dir=None, runtime="onnx") for name in ("first", "again"))
+    assert replace(first, seconds=0) == replace(again, seconds=0)
+    assert KeptCell.load(first.save(tmp_path)) == first
+    assert first.digests is not None
+    assert all(len(digest) == 64 for digest in first.digests.values())
+    assert "package" not in " ".join(first.digests)
+    assert first.processor
+    assert first.versions["processor"]
+    assert first.commit is None or len(first.commit.removesuffix("-changed")) == 40
+    assert first.epsilon_server_median == first.epsilon_server
 
 
 def test_each_device_alone_is_a_cell_of_its_own(book: Path, tmp_path: Path) -> None:
