@@ -211,7 +211,7 @@ class Recipe(_Frozen):
         return None if value != value else value
 
 
-class Claim(_Frozen):
+class PaperClaim(_Frozen):
     """A claim of the paper, as a line of the table at the top of the page; prose with references (`evidence.py`).
 
     :param numbers: the pair of numbers that decides it.
@@ -226,7 +226,7 @@ class Claim(_Frozen):
 
 
 class Objection(_Frozen):
-    """What the paper's authors would call unfair, and the answer."""
+    """An objection of the paper's authors, and the answer."""
 
     objection: str
     answer: str
@@ -241,7 +241,7 @@ class Paper(_Frozen):
     name: str
     source: str
     method: str = ""
-    claims: Annotated[tuple[Claim, ...], Field(alias="claim", max_length=5)] = ()
+    claims: Annotated[tuple[PaperClaim, ...], Field(alias="claim", max_length=5)] = ()
     contradictions: tuple[str, ...] = ()
     objections: Annotated[tuple[Objection, ...], Field(alias="objection")] = ()
 

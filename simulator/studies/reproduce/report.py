@@ -339,7 +339,7 @@ def _address(recipe: Recipe, block: Block, place: Any) -> str:
 
 
 def _summary(recipe: Recipe, paper: Paper) -> str:
-    """What is folded: the claim, or without one the title."""
+    """Returns the line above a fold: the claim, or without one the title."""
     words = recipe.claim if paper.method and recipe.claim else recipe.title
     return f"<b>{recipe.label}.</b> {words}"
 
