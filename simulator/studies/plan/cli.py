@@ -14,7 +14,7 @@ HELP = """Estimate what a board gains by taking part, what privacy it gives away
 
 For method `hush`: a small shared head on fixed features, secure sums, a whole device protected. The answer comes from
 a table of simulated fleets (`benchmarks/private_gain.py`); the stand-ins for your images are Fashion-MNIST, letters
-(more classes) and digits (`--features filters`). From one kind of images to another gains differ by some ten points.
+(more classes), digits (`--features filters`) and CIFAR-10 (`--shape 3,32,32`). From one kind of images to another gains differ by some ten points.
 With `--data` the fleet is simulated on public images like yours instead, in about a minute: on some hundred of them, in
 a folder with a sub-folder for each class, or on a data set by its name.
 
