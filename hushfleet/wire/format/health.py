@@ -163,7 +163,7 @@ class Health(Checked):
             column="release",
             metric="frozen",
             flag=True,
-            help="1 where it hears of no newer release, or gets none, for a week",
+            help="1 where it learns of no newer release, or gets none, for a week",
             alarms={
                 "unheard": Problem(
                     "has not been told the newest release for a week",
