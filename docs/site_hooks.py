@@ -54,12 +54,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _source(uri: str) -> str:
-    """Where a page of the site is in the repository."""
+    """Returns the file of the repository that a page of the site shows."""
     return next((source for source, page in PAGES.items() if page == uri), f"docs/{uri}")
 
 
 def _target(source: str, link: str) -> str | None:
-    """What a link means, from the repository's root; None for other sites and for anchors on the same page."""
+    """Returns a link's file, from the repository's root; None for other sites and for anchors on the same page."""
     path = link.partition("#")[0]
     if not path or "://" in path or path.startswith("mailto:"):
         return None

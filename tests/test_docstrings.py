@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("hushfleet", "aggregator", "edge_client", "firmware_profiles", "models", "simulator", "benchmarks")
+PARTS = ("docs", "hushfleet", "aggregator", "edge_client", "firmware_profiles", "models", "simulator", "benchmarks")
 DOCUMENTED = ("hushfleet/", "models/", "simulator/api.py", "simulator/runs.py")
 """Where all that is public has a docstring: ground floor, networks, Python API."""
 REFUSED = re.compile(r"(Of|That|Whom|What|As|By|For|Where|Whose)\b")

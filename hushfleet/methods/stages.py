@@ -27,98 +27,15 @@ import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.errors import PrivacyError
+from hushfleet.methods.cost import Cost, remaining_multiplier
 from hushfleet.methods.state import PrivateArrays, RoundContext, RoundSetting, kept_count, largest
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip, clip_layers, scale
-from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge, GaussianMechanism
+from hushfleet.privacy.mechanism import Charge, GaussianMechanism
 from hushfleet.privacy.noise import NoiseSource
 from hushfleet.privacy.record import check_record_bound
 
 _TOLERANCE = 1e-6
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of a list of stages for a device in a round, with the unit `device`.
-
-    :param norm: bound of the values in units of the round's clip norm C; inf: they have none.
-    :param clip_norm: C.
-    :param noise_multiplier: noise over bound of the values, summed over `noise_split` devices.
-    :param summed: whether nobody sees values but added up, with the noise of `noise_split` honest devices at least.
-    :param records: 0 where a device is protected; where it is a record, of which a device's values have the norm of so
-        many at most.
-    :param reports: noise multiplier of each noised report, summed likewise, and whether the server only adds them up.
-    :param report_limit: the most that a number of an honest report is in size, but for a probability below 1e-14.
-    :param raw: functions of the device's data that leave without noise, in words.
-    """
-
-    clip_norm: float
-    norm: float = math.inf
-    noise_multiplier: float = 0.0
-    noise_split: int = 1
-    summed: bool = False
-    records: int = 0
-    reports: tuple[tuple[float, bool], ...] = ()
-    report_limit: float = 0.0
-    raw: tuple[str, ...] = ()
-
-    @property
-    def bound(self) -> float:
-        """The largest change of the values when the device, or one of its records, is added or removed."""
-        return self.clip_norm * self.norm
-
-    @property
-    def largest(self) -> float:
-        """The largest norm of a device's values."""
-        return self.bound * max(1, self.records)
-
-    @property
-    def values_multiplier(self) -> float:
-        """Noise over bound in what can be seen of the device's own values."""
-        return self.noise_multiplier / math.sqrt(self._divided)
-
-    @property
-    def _divided(self) -> int:
-        return 1 if self.summed else self.noise_split
-
-    def charge(self) -> Charge:
-        """Gives the charge of the ledger for the values and the reports together."""
-        multiplier = combined_multiplier(self.noise_multiplier, *(each for each, _ in self.reports)) / math.sqrt(
-            self._divided
-        )
-        return Charge(
-            unit="device",
-            adjacency=DEVICE_ADJACENCY,
-            mechanism="gaussian" if multiplier > 0 else "none",
-            noise_multiplier=multiplier,
-            noise_split=self.noise_split,
-            raw=self.raw,
-        )
-
-    def multiplier_release(self, participants: int) -> float:
-        """The noise multiplier against whoever sees only the aggregate, a plain sum in which noises add up.
-
-        A report that is more than added up protects by its own noise alone. Of summed values no more is promised than
-        what the noise of the devices that are honest for certain gives.
-        """
-        if self.summed:
-            return self.charge().noise_multiplier
-        summed = math.sqrt(participants / self.noise_split)
-        alone = 1 / math.sqrt(self.noise_split)
-        reports = (each * (summed if adds_up else alone) for each, adds_up in self.reports)
-        return combined_multiplier(self.noise_multiplier * summed, *reports)
-
-
-def combined_multiplier(*multipliers: float) -> float:
-    """The one Gaussian mechanism that releases of one input amount to: 1/z^2 adds. 0, no noise, where one has none."""
-    if len(multipliers) == 1 or 0 in multipliers:
-        return min(multipliers)
-    return float(math.fsum(z**-2 for z in multipliers) ** -0.5)
-
-
-def remaining_multiplier(whole: float, report: float) -> float:
-    """The noise multiplier that remains after a report has used its part."""
-    return float((whole**-2 - report**-2) ** -0.5)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ import numpy as np
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.gradients.optim import adam_reach
+from hushfleet.methods.cost import Cost
 from hushfleet.methods.local import Sgd
 from hushfleet.methods.method import Method, TrainingConfig
 from hushfleet.methods.server import ServerHalf
-from hushfleet.methods.stages import ClipLayers, Cost, Gaussian, OneStep, Release, Transform, costs, released
+from hushfleet.methods.stages import ClipLayers, Gaussian, OneStep, Release, Transform, costs, released
 from hushfleet.methods.state import DeviceState, PrivateArrays, PublicState, RoundContext, RoundSetting, RoundTerms
 from hushfleet.objectives import Objective
 from hushfleet.params import ParamLayout

@@ -162,7 +162,7 @@ def test_a_new_slots_that_does_not_run_is_not_taken(tmp_path: Path, new: bytes, 
     assert not is_due(board.root, "2.0"), "it is not tried each minute"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+@pytest.mark.needs("systemd")
 def test_a_unit_that_systemd_refuses_is_not_taken(board: Board) -> None:
     (board.folder / "content" / "system" / "units" / "hushfleet-client.service").write_text(
         "[Service]\nUser=hushfleet\n"
