@@ -1,10 +1,12 @@
 """All that a GPU can tell of this project, in parts, within eight minutes: `benchmarks/on_gpu.sh`.
 
     python3 -m benchmarks.on_gpu [--device cuda|cpu] [--short] [--out DIR] [--wheels DIR] [--python PYTHON]
+                               [--budget SECONDS]
 
     environment   one for this project and one for pfl and Flower, in a temporary folder
     tests         every test that runs on the device
     W3, W2, W1    the fast engine beside a plain PyTorch loop, pfl and Flower (benchmarks/simulation.py)
+    networks      loss and gradient of many clients, in the ways of the runtime `vmap` (benchmarks/gpu_networks.py)
     profile       where the time of local training goes, and how busy the GPU is (benchmarks/gpu_profile.py)
 
 Both environments see the packages of the Python that runs this: a PyTorch with CUDA that is there stays. What is
@@ -44,7 +46,7 @@ TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 PEERS = ("flwr[simulation]==1.41.0", "pfl[pytorch]==0.6.0")  # as the extra `peers` of pyproject.toml
 TEST_WORDS = ("TORCH_DEVICES", "SUM_DEVICES", "torch.cuda")
 """A test file with one of these, or with it in the conftest.py beside, has tests for CUDA; no other is imported."""
-SHARES_S = {"environment": 100.0, "tests": 80.0, "W3": 70.0, "W2": 60.0, "W1": 100.0, "profile": 50.0}
+SHARES_S = {"environment": 85.0, "tests": 70.0, "W3": 65.0, "W2": 60.0, "W1": 90.0, "networks": 45.0, "profile": 45.0}
 
 
 @dataclass(frozen=True)
@@ -170,10 +172,18 @@ def take_profile(machine: Machine, limit_s: float) -> str | None:
     return machine.run([machine.python, "-m", "benchmarks.gpu_profile", *words], limit_s)
 
 
+def time_networks(machine: Machine, limit_s: float) -> str | None:
+    if machine.options.device == "cpu":
+        return None  # CUDA graphs and streams alone are measured
+    words = ["--json", str(machine.out / "networks.json")]
+    return machine.run([machine.python, "-m", "benchmarks.gpu_networks", *words], limit_s)
+
+
 PARTS: dict[str, Callable[[Machine, float], str | None]] = {
     "environment": make_environments,
     "tests": run_tests,
     **{name: compare(name) for name in ("W3", "W2", "W1")},
+    "networks": time_networks,
     "profile": take_profile,
 }
 
@@ -228,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", metavar="PYTHON", help="interpreter of an environment that is there already")
     parser.add_argument("--peers-python", metavar="PYTHON", help="the same for pfl and Flower")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), metavar="NAME,...")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="SECONDS", help="for all parts together")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.parts) - set(PARTS)):
         parser.error(f"--parts: {', '.join(unknown)}: choose among {', '.join(PARTS)}")
@@ -238,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work = Path(tempfile.mkdtemp(prefix="on-gpu-"))
     try:
         with (options.out / "log.txt").open("w") as log:
-            report = run_parts(Machine(options, work, log), options.parts)
+            report = run_parts(Machine(options, work, log), options.parts, options.budget)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return int(any(part["failure"] for part in report["parts"].values()))

@@ -48,14 +48,34 @@ class TorchGradient:
         distill: Any | None = None,
     ) -> tuple[float, Any]:
         """The batch's mean loss and its gradient `[d]`, written into `out` if given."""
+        loss, gradient = self.on_device(params, x, y, dropout, out, teacher=teacher, distill=distill)
+        return loss.item(), gradient
+
+    def on_device(
+        self,
+        params: Any,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Any] = (),
+        out: Any | None = None,
+        *,
+        weights: Any | None = None,
+        teacher: Any | None = None,
+        distill: Any | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Computes what a call computes and leaves the loss on the device, so that nothing waits for it.
+
+        :param weights: float32 `[B]`: the loss is the weighted mean over the samples.
+        """
         leaves = {
             name: view.detach().requires_grad_() for name, view in self.layout.unflatten(self._tensor(params)).items()
         }
-        loss = self._loss(
-            leaves, self._tensor(x), self._tensor(y), self._tensors(dropout), *self._distilled(teacher, distill)
-        )
+        more = dict(zip(("teacher", "distill"), self._distilled(teacher, distill), strict=False))
+        if weights is not None:
+            more["weights"] = self._tensor(weights)
+        loss = self._loss(leaves, self._tensor(x), self._tensor(y), self._tensors(dropout), **more)
         grads = torch.autograd.grad(loss, list(leaves.values()))
-        return loss.item(), self._flat(dict(zip(leaves, grads, strict=True)), like=params, out=out)
+        return loss.detach(), self._flat(dict(zip(leaves, grads, strict=True)), like=params, out=out)
 
     def clients(
         self,

@@ -124,4 +124,4 @@ def test_the_command_is_one_line(tmp_path: Path) -> None:
         command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "choose among environment, tests, W3, W2, W1, profile" in done.stderr
+    assert "choose among environment, tests, W3, W2, W1, networks, profile" in done.stderr

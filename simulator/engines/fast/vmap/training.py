@@ -49,6 +49,7 @@ from hushfleet.simulator.engines.fast.vmap.device_data import GroupBatches, Samp
 from hushfleet.simulator.engines.fast.vmap.memory import bytes_per_client
 from hushfleet.simulator.engines.fast.vmap.optim import make_cohort_optimizer
 from hushfleet.simulator.engines.fast.vmap.replay import ReplayedGradient
+from hushfleet.simulator.engines.fast.vmap.streams import LARGE, StreamedGradient
 from hushfleet.training.local_round import BatchStep, LocalRound, Trained, train_vector
 
 CPU_BUDGET_BYTES = 1 << 30
@@ -84,7 +85,10 @@ class CohortTrainer:
     """Trains cohorts on one device, where the clients' data stays from round to round.
 
     :param memory_bytes: what a group may take. By default 0.8 of what is free on CUDA when a cohort begins, and
-        1 GiB on a processor. float32 is meant: no TF32.
+        1 GiB on a processor.
+
+    A compact network is trained in float32 without TF32. A large one takes TF32 in its convolutions, as PyTorch does
+    by default: such networks are there for papers whose authors trained that way.
     """
 
     def __init__(
@@ -98,7 +102,10 @@ class CohortTrainer:
         self.device = torch.device(device)
         self.memory_bytes = memory_bytes
         self.on_device = SamplesOnDevice(self.device)
-        self.replayed = ReplayedGradient(gradient) if self.device.type == "cuda" else None
+        self.replayed: ReplayedGradient | None = None
+        self._is_large = gradient.layout.size >= LARGE
+        if self.device.type == "cuda":
+            self.replayed = ReplayedGradient(StreamedGradient(gradient) if self._is_large else gradient)
         self.grouping: Grouping | None = None  # of the last cohort
         self._most_clients = math.inf
 
@@ -226,7 +233,7 @@ class CohortTrainer:
         if self.replayed is not None:
             self.replayed.begin()
         context = self._stacked([each.round.context for each in group])
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=self._is_large):
             shared = _ManyClients(self, method, method.training, group, inputs, noised=method.by_record)
             end = context.start.clone()
             remembered = train_vector(method.training, context, end, shared)

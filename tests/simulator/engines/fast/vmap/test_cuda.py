@@ -18,7 +18,8 @@ from hushfleet.methods.task_method import TaskMethod
 from hushfleet.models import get_model
 from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.simulator.engines.fast.vmap.device_data import CohortStep, GroupBatches
-from hushfleet.simulator.engines.fast.vmap.replay import ReplayedGradient
+from hushfleet.simulator.engines.fast.vmap.replay import EAGER, ReplayedGradient
+from hushfleet.simulator.engines.fast.vmap.streams import StreamedGradient
 from hushfleet.simulator.engines.fast.vmap.training import CohortTrainer, Member
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA device")
@@ -112,3 +113,20 @@ def test_replayed_passes_have_the_bits_of_the_passes_that_were_recorded() -> Non
             assert torch.equal(losses, other)
     assert len(replayed._recordings) == 3
     assert not replayed._refused
+
+
+def test_clients_on_streams_of_their_own_get_what_one_pass_gets() -> None:
+    """Recorded and replayed, with weights, as `ReplayedGradient` does it with a large network."""
+    gradient = TorchGradient(get_model("resnet8-gn"), device="cuda")
+    rng = torch.Generator("cuda").manual_seed(5)
+    params = torch.from_numpy(np.stack([gradient.model.init(seed) for seed in range(3)])).cuda()
+    replayed, out = ReplayedGradient(StreamedGradient(gradient, streams=2)), torch.empty_like(params)
+    with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
+        for _ in range(2 * EAGER):
+            x = torch.rand((3, 4, *gradient.model.input_shape), generator=rng, device="cuda")
+            y = torch.randint(10, (3, 4), generator=rng, device="cuda")
+            weights = torch.rand((3, 4), generator=rng, device="cuda")
+            losses, _ = replayed.clients(params, x, y, out=out, weights=weights)
+            expected, expected_out = gradient.clients(params, x, y, weights=weights)
+            torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(out, expected_out, rtol=1e-3, atol=1e-5)

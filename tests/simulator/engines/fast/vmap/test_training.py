@@ -171,7 +171,8 @@ def test_adam_counts_each_members_own_steps(device: str) -> None:
 
 
 def test_dropout_masks_are_drawn_in_the_same_order(device: str) -> None:
-    check(device, method_of("fedavg", FASHION, batch_size=3), FASHION, counts=(4, 2, 6))
+    tolerance = 1e-5 if device == "cpu" else 1e-4  # cuDNN sums in another order, over 1.2 million parameters
+    check(device, method_of("fedavg", FASHION, batch_size=3), FASHION, counts=(4, 2, 6), tolerance=tolerance)
 
 
 def test_newcomers_and_returning_devices_share_a_round(device: str) -> None:
