@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,6 +30,7 @@ from hushfleet.gradients.own_samples import LoadedSamples, OwnSamples
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
+from hushfleet.model.carry_over import carry_over
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
@@ -209,8 +210,25 @@ class DeviceRound:
         return LocalRound(self.method, self.state(), published, self.terms, samples)
 
     def state(self) -> DeviceState:
-        """The state that the device begins the round with."""
-        return self.store.load_state(self.plan.task) or self.method.init_state()
+        """The state that the device begins the round with: that after its last round, or that of a newcomer.
+
+        A newcomer to a task that goes on from an earlier one keeps its own parts of the model.
+        """
+        kept = self.store.load_state(self.plan.task)
+        if kept is not None:
+            return kept
+        state, earlier, model = self.method.init_state(), self.spec.continues, self.spec.model
+        before = None if earlier is None else self.store.load_state(earlier.task)
+        if earlier is None or before is None or before.own is None:
+            return state
+        softmax = model.targets.loss == "cross-entropy"
+        try:
+            own = carry_over(
+                before.own, earlier.class_names, layout=model.layout, to_names=model.class_names, softmax=softmax
+            )
+        except BadInput:  # another network: its own parts begin as everyone's do
+            return state
+        return replace(state, own=own)
 
     def train(
         self, published: np.ndarray, samples: LabelledSamples | None = None, *, on_batch: OnBatch | None = None

@@ -65,6 +65,10 @@ class ModelSection(Checked):
     come with the task as features do. Of a network that others have trained, `weights` is the file that they offer;
     left out, it is where torchvision or timm keeps what it has downloaded.
 
+    `start` is the model to go on from: the folder of an earlier run or a `global-ROUND.safetensors` of it. Left out,
+    the seed draws the first model. A class that both tasks have keeps its outputs, a new one begins as the mean of the
+    others, and devices keep their own parts of the model. Network and features must be the same.
+
     `loss` says what the network learns (`hushfleet.losses`): `cross-entropy`, one class of several; `binary`,
     yes or no to each output (multi-label); or `squared` or `huber`, numbers (regression), which need `tolerance`: an
     answer is right within so much of its target, in the target's unit, in every output.
@@ -75,6 +79,7 @@ class ModelSection(Checked):
     directions: _AtLeast1 | None = None
     share: Literal["all", "head"] = "all"
     weights: str | None = None
+    start: str | None = None
     loss: str = "cross-entropy"
     tolerance: Tolerance | None = None
 
@@ -97,7 +102,12 @@ class ModelSection(Checked):
                 "tolerance and a loss of numbers ('squared', 'huber') need each other; tolerance is how far a "
                 "prediction may be from its target and still count as right, for example 0.5"
             )
-        for key, path in (("features", self.features), ("weights", self.weights), ("name", self.name)):
+        for key, path in (
+            ("features", self.features),
+            ("weights", self.weights),
+            ("start", self.start),
+            ("name", self.name),
+        ):
             if path is not None and is_path(key, path):  # absolute, as the board's OwnDataSection.path
                 object.__setattr__(self, key, str(expanded(path, key).absolute()))
 

@@ -320,7 +320,13 @@ def files_beside(path: Path) -> list[str]:
 
 def _named_files(plain: Any) -> Iterator[tuple[dict[str, Any], str]]:
     """Sections and keys whose values are names of files."""
-    for section, key in (("data", "path"), ("model", "features"), ("model", "weights"), ("model", "name")):
+    for section, key in (
+        ("data", "path"),
+        ("model", "features"),
+        ("model", "weights"),
+        ("model", "start"),
+        ("model", "name"),
+    ):
         table = plain.get(section) if isinstance(plain, dict) else None
         named = table.get(key) if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(named, str) and is_path(key, named):

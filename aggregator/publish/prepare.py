@@ -15,6 +15,7 @@ import numpy as np
 
 from hushfleet.aggregator.config.sections import OWN_DATA, DataSection
 from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.publish.start import EarlierModel
 from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, TaskSpec
 from hushfleet.data.arrays import load_arrays
 from hushfleet.data.csv_file import LABEL, load_csv_set
@@ -134,6 +135,10 @@ def prepare(
         memory_mib=_memory_mib(model, extractor, vectors=len(method.server.vectors)),
         augment=task.data.augment,
     )
+    initial = model.init(task.seed)
+    if task.model.start is not None:
+        earlier = EarlierModel.read(Path(task.model.start))
+        initial, spec = earlier.vector(spec.model), replace(spec, continues=earlier.continued)
     package = spec.to_bytes()
     inference = InferenceGraph(graphs.inference, model.layout)
     features, blobs = None, [package, graphs.gradient, graphs.inference]
@@ -153,7 +158,7 @@ def prepare(
         spec=spec,
         spec_ref=BlobRef.of(package),
         blobs={hashlib.sha256(b).digest(): b for b in blobs},
-        initial=model.init(task.seed),
+        initial=initial,
         method=method,
         dataset=dataset,
         inference=inference,

@@ -12,8 +12,8 @@ from hushfleet.aggregator.publish.differences import Differences
 from hushfleet.aggregator.publish.model_step import make_difference
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.spec import TaskSpec
 from hushfleet.errors import StoreError
-from hushfleet.params import ParamLayout
 from hushfleet.wire.format.difference import EncodedDifference, params_digest
 
 
@@ -43,14 +43,21 @@ class PublishedModel:
     Both are there once `load` has been called.
 
     :param store: keeps the differences, and the checkpoints in its folder.
+    :param spec: the task, which the checkpoints name, so that a later task can go on from one (`EarlierModel`).
     :param vectors: their names.
     """
 
     published: np.ndarray
     digest: bytes
 
-    def __init__(self, store: AggregatorStore, layout: ParamLayout, vectors: Sequence[str] = ()) -> None:
-        self.checkpoints = Checkpoints(store.folder, layout, vectors=vectors, durable=store.durable)
+    def __init__(self, store: AggregatorStore, spec: TaskSpec, vectors: Sequence[str] = ()) -> None:
+        layout, features = spec.model.layout, spec.model.features
+        about = {
+            "task": spec.task,
+            "classes": spec.model.class_names,
+            "features": None if features is None else features.graph.digest.hex(),
+        }
+        self.checkpoints = Checkpoints(store.folder, layout, vectors=vectors, about=about, durable=store.durable)
         self.differences = Differences(store, full_bytes=4 * layout.size * (1 + len(vectors)))
         self._layout, self._vectors = layout, vectors
         self._as_bytes: bytes | None = None  # once somebody has asked for them

@@ -35,7 +35,7 @@ class TaskProgress:
     def __init__(self, store: AggregatorStore, prepared: PreparedTask) -> None:
         self._store, self._prepared = store, prepared
         self._method, self._layout = prepared.method, prepared.spec.model.layout
-        self.model = PublishedModel(store, self._layout, self._method.server.vectors)
+        self.model = PublishedModel(store, prepared.spec, self._method.server.vectors)
         stored = store.get("server_state")
         initial = self._method.server.initial
         self._server = initial(prepared.task.seed) if stored is None else server_state_from_bytes(stored)

@@ -7,8 +7,9 @@ names it. A crash in between leaves a file that nothing names; the repeated clos
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -25,13 +26,23 @@ class Checkpoints:
     """The checkpoints in a folder.
 
     :param vectors: names of what is published with the model: vectors of the same layout, behind it.
+    :param about: what each file says of the model besides its round and layout.
     :param durable: False leaves syncing to the operating system: for simulations only.
     """
 
-    def __init__(self, folder: Path, layout: ParamLayout, *, vectors: Sequence[str] = (), durable: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: ParamLayout,
+        *,
+        vectors: Sequence[str] = (),
+        about: Mapping[str, Any] | None = None,
+        durable: bool = True,
+    ) -> None:
         self.folder = Path(folder)
         self.layout = layout
         self._prefixes = ["", *(f"{name}/" for name in vectors)]
+        self._about = {"layout": layout.digest, **(about or {})}
         self.durable = durable
 
     def path(self, round: int) -> Path:
@@ -42,7 +53,7 @@ class Checkpoints:
         """Writes `params` float32 `[(1 + vectors) d]`, replacing what a crashed close may have left."""
         tensors = {name: np.ascontiguousarray(view) for name, view in self._tensors(params)}
         # one key only: safetensors writes several in an order that changes from run to run
-        about = json.dumps({"round": round, "layout": self.layout.digest})
+        about = json.dumps({"round": round, **self._about})
         data = safetensors.numpy.save(tensors, {"hushfleet": about})
         write_whole(self.path(round), data, durable=self.durable)
 

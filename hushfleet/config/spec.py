@@ -244,6 +244,17 @@ class WireSpec(Checked):
 
 
 @dataclass(frozen=True)
+class EarlierTask(Checked):
+    """The task whose model another one goes on from: a device keeps its own parts of that model.
+
+    :param class_names: one for each output of it.
+    """
+
+    task: TaskId
+    class_names: Annotated[tuple[str, ...], Meta(min_length=1, max_length=65536)]
+
+
+@dataclass(frozen=True)
 class TaskSpec(Checked):
     """The whole task package.
 
@@ -251,6 +262,7 @@ class TaskSpec(Checked):
     :param method_config: the method's own settings; checked by the method's configuration class.
     :param augment: what a device does to each batch of images before it trains on them.
     :param memory_mib: what a round is expected to need on a device, an estimate with head-room.
+    :param continues: the task whose model this one goes on from.
     """
 
     task: TaskId
@@ -263,6 +275,7 @@ class TaskSpec(Checked):
     memory_mib: Count
     augment: Augment = later("none")
     version: int = SPEC_VERSION
+    continues: EarlierTask | None = later(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,92 @@
+"""`model.start`: a task that goes on from the global model of an earlier run."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from hushfleet.config.spec import EarlierTask, ModelSpec
+from hushfleet.errors import BadInput
+from hushfleet.model.carry_over import carry_over, with_outputs
+
+_ROUND = re.compile(r"global-(\d+)\.safetensors\Z")
+
+
+@dataclass(frozen=True)
+class EarlierModel:
+    """The global model of an earlier run.
+
+    :param task: the id of that run, by which devices know what they have kept of it; empty where the file says none.
+    :param class_names: empty where the file says none.
+    :param features: SHA-256 of the graph of its features, in hex; None without features.
+    """
+
+    path: Path
+    tensors: dict[str, np.ndarray]
+    task: str
+    class_names: tuple[str, ...]
+    features: str | None
+
+    @classmethod
+    def read(cls, start: Path) -> EarlierModel:
+        """Reads a run's `global-ROUND.safetensors`, or the newest one of a run's folder. Raises `BadInput`."""
+        path = newest_model(start) if start.is_dir() else start
+        try:
+            with safetensors.safe_open(path, "numpy") as file:
+                about = json.loads((file.metadata() or {}).get("hushfleet", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys() if "/" not in name}  # noqa: SIM118
+        except (OSError, safetensors.SafetensorError, ValueError) as error:
+            raise BadInput(f"model.start = {str(path)!r} cannot be read: {error}") from error
+        for name, each in tensors.items():
+            if each.dtype != np.float32 or not np.isfinite(each).all():
+                raise BadInput(f"model.start = {str(path)!r}: {name} is not finite float32")
+        return cls(path, tensors, about.get("task", ""), tuple(about.get("classes", ())), about.get("features"))
+
+    def vector(self, model: ModelSpec) -> np.ndarray:
+        """Gives the first model float32 `[d]` of a task with the network and the classes of `model`.
+
+        Raises `BadInput` where the two differ in more than their classes.
+        """
+        features = None if model.features is None else model.features.graph.digest.hex()
+        if self.task and features != self.features:
+            raise BadInput(
+                f"model.start = {str(self.path)!r} has other features; a task with new features begins anew: "
+                "leave model.start out"
+            )
+        names = self.class_names or model.class_names
+        layout = with_outputs(model.layout, len(names))
+        shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        if shapes != {name: each.shape for name, each in self.tensors.items()}:
+            raise BadInput(
+                f"model.start = {str(self.path)!r} is not a {model.name} with {len(names)} outputs: it has "
+                + ", ".join(f"{name} {list(each.shape)}" for name, each in self.tensors.items())
+            )
+        flat = np.concatenate([self.tensors[name].ravel() for name in layout.names])
+        softmax = model.targets.loss == "cross-entropy"
+        return carry_over(flat, names, layout=model.layout, to_names=model.class_names, softmax=softmax)
+
+    @property
+    def continued(self) -> EarlierTask | None:
+        """What devices have to know of the run to keep their own parts of its model."""
+        return EarlierTask(self.task, self.class_names) if self.task else None
+
+
+def newest_model(folder: Path) -> Path:
+    """The global model after the last closed round of a run's folder. Raises `BadInput` where there is none."""
+    found = {
+        int(match[1]): path
+        for place in (folder, folder / "aggregator")
+        for path in place.glob("global-*.safetensors")
+        if (match := _ROUND.search(path.name))
+    }
+    if not found or not (newest := max(found)):
+        raise BadInput(
+            f"model.start = {str(folder)!r}: no round of that run is closed, so it has no model to go on from"
+        )
+    return found[newest]

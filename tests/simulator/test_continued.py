@@ -1,0 +1,92 @@
+"""A task that goes on from the model of an earlier run: its first model, its devices' own parts, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hushfleet.aggregator.publish.prepare import prepare
+from hushfleet.aggregator.publish.start import EarlierModel
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.edge_client.trainer import DeviceRound
+from hushfleet.errors import BadInput
+from hushfleet.methods.state import DeviceState, PublicState
+from hushfleet.simulator.run_folder import Simulation
+
+
+def final_of(run: Simulation) -> np.ndarray:
+    spec = run.prepared.spec
+    return Checkpoints(run.folder.aggregator, spec.model.layout, durable=False).read(spec.rounds)
+
+
+def test_the_next_task_begins_with_the_last_model_and_names_it_to_devices(calm: Simulation) -> None:
+    before = calm.prepared
+    for start in (calm.folder.path, calm.folder.aggregator / f"global-{before.spec.rounds}.safetensors"):
+        task = replace(before.task, name="next", model=replace(before.task.model, start=str(start)))
+        following = prepare(task)
+        np.testing.assert_array_equal(following.initial, final_of(calm))
+        assert following.spec.continues is not None
+        assert following.spec.continues.task == before.spec.task
+        assert following.spec.continues.class_names == before.spec.model.class_names
+
+
+def test_a_new_class_gets_outputs_and_the_others_keep_theirs(calm: Simulation) -> None:
+    model, final = calm.prepared.spec.model, final_of(calm)
+    names = ("new", *model.class_names[::-1])
+    grown = calm.prepared.model.layout
+    shapes = tuple(
+        (len(names), *shape[1:]) if name.startswith(grown.layers[-1].name) else shape
+        for name, shape in zip(grown.names, grown.shapes, strict=True)
+    )
+    wider = replace(model, layout=type(grown)(grown.names, shapes), class_names=names)
+    tensors = wider.layout.unflatten(EarlierModel.read(calm.folder.path).vector(wider))
+    old = model.layout.unflatten(final)
+    for name, tensor in tensors.items():
+        same = not name.startswith(grown.layers[-1].name)
+        np.testing.assert_array_equal(tensor if same else tensor[1:], old[name] if same else old[name][::-1])
+
+
+def test_a_device_keeps_its_own_parts_and_a_newcomer_has_none(calm: Simulation, tmp_path: Path) -> None:
+    before = calm.prepared
+    task = replace(before.task, name="next", model=replace(before.task.model, start=str(calm.folder.path)))
+    spec, own = prepare(task).spec, np.arange(before.spec.model.layout.size, dtype=np.float32)
+
+    class Kept:
+        """A store in which only the earlier task has a state."""
+
+        def load_state(self, task: str) -> DeviceState | None:
+            return DeviceState(PublicState.initial(own.size), own) if task == before.spec.task else None
+
+    round = DeviceRound.__new__(DeviceRound)
+    round.spec, round.method = spec, before.method
+    round.plan = type("Plan", (), {"task": spec.task})()
+    round.store = Kept()
+    assert np.array_equal(round.state().own, own)
+    with DeviceStore(tmp_path / "newcomer", device="new") as round.store:
+        assert round.state().own is None
+
+
+@pytest.mark.parametrize("damage", ["truncated", "another network", "nan", "no closed round"])
+def test_what_is_no_such_model_is_refused_by_name(calm: Simulation, tmp_path: Path, damage: str) -> None:
+    before, spec = calm.prepared, calm.prepared.spec
+    path = tmp_path / "global-3.safetensors"
+    path.write_bytes((calm.folder.aggregator / f"global-{spec.rounds}.safetensors").read_bytes())
+    words, model = "cannot be read", spec.model
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-5])
+    elif damage == "nan":
+        Checkpoints(tmp_path, model.layout).write(3, np.full(model.layout.size, np.nan, np.float32))
+        words = "not finite"
+    elif damage == "another network":
+        layout, words = type(model.layout)(("other.weight",), ((3,),)), "is not a"
+        Checkpoints(tmp_path, layout).write(3, np.zeros(3, np.float32))
+    else:
+        path.rename(tmp_path / "global-0.safetensors")
+        path, words = tmp_path, "no round of that run is closed"
+    task = replace(before.task, model=replace(before.task.model, start=str(path)))
+    with pytest.raises(BadInput, match=words):
+        prepare(task)
