@@ -1,4 +1,4 @@
-"""A task that goes on from the model of an earlier run: its first model, its devices' own parts, and what is refused."""
+"""A task that goes on from an earlier run's model: its first model, its devices' own parts, and what is refused."""
 
 from __future__ import annotations
 

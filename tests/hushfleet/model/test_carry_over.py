@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,7 +40,7 @@ def test_classes_that_stay_keep_their_odds_wherever_they_stand(
     before = dict(zip(names, probabilities(old, vector, x), strict=True))
     after = dict(zip(to_names, probabilities(new, made, x), strict=True))
     both = sorted(set(names) & set(to_names))
-    for one, other in zip(both, both[1:], strict=False):
+    for one, other in pairwise(both):
         assert after[one] / after[other] == pytest.approx(before[one] / before[other], rel=1e-4)
     for name in set(to_names) - set(names):  # as likely as the geometric mean of the old classes
         if both:
