@@ -73,7 +73,7 @@ class EarlierModel:
 
     @property
     def continued(self) -> EarlierTask | None:
-        """What devices have to know of the run to keep their own parts of its model."""
+        """The run as devices know it, who keep their own parts of its model; None where the file names none."""
         return EarlierTask(self.task, self.class_names) if self.task else None
 
 
