@@ -1,8 +1,8 @@
 """The arithmetic of a schedule: when the next round may open, and when its window ends. It reads no clock.
 
-A window begins when the clock on the wall first shows its first minute, or a later one, and ends likewise. So on the day
-on which clocks go forward, a window that lies within the missing hour is empty, and on the day on which they go back it
-is open once.
+A window begins when the clock on the wall first shows its first minute, or a later one, and ends likewise. So on the
+day on which clocks go forward, a window within the missing hour is empty, and on the day on which they go back it is
+open once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Schedule:
             windows = (each for each in self._windows(self._day(moment) - _DAY) if each.ends > moment)
             moment = max(moment, next(windows).begins)
         until = self._section.until
-        return math.inf if until is not None and self._day(moment) > until else max(now, moment.timestamp())
+        if until is not None and self._day(moment) > until:
+            return math.inf
+        return now if moment <= _utc(now) else moment.timestamp()  # a datetime is rounded to microseconds
 
     def ends(self, now: float) -> float:
         """Returns when the window that is open now ends: `now` where none is, infinity where there are no windows."""
@@ -61,7 +63,7 @@ class Schedule:
             if window.begins > end:
                 break
             end = max(end, window.ends)  # one that follows at once goes on
-        return max(now, end.timestamp())
+        return now if end == moment else end.timestamp()
 
     def _due(self, last: float | None) -> datetime:
         """Returns the moment from which on the next round is due, whether a window is open then or not."""
