@@ -56,8 +56,7 @@ class RoundCycle:
         self._retry_close_at = self._retry_open_at = 0.0
         self._announce_at = math.inf
         self._open_error = ""  # why no round opens
-        self._clock, self._idle_since = clock, clock()
-        self._due_since: float | None = None  # when the next round might have opened, with more devices
+        self._clock, self._idle_since = clock, clock()  # since when the next round waits for devices alone
         self._rests = self._paused = False
         self._told: tuple[int, float] | None = None  # of the next opening
         self.finished_at: float | None = None
@@ -137,7 +136,7 @@ class RoundCycle:
     def _begin_rest(self) -> None:
         """Tells devices that no round is open: none trains, and what they have committed they send once it goes on."""
         self._rests = True
-        self._tell_next(self._engine.closed_rounds + 1)
+        self._tell_next(self._rhythm.goes_on())
         self.announce()
 
     def _note_pause(self) -> None:
@@ -146,12 +145,12 @@ class RoundCycle:
             self._log.note("pause", state="on" if self._paused else "off")
             log.info("training is %s by the operator", "paused" if self._paused else "resumed")
 
-    def _tell_next(self, number: int) -> None:
+    def _tell_next(self, opens: float) -> None:
         """Notes when the next round opens, or the one that rests goes on; once for each time."""
-        told = (number, self._rhythm.opens())
-        if told != self._told and math.isfinite(told[1]) and not self._paused:
+        told = (self._engine.closed_rounds + 1, opens)
+        if told != self._told and math.isfinite(opens) and not self._paused:
             self._told = told
-            self._log.note("next_round", round=number, opens=told[1], timezone=self._rhythm.zone)
+            self._log.note("next_round", round=told[0], opens=opens, timezone=self._rhythm.zone)
 
     def _may_open(self, now: float) -> bool:
         """Whether it is time for the next round. Where none opens any more, the task ends."""
@@ -161,10 +160,9 @@ class RoundCycle:
             self._log.note("finished", **finished_fields(engine))
             self.announce()
         if self._rhythm.is_due():
-            self._due_since = now if self._due_since is None else self._due_since
             return True
-        self._due_since = None
-        self._tell_next(engine.closed_rounds + 1)
+        self._idle_since = now
+        self._tell_next(opens)
         return False
 
     def _close(self, now: float) -> bool:
@@ -215,7 +213,7 @@ class RoundCycle:
             self._open_error = str(error)
             self._idle_since, self._retry_open_at = now, now + RETRY_S
             return False
-        self._open_error, self._due_since = "", None
+        self._open_error = ""
         self._rhythm.opened()
         self._limit(now)
         # the operator may not have signed a roster yet without the devices that are locked out: nobody waits for them
@@ -238,7 +236,7 @@ class RoundCycle:
         rate = self._engine.drawn_at
         if not (rules.min_devices or (rules.cohort_size and rate is None)):  # the whole fleet: of it, none blocked
             least = max(1, least - self._enrolment.blocked)
-        waited_s = now - max(self._idle_since, self._due_since or 0.0)
+        waited_s = now - self._idle_since
         if waited_s >= self._rhythm.left_s() / 3:  # a quarter of the window: who is not there comes in the next one
             waited_s = math.inf
         return may_open(

@@ -84,6 +84,10 @@ class Rhythm:
             self._ends = self._schedule.ends(now)
         return max(0.0, self._ends - now) if self._schedule is not None else math.inf
 
+    def goes_on(self) -> float:
+        """Returns when a round that its window has ended goes on, in unix seconds."""
+        return self._now() if self._schedule is None else self._schedule.opens(self._now(), last=None)
+
     def opened(self) -> None:
         """Notes the round that has been opened, and stored, now."""
         self._last, self._opens = self._now(), 0.0

@@ -57,6 +57,42 @@ def _task(
     )
 
 
+@app.command("pause")
+def _pause(path: Dir) -> None:
+    """Pause training: no round opens, and the open one rests. Boards that train give up and have spent nothing.
+
+    It holds until `fleet resume`, over restarts as well. Health, enrolment and releases go on.
+
+    Examples:
+
+    `hushfleet fleet pause greenhouse`
+
+    `hushfleet fleet resume greenhouse`
+    """
+    from hushfleet import atomic_file
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+
+    folder = FleetFolder(path)
+    if folder.paused.exists():
+        print(f"training is paused already; to let it go on: hushfleet fleet resume {path}")
+        return
+    atomic_file.write_whole(folder.paused, b"by hushfleet fleet pause\n", durable=True)
+    print(f"training is paused within seconds, until: hushfleet fleet resume {path}")
+
+
+@app.command("resume")
+def _resume(path: Dir) -> None:
+    """Let training go on after `fleet pause`: an open round goes on where it was, and others open by the schedule."""
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+
+    folder = FleetFolder(path)
+    if not folder.paused.exists():
+        print("training is not paused")
+        return
+    folder.paused.unlink()
+    print("training goes on within seconds, by the task's schedule")
+
+
 @app.command("serve")
 def _serve(path: Dir) -> None:
     """Run the fleet service until it is stopped: it enrols boards and watches over them. Safe to kill at any time."""
