@@ -251,6 +251,7 @@ class TaskSpec(Checked):
     :param method_config: the method's own settings; checked by the method's configuration class.
     :param augment: what a device does to each batch of images before it trains on them.
     :param memory_mib: what a round is expected to need on a device, an estimate with head-room.
+    :param after_new: with fewer new samples, a device leaves a round out if its owner lets it say so.
     """
 
     task: TaskId
@@ -263,6 +264,7 @@ class TaskSpec(Checked):
     memory_mib: Count
     augment: Augment = later("none")
     version: int = SPEC_VERSION
+    after_new: Count = later(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

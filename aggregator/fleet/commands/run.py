@@ -39,6 +39,7 @@ def _task(
 
     `fleet up` takes it at once. To go on with an earlier run, give its file: DIR/runs/NAME/task.toml.
     """
+    from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.next_task import set_task
@@ -55,6 +56,11 @@ def _task(
         f"the fleet's task is {folder.run.name}; its run {'goes on' if goes_on else 'begins'} in {folder.run} when the "
         "aggregator is started: fleet up does so, else sudo systemctl restart hushfleet-aggregator"
     )
+    if not (checked := load_task(folder.task)).schedule.is_set:
+        print(
+            f"note: its {checked.round.rounds} rounds follow each other without a pause, on the images that boards have "
+            'now; for a round a day add to the task: [schedule] with every = "24h"'
+        )
 
 
 @app.command("pause")
