@@ -22,7 +22,7 @@ _LONGEST_GAP = 15  # days from one window to the next, where one of a week falls
 _NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
-class Window(NamedTuple):
+class OpenWindow(NamedTuple):
     """A time in which rounds are open: from `begins` to before `ends`."""
 
     begins: datetime
@@ -81,14 +81,14 @@ class Schedule:
             day = self._day(past[-1].begins)
         return self._first_at(datetime.combine(day + period, self._first))
 
-    def _windows(self, first: date, last: date | None = None) -> Iterator[Window]:
+    def _windows(self, first: date, last: date | None = None) -> Iterator[OpenWindow]:
         """Yields the windows that begin on these days; without a last day, for a month."""
         number = (last - first).days if last is not None else 2 * _LONGEST_GAP
         for day in (first + n * _DAY for n in range(number + 1)):
             if day.weekday() in self._days:
                 end = day if self._last > self._first else day + _DAY
                 moments = (datetime.combine(day, self._first), datetime.combine(end, self._last))
-                window = Window(*map(self._first_at, moments))
+                window = OpenWindow(*map(self._first_at, moments))
                 if window.ends > window.begins:
                     yield window
 

@@ -1,4 +1,4 @@
-"""`hushfleet fleet serve|up|task`: run the fleet service or all four processes, and give them a task."""
+"""`hushfleet fleet serve|up|task|pause|resume`: run the fleet service or all four processes, and say what they train."""
 
 from __future__ import annotations
 
