@@ -16,6 +16,7 @@ import numpy as np
 
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import AnnouncedTraining
+from hushfleet.edge_client.board.new_samples import NewSamples
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.declines import Declined, DeclineReason, GivenUp, decline_reason
 from hushfleet.edge_client.net.download import BlobSource, GlobalModel, RosterSource
@@ -81,6 +82,7 @@ class RoundHandler:
         self._rosters = RosterSource(store, blobs, federation=config.device.federation, operator=config.roster_key)
         self._tasks = tasks
         self._store_check = store_check
+        self._new_samples = NewSamples(config.store_path.parent) if config.limits.tell_new else None
         self._training = training
         self._between_batches = between_batches
         self._clock = clock
@@ -315,6 +317,16 @@ class RoundHandler:
         _ = round.charge  # raises where the owner does not allow it
         if not task.constant_time:  # reading the data takes as long as there are records
             self._read(plan, task)
+            self._check_new(plan, task)
+
+    def _check_new(self, plan: RoundPlan, task: TaskRuntime) -> None:
+        """Raises `Declined` where the owner lets this device say that it has too few new samples."""
+        wanted = task.spec.after_new
+        if self._new_samples is None or not wanted:
+            return
+        if self._new_samples.count(task.data.samples(), task=plan.task) < wanted:
+            reason = f"fewer than {wanted} new samples since the last update; this device's owner lets it say so"
+            raise Declined("paused", reason)
 
     def _read(self, plan: RoundPlan, task: TaskRuntime) -> None:
         """Reads the data before any training. Raises `BadInput` if the task needs data and this device has none."""
@@ -366,6 +378,8 @@ class RoundHandler:
             self._settled = True  # the newer plan is among the events that wait
             return None
         _log.info("round %d: trained and committed, %d bytes to send", plan.round, len(entry.data))
+        if self._new_samples is not None and task.spec.after_new:
+            self._new_samples.note(task.data.samples(), task=plan.task)
         return entry
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:

@@ -17,6 +17,7 @@ import threading
 import types
 import typing
 from collections.abc import Iterator, Sequence
+from datetime import date
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -87,7 +88,7 @@ def to_plain(value: Any) -> Any:
         return {f.name: to_plain(item) for f, item in items if f.metadata.get("default", items) != item}
     if type(value) is tuple and value and dataclasses.is_dataclass(value[0]):
         return [to_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return str(value) if isinstance(value, Path | date) else value
 
 
 def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:

@@ -183,6 +183,7 @@ def _aggregator(
             policy,
             roster=roster_file,
             charges=ChargeBook(known, engine) if of_fleet else None,
+            pause=of_fleet.paused if of_fleet else None,
             epoch=epoch,
             federation=options.federation,
             console=console,

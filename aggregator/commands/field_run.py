@@ -32,6 +32,7 @@ from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.engine import RoundEngine
+from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
@@ -121,11 +122,20 @@ def run_rounds(
     *,
     roster: RosterFile | None = None,
     charges: ChargeBook | None = None,
+    pause: Path | None = None,
     epoch: int,
     federation: str,
     console: Console,
 ) -> bool:
-    """Runs the rounds under the display; True if the task was finished, False if it was stopped."""
+    """Runs the rounds under the display; True if the task was finished, False if it was stopped.
+
+    :param pause: the file that pauses training.
+
+    Raises `BadInput` where the task's last day has passed before its first round.
+    """
+    rhythm = Rhythm(engine.prepared.task.schedule, engine.store, pause=pause)
+    if math.isinf(rhythm.opens()) and engine.plan is None and not engine.closed_rounds:
+        raise BadInput(f"schedule.until = {rhythm.until}: that day has passed, so no round would ever open")
     path = engine.store.folder / "events.jsonl"
     begins = not path.exists()
     display = FleetDisplay(console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant)
@@ -138,6 +148,7 @@ def run_rounds(
             enrolment=enrolment,
             roster=roster,
             charges=charges,
+            rhythm=rhythm,
             federation=federation,
             events=events,
         )

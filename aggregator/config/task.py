@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
+from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.sections import (
     DataSection,
     MethodSection,
@@ -37,7 +38,7 @@ from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.sums import check_sums
 from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor
-from hushfleet.schema import Checked, Count, from_plain, hints, read_file, to_plain, unknown
+from hushfleet.schema import Checked, Count, from_plain, hints, later, read_file, to_plain, unknown
 from hushfleet.wire.format.topics import Name
 
 RECORD_DELTA = 1e-5
@@ -55,6 +56,7 @@ class Task(Checked):
     data: DataSection
     round: RoundSection = field(default_factory=RoundSection)
     wire: WireSection = field(default_factory=WireSection)
+    schedule: ScheduleSection = later(ScheduleSection())
     scenario: ScenarioSection = field(default_factory=ScenarioSection)
 
     def __post_init__(self) -> None:

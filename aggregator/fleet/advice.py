@@ -17,7 +17,7 @@ DECLINES = {
     "graph": "A smaller method.batch_size or network; else suspect the aggregator.",
     "disk": "Free space on the board's card.",
     "busy": "A longer round.deadline_s, or fewer local_epochs.",
-    "paused": "Nothing: its owner has paused it.",
+    "paused": "Nothing: its owner lets it leave rounds out while it has too few new samples.",
     "error": "The board's log has the cause: journalctl -u hushfleet-client.",
 }
 """What to do about a decline's code."""
@@ -101,7 +101,9 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
         found += alarms(board.health)
     if board.decline is not None and board.decline.round >= newest_round:
         code = board.decline.code
-        found.append(Problem(f"declined: {code}", DECLINES.get(code, DECLINES["error"]), urgent=code != "budget"))
+        found.append(
+            Problem(f"declined: {code}", DECLINES.get(code, DECLINES["error"]), urgent=code not in ("budget", "paused"))
+        )
     refusal = board.refusal
     if refusal is not None and refusal.round >= newest_round and refusal.code not in _HARMLESS:
         found.append(Problem(f"refused: {refusal.code}", REFUSALS.get(refusal.code, DECLINES["error"]), urgent=True))

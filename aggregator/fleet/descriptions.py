@@ -9,6 +9,7 @@ from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
 from hushfleet.aggregator.results.report.readable import format_lifetime, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
+from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.privacy.protection import protection
 from hushfleet.wire.format.health import described
 
@@ -57,6 +58,18 @@ def progress(run: RunView) -> str:
         return f"{run.task}: {run.rounds_closed} of {run.rounds} rounds are done"
     asked = f" of {run.asked}" if run.asked else ""
     return f"{run.task}: round {run.open_round} of {run.rounds} is open, {run.answered}{asked} have answered"
+
+
+def next_round(view: FleetView) -> str:
+    """Describes the next opening: `next round: tomorrow 01:00 (Europe/Berlin)`; empty where no time is waited for."""
+    if view.paused is not None:
+        return f"training is paused, {ago(view.paused, view.at)}; let it go on: hushfleet fleet resume DIR"
+    run = view.run
+    if run is None or run.finished or run.next_opening is None or run.next_opening.at <= view.at:
+        return ""
+    number, at, zone = run.next_opening
+    what = f"round {number} goes on" if number == run.open_round else "next round"
+    return f"{what}: {moment_text(at, now=view.at, zone=zone)}"
 
 
 def figures(view: FleetView) -> list[str]:

@@ -163,6 +163,7 @@ class FleetFolder:
         self.release_keys = self.path / "release_keys"
         self.newest_key = self.service / "newest.key"  # says each day which release is the newest
         self.roster = self.path / "roster"
+        self.paused = self.path / "paused"  # while it exists, the aggregator lets nobody train
         self.releases = self.path / "releases"
         self.unsigned = self.path / "unsigned"  # releases that lack a signature
         self.logs = self.path / "log"  # of `hushfleet fleet up`; services of systemd log to its journal

@@ -25,6 +25,8 @@ def table(view: FleetView, *, details: bool = False) -> RenderableType:
     parts: list[RenderableType] = [Text(view.federation, "bold"), sentences]
     if view.run is not None:
         parts.append(Text(descriptions.progress(view.run)))
+    if following := descriptions.next_round(view):
+        parts.append(Text(following))
     if view.sums is not None:
         parts += [Text(view.sums.server_sees), Text(descriptions.roster(view.sums))]
     if view.rollout is not None:

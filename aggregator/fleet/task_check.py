@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from datetime import date
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
@@ -40,6 +41,8 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         needed = boards_needed(task, blocked=len(rows) - len(able))
         found = [too_few(task.name, needed, len(able))] if rows and len(able) < needed else []
         charge, limits = first_charge(task), folder.config.device.get("limits", {})
+        if task.schedule.until is not None and task.schedule.until < date.today():
+            found.append(f"schedule.until = {task.schedule.until} has passed, so no round of {task.name} ever opens")
         found += _not_allowed(task, charge, limits.get("accounting", "strict"))
         spending = Spending(limits)
         if found or (limit := spending.limit) is None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hushfleet.aggregator.devices.register import RefusedBirth
+from hushfleet.aggregator.results.fleet_state import Opening
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.plain_json import to_json
@@ -103,6 +104,7 @@ class RunView:
 
     :param open_round: None between two rounds.
     :param asked: number of devices in the open round, 0 where that is not known; `answered` and `accepted` count them.
+    :param next_opening: when the next round opens, or the open one that rests goes on; None where it needs no time.
     :param accuracy: accuracy of the global model on a public test set; None where the task names none.
     :param epsilon: the largest epsilon_server that a board was charged for in this task; `epsilon_release`: against
         readers of the models alone.
@@ -121,6 +123,7 @@ class RunView:
     answered: int = 0
     accepted: int = 0
     finished: bool = False
+    next_opening: Opening | None = None
     accuracy: float | None = None
     epsilon: float | None = None
     epsilon_release: float | None = None
@@ -193,6 +196,7 @@ class FleetView:
         where they cannot be read.
     :param sums: None where the task has no secure sums.
     :param lifetime, privacy_left: of the board that has spent most over all tasks; None: nothing was charged.
+    :param paused: since when an operator has paused training; None: nobody has.
     :param problems: of the fleet as a whole; those of boards stand with them.
     """
 
@@ -209,6 +213,7 @@ class FleetView:
     sums: SumsView | None = None
     certificates_end: float | None = None
     authority_end: float | None = None
+    paused: float | None = None
     problems: tuple[Problem, ...] = ()
 
     @property

@@ -85,6 +85,7 @@ class Course(RunState):
             answered=sum(parts[part] for part in ("accepted", "declined", "refused")),
             accepted=parts["accepted"],
             finished=self.finished or 0 < self.rounds <= self.rounds_closed,
+            next_opening=self.next_opening,
             accuracy=self.accuracy_global,
             epsilon=self.epsilon_server,
             epsilon_release=self.epsilon_release,
@@ -168,6 +169,7 @@ class FleetWatch:
         service, aggregator = self._processes(now)
         own, authority = self._certificates()
         sums, of_sums = self._secure_sums()
+        paused = self._folder.paused.stat().st_mtime if self._folder.paused.exists() else None
         rows: dict[str, tuple[RegisteredBoard | None, KnownDevice | None]] = {row.device: (None, row) for row in known}
         for board in self._registry.boards():
             rows[board.device] = board, rows.get(board.device, (None, None))[1]
@@ -195,17 +197,20 @@ class FleetWatch:
             sums=sums,
             certificates_end=min(own.values(), default=None),
             authority_end=authority,
+            paused=paused,
             problems=(
                 *_problems(service, aggregator, run),
-                *self._waits(run, boards, service),
+                *(() if paused else self._waits(run, boards, service, now)),
                 *of_sums,
                 *certificate_problems(own, authority, now=now),
             ),
         )
 
-    def _waits(self, run: RunView | None, boards: Sequence[BoardView], service: Process) -> list[Problem]:
+    def _waits(self, run: RunView | None, boards: Sequence[BoardView], service: Process, now: float) -> list[Problem]:
         if run is not None and (run.finished or run.open_round is not None):
             return []
+        if run is not None and run.next_opening is not None and run.next_opening.at > now:
+            return []  # boards may come until then
         with contextlib.suppress(BadInput):  # a task file that is being written by hand
             following = 1 if run is None else run.rounds_closed + 1
             return waits(self._folder, boards, round=following, heard=service == "running")

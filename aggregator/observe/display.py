@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -38,6 +39,7 @@ from hushfleet.aggregator.results.report.verdict import (
     received,
 )
 from hushfleet.aggregator.results.result import Result
+from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, protection
 from hushfleet.privacy.terms import Accountant
 
@@ -97,6 +99,8 @@ class FleetDisplay:
                 line = self._start_line()
             elif kind == "round_close":
                 line = self._round_line(event)
+            elif kind in ("next_round", "pause"):
+                line = self._waiting()
             else:  # a round in which all decline never closes
                 line = self.state.take_news()
         if line:
@@ -132,9 +136,21 @@ class FleetDisplay:
         ]
         return " | ".join(parts)
 
+    def _waiting(self) -> str:
+        """Says what the next round waits for, or that nothing holds it up any more."""
+        state, at = self.state, self.state.next_opening
+        if state.paused:
+            return "training is paused by the operator"
+        if at is None:
+            return "training goes on"
+        verb = "goes on" if at.round == state.open_round else "opens"
+        return f"round {at.round} {verb} {moment_text(at.at, now=time.time(), zone=at.timezone)}"
+
     def _under_way(self) -> str:
         """A line for a pipe in which nothing was said for long."""
         with self._lock:
+            if self.state.paused or self.state.next_opening is not None:
+                return ""  # it was said, and may last for days
             left, counts = self._left_s(), Counter(self.state.states().values())
             if not self.state.rounds:
                 return "waiting for the run's first event"
@@ -162,6 +178,8 @@ class FleetDisplay:
         rows.add_row("accuracy", _pairs(_accuracies(state)))
         rows.add_row("privacy", self._privacy())
         rows.add_row("bytes", self._bytes())
+        if state.paused or state.next_opening is not None:
+            rows.add_row("next", Text(self._waiting(), WARNING if state.paused else ""))
         if state.warnings:
             rows.add_row("notes", Text("\n".join(state.warnings[-3:]), WARNING, overflow="ellipsis", no_wrap=True))
         under = [state.task, state.engine and f"engine {state.engine}", state.broker, "finished" * state.finished]

@@ -24,7 +24,7 @@ from hushfleet.plain_json import from_json, to_json
 
 # Fields that hold names and sentences: a device may well be called "inf".
 TEXT_FIELDS = {"event", "device", "cohort", "task", "method", "engine", "broker", "state", "board", "code", "reason"}
-TEXT_FIELDS |= {"layers", "action", "target", "accountant"}
+TEXT_FIELDS |= {"layers", "action", "target", "accountant", "timezone"}
 
 
 class EventLog:

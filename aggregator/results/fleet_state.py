@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -71,6 +71,14 @@ class SeenDevice:
         if self.presence == "training":
             return "training"
         return "ready" if self.part == "none" else "fetching" if self.part == "asked" else "sending"
+
+
+class Opening(NamedTuple):
+    """When a round opens, or one that rests goes on: unix seconds `at`, and the time zone of the schedule."""
+
+    round: int
+    at: float
+    timezone: str
 
 
 class FleetState:
@@ -211,7 +219,8 @@ class RunState(FleetState):
         self.epsilon_server: float | None = None
         self.epsilon_release: float | None = None
         self.raw_values: tuple[str, ...] = ()
-        self.finished = False
+        self.finished = self.paused = False
+        self.next_opening: Opening | None = None
         self.metrics: dict[str, Mapping[str, Any]] = {}
         self.counted: Counter[str] = Counter()
         self._release: list[Step] = []
@@ -267,6 +276,7 @@ class RunState(FleetState):
 
     def _on_round_open(self, event: Event) -> None:
         super()._on_round_open(event)
+        self.next_opening = None
         self.round, self.round_bytes = event.get("round", self.round + 1), 0
 
     def _on_update(self, event: Event) -> None:
@@ -287,7 +297,16 @@ class RunState(FleetState):
         code = event.get("code", "?")
         self._warn("refused", f"refused {event.get('device') or 'a stranger'}: {code}", code=code)
 
+    def _on_next_round(self, event: Event) -> None:
+        number, opens = event.get("round"), event.get("opens")
+        if isinstance(number, int) and isinstance(opens, int | float):
+            self.next_opening = Opening(number, float(opens), str(event.get("timezone") or "UTC"))
+
+    def _on_pause(self, event: Event) -> None:
+        self.paused = event.get("state") == "on"
+
     def _on_round_extended(self, event: Event) -> None:
+        self.next_opening = None
         self._warn("extended", f"too few updates ({event.get('accepted', '?')}) at the deadline, which is set anew")
 
     def _on_quarantine(self, event: Event) -> None:

@@ -32,7 +32,7 @@ from hushfleet.aggregator.results.result import (
 )
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.results.timeline import read_timeline
-from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.codecs.registry import codec_of
 from hushfleet.config.spec import SecureSpec, TaskSpec, WireSpec
 from hushfleet.errors import OtherVersion
@@ -96,7 +96,7 @@ def record(
     noise_multiplier = prepared.method.noise_multiplier(RoundTerms())
     return Result(
         task=spec.task,
-        recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        recorded_at=_utc(time.time()),
         federation=federation,
         method=title_of(spec.method),
         dataset=task.data.name,
@@ -118,7 +118,10 @@ def record(
         noise_multiplier=noise_multiplier,
         wire=_wire_info(spec.wire, noised=noise_multiplier > 0 and spec.privacy.unit == "device"),
         boards={row.device: row.board for row in store.devices() if row.board},
-        rounds=[RoundRow.model_validate(asdict(summary), extra="ignore") for summary in summaries],
+        rounds=[
+            RoundRow.model_validate(asdict(summary) | (_times(row) if engine == "field" else {}), extra="ignore")
+            for summary, row in zip(summaries, closed, strict=True)
+        ],
         local_only=LocalOnly(),
         privacy=[row.model_copy(update={"lifetime": lifetimes.get(row.device)}) for row in privacy.values()],
         details=Details(
@@ -182,3 +185,11 @@ def _assumption(spec: TaskSpec, store: AggregatorStore) -> str | None:
         return None
     name = roster.name if roster.signature else None
     return assumption(spec.privacy.secure, devices=len(roster.devices), roster=name)
+
+
+def _times(row: StoredRound) -> dict[str, str | None]:
+    return {"opened_at": _utc(row.opened_at), "closed_at": None if row.closed_at is None else _utc(row.closed_at)}
+
+
+def _utc(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

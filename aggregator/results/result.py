@@ -49,6 +49,7 @@ class ModelInfo(JsonRecord):
 class RoundRow(JsonRecord):
     """One round. The three accuracies are means over devices, defined in `docs/result.md`.
 
+    :param opened_at, closed_at: in UTC; None in a simulation.
     :param committee: of a secure sum: how many members it had; `answers`: how many of them answered.
     :param answer_bytes: of these answers together, a part of `uplink_bytes`.
     :param suspected_wraps: values of the secure sum that may have wrapped around.
@@ -64,6 +65,8 @@ class RoundRow(JsonRecord):
     downlink_bytes: Count
     snr_db: Measured = None
     wall_s: Measured = None
+    opened_at: str | None = None
+    closed_at: str | None = None
     committee: Count = 0
     answers: Count = 0
     answer_bytes: Count = 0

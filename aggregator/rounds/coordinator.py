@@ -29,6 +29,7 @@ from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.cycle import RoundCycle
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.outbox import Outbox
+from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.round_events import update_fields
 from hushfleet.aggregator.rounds.run_log import RunLog
 from hushfleet.aggregator.rounds.uploads import Uploads
@@ -75,6 +76,7 @@ class Coordinator:
     :param enrolment: who may take part, on the engine's store; opened and closed by the caller.
     :param roster: of secure sums, signed by the operator; None, or no file: all accepted devices.
     :param charges: of a fleet, what each board may have spent; None: nobody asks.
+    :param rhythm: when rounds may be open; by default as the task's schedule says.
     :param events: the run's event log; None writes none.
     :param clock: monotonic seconds, the same that the engine has.
     """
@@ -90,6 +92,7 @@ class Coordinator:
         roster: RosterFile | None = None,
         federation: str = "default",
         charges: ChargeBook | None = None,
+        rhythm: Rhythm | None = None,
         events: EventLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -117,6 +120,7 @@ class Coordinator:
             on_closed=self._end_round,
             roster=roster,
             charges=charges,
+            rhythm=rhythm or Rhythm(engine.prepared.task.schedule, engine.store),
             clock=clock,
         )
 
@@ -338,7 +342,7 @@ class Coordinator:
         before = self._asked.get(device)
         if ask.session == newest and (before is None or before.session < newest):
             before = self._asked[device] = ask
-        plan = self.engine.announcement
+        plan = self._rounds.announcement
         last_round, last_digest = self._uploads.latest(device)
         known = Known(
             epoch=self.epoch,

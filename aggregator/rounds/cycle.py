@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.roster_file import RosterFile
@@ -12,10 +13,12 @@ from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.rounds.outbox import Outbox
 from hushfleet.aggregator.rounds.policy import may_open
+from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.rounds.round_events import changed_plan, finished_fields, open_fields
 from hushfleet.aggregator.rounds.run_log import RunLog
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.secure.roster import Roster
+from hushfleet.wire.format.messages import RoundPlan
 
 RETRY_S = 5.0
 
@@ -27,7 +30,7 @@ class RoundCycle:
 
     :param present: who is, at every moment; kept by the caller.
     :param on_closed: told of SHA-256 of the blobs that devices need no more, before the log has the closed round.
-    :param roster, charges: as for the `Coordinator`.
+    :param roster, charges, rhythm: as for the `Coordinator`.
     :param clock: monotonic seconds.
 
     `finished_at` is when devices were told that the task has finished.
@@ -44,21 +47,36 @@ class RoundCycle:
         on_closed: Callable[[set[bytes]], None],
         roster: RosterFile | None,
         charges: ChargeBook | None,
+        rhythm: Rhythm,
         clock: Callable[[], float],
     ) -> None:
         self._engine, self._outbox, self._log = engine, outbox, run_log
         self._enrolment, self._present, self._on_closed = enrolment, present, on_closed
-        self._roster, self._charges = roster, charges
+        self._roster, self._charges, self._rhythm = roster, charges, rhythm
         self._retry_close_at = self._retry_open_at = 0.0
         self._announce_at = math.inf
         self._open_error = ""  # why no round opens
-        self._clock, self._idle_since = clock, clock()
+        self._clock, self._idle_since = clock, clock()  # since when the next round waits for devices alone
+        self._rests = self._paused = False
+        self._told: tuple[int, float] | None = None  # of the next opening
         self.finished_at: float | None = None
+        self._limit(clock())
+
+    @property
+    def announcement(self) -> RoundPlan:
+        """The plan that devices should know at present; while a round rests, that none is open."""
+        if self._rests:
+            return self._engine.progress.no_round
+        plan = self._engine.announcement
+        return replace(plan, deadline_s=min(plan.deadline_s, self._window_s))
 
     def advance(self, *, linked: bool) -> None:
         """Closes and opens what is due."""
         now = self._clock()
-        if self._engine.plan is not None and now >= self._retry_close_at and self._close(now):
+        self._note_pause()
+        if self._engine.plan is not None:
+            self._look_at_window(now)
+        if self._engine.plan is not None and not self._rests and now >= self._retry_close_at and self._close(now):
             self._idle_since = now
             if not self._open(now, linked=linked):
                 self.announce()
@@ -75,13 +93,13 @@ class RoundCycle:
             self._announce_at = self._clock() + RETRY_S
             return
         self._announce_at = math.inf
-        self._outbox.round(self._engine.announcement)
+        self._outbox.round(self.announcement)
         if self._engine.finished and self.finished_at is None:
             self.finished_at = self._clock()
 
     def expect(self, devices: Iterable[str]) -> None:
         """Notes charges before devices are told that they may train. Raises `StoreError`; then they are not told."""
-        if self._charges is not None:
+        if self._charges is not None and not self._rests:
             self._charges.expect(devices)
 
     def declined(self, device: str, code: str) -> None:
@@ -92,12 +110,70 @@ class RoundCycle:
             except StoreError as error:  # what was noted before is an upper bound
                 log.warning("%s", error)
 
+    def _limit(self, now: float) -> None:
+        """Lets the open round wait for updates until its window ends, at most."""
+        self._window_s = self._rhythm.left_s()
+        if self._engine.collects_updates:
+            self._engine.responses.close_by(now + self._window_s)
+
+    def _look_at_window(self, now: float) -> None:
+        """Lets the open round rest during a pause, and go on when it may; when a window ends, `_close` decides.
+
+        A committee's answers are no training: a round that waits for them never rests.
+        """
+        engine, over = self._engine, self._rhythm.left_s() <= 0
+        if self._rests and not (self._paused or over):
+            self._rests = False
+            engine.responses.wait_longer(now)
+            self._limit(now)
+            self._log.note("round_extended", round=engine.announcement.round, accepted=engine.accepted)
+            self.announce()
+        elif engine.collects_updates and not self._rests and self._paused:
+            self._begin_rest()
+        elif engine.collects_updates and over:
+            engine.responses.close_by(now)
+
+    def _begin_rest(self) -> None:
+        """Tells devices that no round is open: none trains, and what they have committed they send once it goes on."""
+        self._rests = True
+        self._tell_next(self._rhythm.goes_on())
+        self.announce()
+
+    def _note_pause(self) -> None:
+        if self._rhythm.paused != self._paused:
+            self._paused = not self._paused
+            self._log.note("pause", state="on" if self._paused else "off")
+            log.info("training is %s by the operator", "paused" if self._paused else "resumed")
+
+    def _tell_next(self, opens: float) -> None:
+        """Notes when the next round opens, or the one that rests goes on; once for each time."""
+        told = (self._engine.closed_rounds + 1, opens)
+        if told != self._told and math.isfinite(opens) and not self._paused:
+            self._told = told
+            self._log.note("next_round", round=told[0], opens=opens, timezone=self._rhythm.zone)
+
+    def _may_open(self, now: float) -> bool:
+        """Whether it is time for the next round. Where none opens any more, the task ends."""
+        engine, opens = self._engine, self._rhythm.opens()
+        if opens == math.inf and engine.closed_rounds:
+            engine.progress.ended = True
+            self._log.note("finished", **finished_fields(engine))
+            self.announce()
+        if self._rhythm.is_due():
+            return True
+        self._idle_since = now
+        self._tell_next(opens)
+        return False
+
     def _close(self, now: float) -> bool:
         """Closes the open round, or announces that it goes on otherwise; True if it is closed."""
         engine, before = self._engine, self._engine.plan
         try:
             if not engine.should_close(now, ready=len(self._present)):
-                if engine.plan is not before:
+                if engine.collects_updates and self._rhythm.left_s() <= 0:
+                    self._begin_rest()
+                elif engine.plan is not before:
+                    self._limit(now)
                     event, fields = changed_plan(before, engine)
                     self._log.note(event, **fields)
                     self.announce()
@@ -127,7 +203,7 @@ class RoundCycle:
         engine = self._engine
         if engine.finished or engine.plan is not None or not linked or now < self._retry_open_at:
             return False
-        if not self._enough_present(now):
+        if not self._may_open(now) or not self._enough_present(now):
             return False
         try:
             engine.open_round(self._present, roster=self._current_roster())
@@ -138,6 +214,8 @@ class RoundCycle:
             self._idle_since, self._retry_open_at = now, now + RETRY_S
             return False
         self._open_error = ""
+        self._rhythm.opened()
+        self._limit(now)
         # the operator may not have signed a roster yet without the devices that are locked out: nobody waits for them
         engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
         self._log.note("round_open", **open_fields(engine))
@@ -158,11 +236,14 @@ class RoundCycle:
         rate = self._engine.drawn_at
         if not (rules.min_devices or (rules.cohort_size and rate is None)):  # the whole fleet: of it, none blocked
             least = max(1, least - self._enrolment.blocked)
+        waited_s = now - self._idle_since
+        if waited_s >= self._rhythm.left_s() / 3:  # a quarter of the window: who is not there comes in the next one
+            waited_s = math.inf
         return may_open(
             rules,
             len(self._present),
             least=least,
             closed_rounds=self._engine.closed_rounds,
-            waited_s=now - self._idle_since,
+            waited_s=waited_s,
             rate=rate or 1.0,
         )

@@ -83,8 +83,8 @@ class RoundEngine:
         self.roster: bytes | None = store.get("roster")
         self._excluded: set[str] = set()
         store.check_same_task(self.spec.task, prepared.spec_ref.digest)
-        self._progress = TaskProgress(store, prepared)
-        self.model = self._progress.model
+        self.progress = TaskProgress(store, prepared)
+        self.model = self.progress.model
         last = store.last_round()
         if last is not None and last.phase != "closed":
             self._resume(last)
@@ -109,7 +109,7 @@ class RoundEngine:
     @property
     def announcement(self) -> RoundPlan:
         """The plan that devices should know at present: the open round, or that none is open, or that all are done."""
-        return self._plan or self._progress.no_round
+        return self._plan or self.progress.no_round
 
     @property
     def collects_updates(self) -> bool:
@@ -119,12 +119,12 @@ class RoundEngine:
     @property
     def closed_rounds(self) -> int:
         """Number of closed rounds."""
-        return self._progress.closed_rounds
+        return self.progress.closed_rounds
 
     @property
     def finished(self) -> bool:
         """Whether no further round will open."""
-        return self._progress.finished
+        return self.progress.finished
 
     @property
     def min_devices(self) -> int:
@@ -178,7 +178,7 @@ class RoundEngine:
             raise BadInput(f"round {number} cannot be opened: no device is present")
         cohort = {device: self._held(device) for device in chosen}
         self.store.open_round(number, cohort=cohort, global_digest=self.global_digest, at=self._clock())
-        self._plan = self._progress.plan(number, cohort)
+        self._plan = self.progress.plan(number, cohort)
         self._begin(self._plan)
 
     def _held(self, device: str) -> bytes:
@@ -214,7 +214,7 @@ class RoundEngine:
         data, wanted = roster.to_bytes(), self._rules.cohort_size
         secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
         self.roster = data
-        plan = self._progress.plan(number, {}, secure)
+        plan = self.progress.plan(number, {}, secure)
         self._begin(plan)
         with self.store.transaction():
             if data != self.store.get("roster"):
@@ -348,7 +348,7 @@ class RoundEngine:
         updates = self.store.updates(plan.round)
         enough = len(updates) >= self._least_updates and self._open_sum.open()
         collected = self._open_sum if enough else None
-        following = self._progress.next_model(plan.round, collected)
+        following = self.progress.next_model(plan.round, collected)
         summary = summarise(
             plan,
             updates,
@@ -357,14 +357,14 @@ class RoundEngine:
             method=self.method,
             rules=self._rules,
             store=self.store,
-            held=self._progress.trained_on,
+            held=self.progress.trained_on,
             evaluate=self.prepared.evaluate_global,
             wall_s=max(0.0, self._clock() - row.opened_at) if row is not None else 0.0,
             cohort=len(self.cohort),
             collected=self._sum,
         )
         devices = [update.device for update in updates]
-        self._progress.close(following, summary, collected, devices=devices, at=self._clock())
+        self.progress.close(following, summary, collected, devices=devices, at=self._clock())
         self._plan, self._sum = None, None
         return summary
 
@@ -389,7 +389,7 @@ class RoundEngine:
 
     def _resume(self, row: StoredRound) -> None:
         secure = None if row.secure is None else unpack(SecurePlan, row.secure, what="the stored plan")
-        plan = self._progress.plan(row.round, row.cohort, secure)
+        plan = self.progress.plan(row.round, row.cohort, secure)
         self._begin(plan)
         self._plan, collected = plan, self._sum
         if collected is None:
@@ -405,7 +405,7 @@ class RoundEngine:
         self.responses.decline(*(device for _, device, _, _ in self.store.declines(row.round)))
 
     def _sum_of(self, plan: RoundPlan) -> PlainSum | SecureSum:
-        spec, half = self.spec.privacy.secure, self._progress.server_half
+        spec, half = self.spec.privacy.secure, self.progress.server_half
         if spec is None:
             return PlainSum(plan, half, checks=self.checks, store=self.store, rules=self._rules, device=self._device)
         if self.roster is None:

@@ -67,7 +67,7 @@ class ClosingRule:
     """
 
     def __init__(self, rules: RoundSection, *, least_ready: int) -> None:
-        self._rules = rules
+        self.rules = rules
         self._least_ready = least_ready
         self._cohort: frozenset[str] = frozenset()
         self._waiting: set[str] = set()
@@ -82,8 +82,8 @@ class ClosingRule:
 
     def begin(self, cohort: Collection[str], *, now: float) -> None:
         """Waits for updates."""
-        wanted = math.ceil(self._rules.quorum * len(cohort) - 1e-9)
-        least = self._rules.min_updates
+        wanted = math.ceil(self.rules.quorum * len(cohort) - 1e-9)
+        least = self.rules.min_updates
         # never fewer than `min_updates` can close a round at once
         self._begin(cohort, least, max(wanted, min(least, len(cohort))), math.inf, now)
 
@@ -95,23 +95,23 @@ class ClosingRule:
         self._cohort, self._waiting = frozenset(names), set(names)
         self._new_cards, self._declined = set(), set()
         self.accepted = self.extensions = 0
-        self.deadline = now + self._rules.deadline_s
+        self.deadline = now + self.rules.deadline_s
         self._least, self._quorum, self._most_extensions = least, quorum, most_extensions
 
     @property
     def grace_s(self) -> float:
         """Seconds to wait for a lost device: a quarter of the deadline, at most a minute."""
-        return min(LONGEST_GRACE_S, self._rules.deadline_s / 4)
+        return min(LONGEST_GRACE_S, self.rules.deadline_s / 4)
 
     @property
     def answers_grace_s(self) -> float:
         """Seconds to wait for other members once enough have answered."""
-        return min(LONGEST_ANSWERS_GRACE_S, self._rules.deadline_s / 20)
+        return min(LONGEST_ANSWERS_GRACE_S, self.rules.deadline_s / 20)
 
     @property
     def announced_deadline_s(self) -> float:
         """The deadline in the plan, in seconds: each extension changes it, so that devices see a new plan."""
-        return self._rules.deadline_s * (1 + self.extensions)
+        return self.rules.deadline_s * (1 + self.extensions)
 
     def close_by(self, at: float) -> None:
         """Moves the deadline forward, once there is enough."""
@@ -122,7 +122,7 @@ class ClosingRule:
         if not self._waiting or self.extensions >= self._most_extensions:
             return False
         self.extensions += 1
-        self.deadline = now + self._rules.deadline_s
+        self.deadline = now + self.rules.deadline_s
         return True
 
     def expects(self, device: str) -> bool:

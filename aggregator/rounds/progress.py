@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class TaskProgress:
     """Read from the store when it is made. Raises `StoreError` where that is damaged.
 
-    `trained_on` is, of each device, SHA-256 of the model that it trained on when it was last accepted.
+    `trained_on` is, of each device, SHA-256 of the model that it trained on when it was last accepted. `ended` is set
+    by whoever knows that no further round opens, as by a calendar.
     """
 
     def __init__(self, store: AggregatorStore, prepared: PreparedTask) -> None:
@@ -46,12 +47,13 @@ class TaskProgress:
         self.trained_on: dict[str, bytes] = store.held_models(until=self.closed_rounds)
         metrics = [row.metrics or {} for row in store.rounds()[: self.closed_rounds]]
         self._accuracies: list[float | None] = [each.get("accuracy_global") for each in metrics]
+        self.ended = False
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are closed, or the global model has not become better for long enough."""
-        rules = self._prepared.task.round
-        return self.closed_rounds >= self._prepared.spec.rounds or rises_no_more(self._accuracies, rules.patience)
+        """Whether all rounds are closed, the global model has not become better for long enough, or none opens."""
+        rules, closed = self._prepared.task.round, self.closed_rounds >= self._prepared.spec.rounds
+        return closed or self.ended or rises_no_more(self._accuracies, rules.patience)
 
     @property
     def no_round(self) -> RoundPlan:

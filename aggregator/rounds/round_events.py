@@ -53,6 +53,9 @@ def finished_fields(engine: RoundEngine) -> dict[str, Any]:
     """Returns the fields of `finished`: the reason, if it is before the last round."""
     if engine.closed_rounds >= engine.spec.rounds:
         return {}
+    if engine.progress.ended:
+        until = engine.prepared.task.schedule.until
+        return {"reason": f"no round opens after {until} (schedule.until)"}
     patience = engine.prepared.task.round.patience
     return {"reason": f"for {patience} rounds the accuracy on the common test set was not above its best (patience)"}
 

@@ -148,6 +148,8 @@ class LimitsSection(Checked):
     :param min_devices: the fewest devices of a secure sum. Where an operator has signed more, that holds.
     :param honest_fraction: of the devices, the largest share that a task of secure sums may take to be honest. Where an
         operator has signed less, that holds.
+    :param tell_new: whether the device may leave rounds out while it has fewer new samples than a task's
+        `schedule.after_new`: that it has so few is then told, and no charge covers it.
     :param constant_time: whether a round's end is announced when the task says, and not when training ends; None: with
         the unit `record`, outside of simulations.
     """
@@ -162,6 +164,7 @@ class LimitsSection(Checked):
     min_devices: Count = MIN_DEVICES
     honest_fraction: Share = HONEST_FRACTION
     constant_time: bool | None = None
+    tell_new: bool = False
 
     @classmethod
     def of_simulation(cls, privacy: PrivacySpec, **others: Any) -> LimitsSection:

@@ -263,6 +263,7 @@ class TaskSpec(Checked):
     :param augment: what a device does to each batch of images before it trains on them.
     :param memory_mib: what a round is expected to need on a device, an estimate with head-room.
     :param continues: the task whose model this one goes on from.
+    :param after_new: with fewer new samples, a device leaves a round out if its owner lets it say so.
     """
 
     task: TaskId
@@ -276,6 +277,7 @@ class TaskSpec(Checked):
     augment: Augment = later("none")
     version: int = SPEC_VERSION
     continues: EarlierTask | None = later(None)
+    after_new: Count = later(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -366,3 +366,37 @@ def test_an_update_that_another_tasks_has_replaced_is_declined_and_not_offered(m
     bench.until(lambda: bool(bench.server.declines))
     assert (bench.server.declines[-1].task, bench.server.declines[-1].code) == (first.spec.task, "error")
     assert len(bench.server.offers) == offers
+
+
+def open_next(bench: Bench, round: int) -> None:
+    public = bench.store.load_state(bench.server.package.spec.task).public
+    bench.server.open_round(round, cohort={DEVICE: public.digest()})
+
+
+@pytest.mark.parametrize("tell_new", [True, False])
+def test_only_an_owner_who_allows_it_tells_of_few_new_samples(
+    make_bench: MakeBench, config: DeviceConfig, package: Package, tell_new: bool
+) -> None:
+    """Others take part as ever: whether they have new samples changes nothing that leaves the device."""
+    limits = replace(config.limits, tell_new=tell_new, epsilon_server=100.0)
+    task = package.with_spec(after_new=5, task="digits-new")
+    bench = make_bench(config=replace(config, limits=limits), package=task)
+    path = Path(config.data.path)
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.restart()
+    open_next(bench, 2)
+    if not tell_new:
+        bench.until(lambda: bench.entry_status(2) == "acked")
+        assert bench.server.declines == []
+        return
+    bench.until(lambda: bench.server.declines != [])
+    reason = "fewer than 5 new samples since the last update; this device's owner lets it say so"
+    assert (bench.server.declines[0].code, bench.server.declines[0].reason) == ("paused", reason)
+    assert bench.store.ledger.rounds_charged() == 1
+    with np.load(path) as old:
+        images, labels = old["images"], old["labels"]
+    images[:5] = 255 - images[:5]  # as many were deleted as came
+    np.savez(path, images=images, labels=labels)
+    open_next(bench, 3)
+    bench.until(lambda: bench.entry_status(3) == "acked")

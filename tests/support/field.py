@@ -16,6 +16,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.rounds.coordinator import Coordinator
+from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import (
@@ -55,6 +56,7 @@ class Field:
         self.identity = Identity.generate()
         self.epoch = 0
         self.closed = closed
+        self.pause = folder / "paused"
         self.start()
 
     def start(self) -> None:
@@ -73,6 +75,13 @@ class Field:
                 wall=lambda: self.fleet.now,
             ),
             roster=self.roster,
+            rhythm=Rhythm(
+                self.fleet.prepared.task.schedule,
+                self.fleet.store,
+                pause=self.pause,
+                wall=self.fleet.wall,
+                elapsed=lambda: self.fleet.now,
+            ),
             events=self.events,
             clock=lambda: self.fleet.now,
         )
@@ -96,6 +105,11 @@ class Field:
                     if isinstance(event, Delivery):
                         self.inbox[name].append(event)
             self.fleet.now += 0.1 if seconds else 0.0
+
+    def skip(self, seconds: float) -> None:
+        """Lets so much time pass in which nothing happens."""
+        self.fleet.now += seconds
+        self.run()
 
     def join(self, name: str, *, state: str = "ready", session: int = 1, identity: Identity | None = None) -> None:
         if name not in self.links:

@@ -48,6 +48,7 @@ def prepared_task(
     wire: dict[str, Any] | None = None,
     evaluate: Callable[[np.ndarray], Evaluation] | None = None,
     seed: int = 5,
+    schedule: dict[str, Any] | None = None,
     **rules: Any,
 ) -> PreparedTask:
     task = parse_task(
@@ -67,6 +68,7 @@ def prepared_task(
             "data": {"name": "digits", "devices": max(devices, rules.get("min_devices", 1))},
             "round": {"rounds": 3} | rules,
             "wire": wire or {},
+            "schedule": schedule or {},
         }
     )
     model = tiny_model()
@@ -202,7 +204,7 @@ class Fleet:
         self.durable = durable
         self.prepared = prepared_task(devices=devices, **settings)
         self.devices = Devices(self.prepared, devices)
-        self.now = 1000.0
+        self.now, self.wall_from = 1000.0, 0.0  # the clock on the wall shows the sum
         self.store = AggregatorStore(folder, durable=durable)
         self.devices.enrol(self.store)
         self.engine = self._engine()
@@ -212,8 +214,11 @@ class Fleet:
         return self.devices.names
 
     def _engine(self) -> RoundEngine:
-        clocks = {"clock": lambda: self.now, "monotonic": lambda: self.now}
+        clocks = {"clock": self.wall, "monotonic": lambda: self.now}
         return RoundEngine(self.store, self.prepared, device=self.sums_on, **clocks)
+
+    def wall(self) -> float:
+        return self.wall_from + self.now
 
     def restart(self) -> RoundEngine:
         """As after a crash: a new store object and a new engine on the same folder."""

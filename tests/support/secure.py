@@ -58,15 +58,18 @@ class SecureFleet:
         self.identities = {name: Identity.from_bytes(bytes([index + 1]) * 32) for index, name in enumerate(self.names)}
         self.agreements = {name: KeyAgreement(identity) for name, identity in self.identities.items()}
         self.devices = self  # where a `Field` looks for identities
-        self.now = 1000.0
+        self.now, self.wall_from = 1000.0, 0.0  # the clock on the wall shows the sum
         self.store = AggregatorStore(folder, durable=False)
         for name in self.names:
             self.store.add_device(name, public_key=self.identities[name].public_key, board="test")
         self.engine = self._engine()
 
     def _engine(self) -> RoundEngine:
-        now = lambda: self.now  # noqa: E731
-        return RoundEngine(self.store, self.prepared, clock=now, monotonic=now, masked=self.masked)
+        clocks = {"clock": self.wall, "monotonic": lambda: self.now}
+        return RoundEngine(self.store, self.prepared, masked=self.masked, **clocks)
+
+    def wall(self) -> float:
+        return self.wall_from + self.now
 
     def restart(self) -> RoundEngine:
         """As after a crash."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.simulator.engines.clock.calendar import Calendar
 from hushfleet.simulator.engines.clock.device import ClockDevice
 from hushfleet.simulator.engines.clock.device_time import Costs, DeviceTimes
 from hushfleet.simulator.engines.clock.engine import FleetClock
@@ -61,13 +62,22 @@ def clock(
     options: LinkOptions = KILLED,
     logging: bool = False,
     sizes: Sizes = SIZES,
+    calendar: Calendar | None = None,
     **rules: Any,
 ) -> FleetClock:
     devices = [ClockDevice("abcdefghijklmnopqrstuvwxyz"[index], each) for index, each in enumerate(times)]
     schedule = make_schedule(ScenarioSection(**(scenario or {})), [device.name for device in devices], seed=1)
     section = RoundSection(**{"rounds": 1, "deadline_s": 100, **rules})
     return FleetClock(
-        section, devices, costs=costs, sizes=sizes, schedule=schedule, seed=1, options=options, logging=logging
+        section,
+        devices,
+        costs=costs,
+        sizes=sizes,
+        schedule=schedule,
+        seed=1,
+        calendar=calendar,
+        options=options,
+        logging=logging,
     )
 
 

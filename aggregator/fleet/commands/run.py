@@ -1,4 +1,4 @@
-"""`hushfleet fleet serve|up|task`: run the fleet service or all four processes, and give them a task."""
+"""`hushfleet fleet serve|up|task|pause|resume`: run the fleet service or all four processes, and say what they train."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def _task(
 
     `fleet up` takes it at once. To go on with an earlier run, give its file: DIR/runs/NAME/task.toml.
     """
+    from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.next_task import set_task
@@ -55,6 +56,47 @@ def _task(
         f"the fleet's task is {folder.run.name}; its run {'goes on' if goes_on else 'begins'} in {folder.run} when the "
         "aggregator is started: fleet up does so, else sudo systemctl restart hushfleet-aggregator"
     )
+    if not (checked := load_task(folder.task)).schedule.is_set:
+        print(
+            f"note: its {checked.round.rounds} rounds follow each other without a pause, on the images that boards have "
+            'now; for a round a day add to the task: [schedule] with every = "24h"'
+        )
+
+
+@app.command("pause")
+def _pause(path: Dir) -> None:
+    """Pause training: no round opens, and the open one rests. Boards that train give up and have spent nothing.
+
+    It holds until `fleet resume`, over restarts as well. Health, enrolment and releases go on.
+
+    Examples:
+
+    `hushfleet fleet pause greenhouse`
+
+    `hushfleet fleet resume greenhouse`
+    """
+    from hushfleet import atomic_file
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+
+    folder = FleetFolder(path)
+    if folder.paused.exists():
+        print(f"training is paused already; to let it go on: hushfleet fleet resume {path}")
+        return
+    atomic_file.write_whole(folder.paused, b"by hushfleet fleet pause\n", durable=True)
+    print(f"training is paused within seconds, until: hushfleet fleet resume {path}")
+
+
+@app.command("resume")
+def _resume(path: Dir) -> None:
+    """Let training go on after `fleet pause`: an open round goes on where it was, and others open by the schedule."""
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+
+    folder = FleetFolder(path)
+    if not folder.paused.exists():
+        print("training is not paused")
+        return
+    folder.paused.unlink()
+    print("training goes on within seconds, by the task's schedule")
 
 
 @app.command("serve")

@@ -1,4 +1,4 @@
-"""`hushfleet fleet release|rollout|pause`: manage the software of the boards."""
+"""`hushfleet fleet release|rollout`: manage the software of the boards."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def _rollout(
     path: Dir,
     to: Annotated[str | None, typer.Option(metavar="VERSION", help="Begin a roll-out of this release.")] = None,
     newest: Annotated[bool, typer.Option("--newest", help="Begin a roll-out of the newest release.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Offer the release to no further board, and send no more of it.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a roll-out that is paused or has stopped.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Withdraw the offer: no further board gets the release.")] = False,
 ) -> None:  # fmt: skip
@@ -51,8 +52,8 @@ def _rollout(
 
     `hushfleet fleet rollout greenhouse`
     """
-    if (to is not None) + newest + resume + cancel > 1:
-        raise BadInput("say one of --to, --newest, --resume and --cancel")
+    if (to is not None) + newest + pause + resume + cancel > 1:
+        raise BadInput("say one of --to, --newest, --pause, --resume and --cancel")
     from hushfleet.aggregator.fleet.releases import check_signed
     from hushfleet.aggregator.fleet.rollout import begin, change
 
@@ -60,20 +61,12 @@ def _rollout(
         if to is not None or newest:
             check_signed(folder, registry, to)
             begin(registry, to, now=time.time())
+        elif pause:
+            change(registry, "paused")
         elif resume:
             change(registry, "running")
         elif cancel:
             change(registry, "cancelled")
-        _tell(registry)
-
-
-@app.command("pause")
-def _pause(path: Dir) -> None:
-    """Offer the release to no further board, and send no more of it; go on with `fleet rollout DIR --resume`."""
-    from hushfleet.aggregator.fleet.rollout import change
-
-    with opened(path) as (_, registry):
-        change(registry, "paused")
         _tell(registry)
 
 

@@ -109,6 +109,11 @@ METRICS = {
     "hushfleet_round_open_timestamp_seconds": _run(
         "when the open round was opened; absent between rounds", lambda run: run.opened
     ),
+    "hushfleet_next_round_timestamp_seconds": _run(
+        "when the next round opens by the task's schedule; absent while none waits for a time",
+        lambda run: None if run.next_opening is None else run.next_opening.at,
+    ),
+    "hushfleet_paused": _fleet("1 while an operator has paused training", lambda view: view.paused is not None),
     "hushfleet_round_asked": _run("devices in the open round's cohort", lambda run: run.asked or None),
     "hushfleet_round_answered": _run(
         "of these, how many updates were accepted, declined or refused", lambda run: run.answered if run.asked else None

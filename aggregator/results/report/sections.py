@@ -368,6 +368,7 @@ def run_facts(result: Result) -> Section:
             "time per round",
             f"{median(walls):.3g} s in the median, {sum(walls):,.0f} s in all" if walls else "not measured",
         ),
+        *_run_times(result),
         *sorted(result.versions.items()),
     ]
     parts: list[SectionPart] = [Facts(facts)]
@@ -380,6 +381,12 @@ def run_facts(result: Result) -> Section:
         parts.append(Code("The task as a file", again.task))
     lead = "Enough to run it again." if again else "This file does not say how it was run."
     return Section("run", "The run", lead, parts, folded=True)
+
+
+def _run_times(result: Result) -> list[tuple[str, str]]:
+    """When the rounds of a run in the field were, in UTC."""
+    times = [(row.opened_at, row.closed_at) for row in result.rounds if row.opened_at]
+    return [("rounds", f"from {times[0][0]} to {times[-1][1]}; result.json has the times of each")] if times else []
 
 
 def meaning(result: Result) -> Section:

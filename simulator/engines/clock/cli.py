@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,8 @@ mix.toml sets the number of each board and its network:
     share = 0.4
 
 The number of samples of each device comes from the task file's partition, repeated for more devices, or from --samples.
-A [scenario] in the task file (days and nights, drop-outs, outages, crashes) is played as well.
+A [scenario] in the task file (days and nights, drop-outs, outages, crashes) is played as well, and its [schedule] from
+today, 00:00.
 """
 
 
@@ -95,10 +97,12 @@ def _forecast(
         counts = [options.samples] if options.samples else sample_counts(written, prepared)
         costs = costs_of(prepared, options.step_ms)
     sizes = sizes_of(prepared, name_bytes=len(device_names(len(mix))[0]))
-    forecasts = []
+    forecasts, today = [], datetime.combine(date.today(), time())
     for text, rules in policies.items():
         with show_progress(console):
-            forecasts.append(forecast(prepared, mix, rules, policy=text, samples=counts, costs=costs, sizes=sizes))
+            forecasts.append(
+                forecast(prepared, mix, rules, policy=text, samples=counts, costs=costs, sizes=sizes, starts=today)
+            )
     if options.as_json:
         plain = {"costs": vars(costs), "policies": [each.to_plain() for each in forecasts]}
         typer.echo(json.dumps(plain, indent=2))

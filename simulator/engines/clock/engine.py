@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from hushfleet.aggregator.config.sections import RoundSection
-from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices, may_open
+from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.accounts import Accounts
+from hushfleet.simulator.engines.clock.calendar import Calendar
 from hushfleet.simulator.engines.clock.device import Attempt, Broadcasts, ClockDevice
 from hushfleet.simulator.engines.clock.device_time import Costs
-from hushfleet.simulator.engines.clock.events import Arrival, ClockRound, EventQueue, OpenRound
+from hushfleet.simulator.engines.clock.events import Arrival, ClockRound, EventQueue, OpenRound, stuck
 from hushfleet.simulator.engines.clock.links import LinkOptions, Links
 from hushfleet.simulator.engines.clock.sizes import Download, Sizes
 from hushfleet.simulator.schedule import Playback, Schedule
@@ -38,6 +39,7 @@ class FleetClock:
 
     :param fleet: new devices, in the fleet's order.
     :param seed: of the task: it chooses cohorts as in the field, and draws the waits before new connections.
+    :param calendar: of the task's schedule; None: rounds follow each other.
     :param logging: whether closed rounds carry the events for a log.
     """
 
@@ -50,12 +52,14 @@ class FleetClock:
         sizes: Sizes,
         schedule: Schedule,
         seed: int,
+        calendar: Calendar | None = None,
         options: LinkOptions | None = None,
         logging: bool = False,
     ) -> None:
         self.fleet = fleet
         self._rules, self._costs, self._sizes, self._seed = rules, costs, sizes, seed
         self._by_name = {device.name: device for device in fleet}
+        self._calendar = calendar or Calendar()
         self._queue = EventQueue(logging=logging)
         self._accounts = Accounts(self._queue, sizes)
         self._playback = Playback(schedule)
@@ -67,7 +71,6 @@ class FleetClock:
         self._rate = 1.0  # with which each device is drawn
         self._closed_rounds = 0
         self._open: OpenRound | None = None
-        self._idle_since = 0.0
         self._closed: ClockRound | None = None
         self._busy_until = 0.0  # the aggregator's thread
         self._life = 0  # of the aggregator: what it was about to do in an earlier one is void
@@ -79,6 +82,8 @@ class FleetClock:
             if device.name not in self._playback.absent:
                 self._links.start(device)
         while self._closed_rounds < self._rules.rounds:
+            if self._open is None and self._closed_rounds and self._calendar.is_over(self._queue.now):
+                break  # after the schedule's last day
             yield self._next_round()
         for device in self.fleet:
             if device.on:
@@ -87,11 +92,12 @@ class FleetClock:
 
     def _next_round(self) -> ClockRound:
         queue, self._closed = self._queue, None
-        give_up_at = queue.now + _LONGEST_ROUND_S
+        give_up_at = self._calendar.opens(queue.now) + _LONGEST_ROUND_S
         while self._closed is None:
             at = min(self._playback.next_s, queue.next_s)
             if at > give_up_at or self._rule.extensions > _MOST_EXTENSIONS:
-                raise HushfleetError(self._stuck())
+                words = stuck(self._open, self._closed_rounds + 1, len(self._present), self._least, self._rule)
+                raise HushfleetError(words)
             if self._playback.next_s <= at:
                 queue.now = max(queue.now, at)
                 for action in self._playback.due(queue.now):
@@ -100,18 +106,6 @@ class FleetClock:
                 queue.advance()
         return self._closed
 
-    def _stuck(self) -> str:
-        if self._open is None:
-            return (
-                f"round {self._closed_rounds + 1} never opens: {len(self._present)} devices are present, and "
-                f"{self._least} are needed; set round.min_devices to what can be there at once"
-            )
-        return (
-            f"round {self._open.number} never closes: after {self._rule.extensions + 1} deadlines "
-            f"{self._rule.accepted} updates of {self._open.size} devices have come, and round.min_updates = "
-            f"{self._rules.min_updates}"
-        )
-
     # a round
 
     def _open_round(self) -> None:
@@ -119,9 +113,12 @@ class FleetClock:
         now, rules, closed = self._queue.now, self._rules, self._closed_rounds
         if self._open is not None or closed >= rules.rounds or not self._links.server_linked:
             return
-        present, waited_s = len(self._present), now - self._idle_since
-        if not may_open(rules, present, least=self._least, closed_rounds=closed, waited_s=waited_s, rate=self._rate):
+        present, least = len(self._present), self._least
+        if not self._calendar.may_open(now, rules, present, least=least, closed_rounds=closed, rate=self._rate):
+            if (again := self._calendar.look_again(now, rules)) is not None:
+                self._queue.at(again, self._open_round)
             return
+        self._calendar.opened(now)
         cohort = self._choose(closed + 1)
         self._open = OpenRound(closed + 1, now, cohort)
         self._begin_waiting(self._open)
@@ -151,6 +148,12 @@ class FleetClock:
 
     def _begin_waiting(self, current: OpenRound) -> None:
         self._rule.begin(current.cohort, now=self._queue.now)
+        self._limit(current)
+
+    def _limit(self, current: OpenRound) -> None:
+        """Lets the round wait until its window ends, at most."""
+        self._window_s = self._calendar.left_s(self._queue.now)
+        self._rule.close_by(self._queue.now + self._window_s)
         self._queue.at(self._rule.deadline, self._check_close, current)
 
     def _wait_again(self, current: OpenRound) -> None:
@@ -188,7 +191,7 @@ class FleetClock:
         attempt = device.lay_out(
             round=current.number,
             began_at=began_at,
-            deadline_at=max(heard_at, device.free_at) + self._rule.announced_deadline_s,
+            deadline_at=max(heard_at, device.free_at) + min(self._rule.announced_deadline_s, self._window_s),
             sizes=self._sizes,
             download=download,
             broadcasts=download and self._broadcasts.setdefault(download.differences, Broadcasts()),
@@ -230,7 +233,7 @@ class FleetClock:
         self._check_close(current)
 
     def _check_close(self, current: OpenRound) -> None:
-        if not self._takes(current) or not self._links.server_up:
+        if not self._takes(current) or current.rests or not self._links.server_up:
             return
         now = self._queue.now
         decision = self._rule.decide(now, ready=len(self._present))
@@ -240,8 +243,32 @@ class FleetClock:
             self._busy_until = now + self._costs.close_s
             self._queue.at(self._busy_until, self._close_round, current, self._life)
         elif decision == "extend":
-            self._queue.at(self._rule.deadline, self._check_close, current)
+            if self._collects(current) and self._calendar.left_s(now) <= 0:
+                self._rest(current)
+                return
+            self._limit(current)
             self._extend(current)
+
+    def _rest(self, current: OpenRound) -> None:
+        """The window has ended with too few updates: nobody trains until the round goes on in the next one."""
+        current.rests = True
+        self._queue.at(self._calendar.goes_on(self._queue.now), self._go_on, current)
+        for device in (self._by_name[name] for name in current.cohort):
+            attempt = device.attempt
+            if attempt is not None and not (ending := device.ending(attempt, self._queue.now)).committed:
+                device.free_at = ending.free_at
+                self._accounts.end_attempt(device, attempt, ending.computed_until)
+
+    def _go_on(self, current: OpenRound) -> None:
+        current.rests = False
+        self._rule.wait_longer(self._queue.now)
+        self._limit(current)
+        self._queue.log("round_extended", round=current.number, accepted=self._rule.accepted)
+        self._accounts.announce(self._named(current))
+        for name in current.cohort:
+            if self._by_name[name].linked:
+                self._hear_of(self._by_name[name], self._queue.now)
+        self._check_close(current)
 
     def _extend(self, current: OpenRound) -> None:
         """Extends a round: a device that trains gives up at its deadline and begins anew; others have more time."""
@@ -285,7 +312,7 @@ class FleetClock:
                 setattr(device.spent, fate, getattr(device.spent, fate) + 1)
             if fate == "late" or (fate == "used" and not used):
                 device.spent.unused[current.size] += 1
-        self._open, self._closed_rounds, self._idle_since = None, current.number, now
+        self._open, self._closed_rounds, self._calendar.idle_since = None, current.number, now
         if used:
             self._accounts.version += 1
             self._broadcasts = {}
@@ -403,7 +430,7 @@ class FleetClock:
             self._accounts.presence(device, "ready")
         self._rule.back(device.name)
         current, attempt, times = self._open, device.attempt, device.times
-        if current is None or current.closing or not self._rule.expects(device.name):
+        if current is None or current.closing or current.rests or not self._rule.expects(device.name):
             return
         if attempt is None:
             plan_s = self._sizes.plan_wire_bytes(self._named(current)) * times.down_s_per_byte

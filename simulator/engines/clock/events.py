@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
+from hushfleet.aggregator.rounds.policy import ClosingRule
+
 
 class LogEvent(NamedTuple):
     """An event as the coordinator writes it; of `update` and `run`, what only a trained run knows is missing.
@@ -111,6 +113,7 @@ class OpenRound:
 
     :param declined: names, in the order in which they did.
     :param closing: it has been decided that it is over; what comes now is late.
+    :param rests: it waits for its next window.
     """
 
     number: int
@@ -119,7 +122,24 @@ class OpenRound:
     arrivals: dict[str, Arrival] = field(default_factory=dict)
     declined: dict[str, None] = field(default_factory=dict)
     closing: bool = False
+    rests: bool = False
 
     @property
     def size(self) -> int:
         return len(self.cohort)
+
+
+def stuck(current: OpenRound | None, number: int, present: int, least: int, rule: ClosingRule) -> str:
+    """Says why a round never opens, or the open one never closes.
+
+    :param number: of the next round, which `least` devices must be present for.
+    """
+    if current is None:
+        return (
+            f"round {number} never opens: {present} devices are present, and {least} are needed; set round.min_devices "
+            "to what can be there at once, or look at [schedule]"
+        )
+    return (
+        f"round {current.number} never closes: after {rule.extensions + 1} deadlines {rule.accepted} updates of "
+        f"{current.size} devices have come, and round.min_updates = {rule.rules.min_updates}"
+    )

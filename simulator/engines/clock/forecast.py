@@ -7,6 +7,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from statistics import median
 from typing import Any
 
@@ -19,6 +20,7 @@ from hushfleet.plain_json import to_json
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.engines.clock.calendar import STARTS
 from hushfleet.simulator.engines.clock.device import ClockDevice, Spent, make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.events import ClockRound
@@ -127,11 +129,13 @@ def forecast(
     samples: Sequence[int],
     costs: Costs,
     sizes: Sizes,
+    starts: datetime = STARTS,
 ) -> Forecast:
     """Runs all rounds of one policy on the virtual clock.
 
     :param rules: the task's round section under this policy.
     :param policy: how it is called.
+    :param starts: the beginning on the clock on the wall, for the task's schedule.
 
     Raises `HushfleetError` where a round never opens or closes, and `BadInput` for a scenario of other devices.
     """
@@ -139,7 +143,7 @@ def forecast(
     names = device_names(len(mix))
     schedule = schedule_of(replace(task, round=rules, data=replace(task.data, devices=len(mix))), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
-    clock = clock_of(prepared, rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed)
+    clock = clock_of(prepared, rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed, starts=starts)
     rounds = counted(clock.rounds(), f"rounds of {len(mix)} devices, {policy}", total=rules.rounds)
     return _totals(prepared, mix, fleet, rounds, policy=policy)
 

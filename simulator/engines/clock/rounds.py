@@ -92,6 +92,8 @@ def run_clocked_rounds(
             if engine.finished and closed.round > engine.closed_rounds:
                 break
             rounds.play(closed, train)
+        else:
+            engine.progress.ended = not engine.finished  # after the schedule's last day
         rounds.end()
     close_engine(simulation)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from hushfleet.errors import BadInput
 from hushfleet.secure.prime_field import to_bytes
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.simulator.engines.clock.calendar import STARTS, Calendar
 from hushfleet.simulator.engines.clock.device import ClockDevice
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.engine import FleetClock
@@ -198,12 +200,15 @@ def clock_of(
     fleet: Sequence[ClockDevice],
     *,
     roster: Roster | None = None,
+    starts: datetime = STARTS,
     **options: Any,
 ) -> FleetClock:
-    """The clock of a task's rounds under these rules.
+    """The clock of a task's rounds under these rules, and its schedule.
 
+    :param starts: the run's beginning on the clock on the wall.
     :param roster: of secure sums; None makes one up.
     """
+    options["calendar"] = Calendar(prepared.task.schedule, starts=starts)
     if prepared.spec.privacy.secure is None:
         return FleetClock(rules, fleet, **options)
     return SummedClock(rules, fleet, draws=Draws(prepared, [each.name for each in fleet], rules, roster), **options)

@@ -177,7 +177,8 @@ class LiveFleet:
         for key, path in (self._tls.files(AGGREGATOR) if self._tls else {}).items():
             options[key.replace("_", "-")] = path
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = [*self.aggregator, str(folder.task), "--resume", *words]
+        # rounds follow each other: a simulation does not wait for nights
+        command = [*self.aggregator, str(folder.task), "--resume", "--set", "schedule={}", *words]
         self._start("aggregator", command, folder.path / "aggregator.log")
 
     def _known_devices(self) -> Path:

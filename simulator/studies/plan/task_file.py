@@ -40,4 +40,8 @@ devices = {asked.devices}
 [round]
 rounds = {needed.rounds}{least}
 deadline_s = 3600.0
+
+# A round a day. For rounds only at night: between = "01:00-05:00". Without this section each follows at once.
+[schedule]
+every = "24h"
 """

@@ -59,7 +59,7 @@ def test_devices_reach_model_and_vector_by_one_difference(make_fleet: MakeFleet)
         assert params_digest(held) == plan.global_digest
         assert plan.global_bytes == held.nbytes == len(fleet.engine.find_blob(plan.global_digest)) == 8 * D
         np.testing.assert_array_equal(held[:D], plain.engine.global_params, "a vector does not change the model")
-        np.testing.assert_array_equal(held[D:], fleet.engine._progress.server_half.state["moved"])
+        np.testing.assert_array_equal(held[D:], fleet.engine.progress.server_half.state["moved"])
         np.testing.assert_allclose(held[D:], expected, atol=0.05 * np.abs(expected).max())
 
 

@@ -22,7 +22,7 @@ PROMISED = {
     "recorded_at federation accounting trust sums assumption accountant clip_norm noise_multiplier wire boards details "
     "rerun",
     "rounds": "round participants accuracy_own_common accuracy_own_local accuracy_global loss uplink_bytes "
-    "downlink_bytes snr_db wall_s committee answers answer_bytes suspected_wraps",
+    "downlink_bytes snr_db wall_s opened_at closed_at committee answers answer_bytes suspected_wraps",
     "privacy": "device unit adjacency delta epsilon_server epsilon_release rounds_charged "
     "raw_values noised_server noised_release exchange_server lifetime",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,7 +93,11 @@ def test_rounds_open_as_the_aggregator_opens_them(
         drawn_at=None,
     )
     cycle: Any = SimpleNamespace(
-        _engine=engine, _present=range(present), _enrolment=SimpleNamespace(blocked=0), _idle_since=0.0
+        _engine=engine,
+        _present=range(present),
+        _enrolment=SimpleNamespace(blocked=0),
+        _idle_since=0.0,
+        _rhythm=SimpleNamespace(left_s=lambda: math.inf),
     )
     expected = RoundCycle._enough_present(cycle, waited_s)
     assert may_open(rules, present, least=least, closed_rounds=closed, waited_s=waited_s) == expected

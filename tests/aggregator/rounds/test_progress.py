@@ -29,7 +29,7 @@ def test_a_new_process_has_what_the_last_one_had(make_fleet: Callable[..., Any],
     for _ in range(2):
         fleet.run_round()
         again = TaskProgress(fleet.store, fleet.prepared)
-        assert left_by(again) == left_by(fleet.engine._progress)
+        assert left_by(again) == left_by(fleet.engine.progress)
         np.testing.assert_array_equal(again.model.params, fleet.engine.global_params)
     assert again.closed_rounds == 2
     assert set(again.trained_on) == set(fleet.names)
@@ -103,7 +103,7 @@ def test_a_round_that_cannot_be_stored_changes_nothing_and_closes_later(
         each.engine.open_round(each.names)
         for name in each.names:
             assert each.engine.accept(name, each.update(name).data).acknowledged
-    before = left_by(fleet.engine._progress)
+    before = left_by(fleet.engine.progress)
 
     def full(*_: object, **__: object) -> None:
         raise StoreFull("no space")
@@ -112,7 +112,7 @@ def test_a_round_that_cannot_be_stored_changes_nothing_and_closes_later(
         patch.setattr(fleet.store, "close_round", full)
         with pytest.raises(StoreFull):
             fleet.engine.close()
-    assert left_by(fleet.engine._progress) == left_by(TaskProgress(fleet.store, fleet.prepared)) == before
+    assert left_by(fleet.engine.progress) == left_by(TaskProgress(fleet.store, fleet.prepared)) == before
     fleet.engine.close()
     calm.engine.close()
-    assert left_by(fleet.engine._progress) == left_by(calm.engine._progress)
+    assert left_by(fleet.engine.progress) == left_by(calm.engine.progress)

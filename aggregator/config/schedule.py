@@ -1,0 +1,88 @@
+"""`[schedule]` of the task file: when rounds open, by the calendar and the clock on the wall."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo, available_timezones
+
+from msgspec import Meta
+
+from hushfleet.schema import Checked
+
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+_UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]"
+Every = Annotated[
+    str,
+    Meta(
+        pattern=r"^[1-9][0-9]{0,3}(min|h|d|w)\Z",
+        description='a whole number with min, h, d or w, such as "24h" or "7d"',
+    ),
+]
+Between = Annotated[
+    str, Meta(pattern=rf"^{_TIME}-{_TIME}\Z", description='two times from 00:00 to 23:59, such as "01:00-05:00"')
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSection(Checked):
+    """`[schedule]`: when rounds open. Left out, each opens as soon as the one before is closed and enough devices are
+    there.
+
+    `every`: the time from one opening to the next, such as `"24h"` or `"7d"`. Whole days are days of the calendar: with
+    `between` or `days`, a round opens in the first window so many days later, however late the last one opened in its
+    own; without them, at the same time of day.
+
+    `between`: the window in which rounds are open, such as `"01:00-05:00"`; it may pass midnight. A round that has too
+    few updates when its window ends is continued in the next one. Nobody trains in between.
+
+    `days`: the days on which a window begins, such as `["sat", "sun"]`; without `between` it is the whole day.
+
+    `until`: the last day on which a round opens, such as `2027-06-30`; then the task ends.
+
+    `timezone`: whose clock and calendar, such as `"Europe/Berlin"`; left out, that of the aggregator's machine.
+
+    `after_new`: a device whose owner allows it to say so (`limits.tell_new` in DEVICE.toml) leaves a round out while it
+    has fewer new labelled samples than that since its last update; all others take part in any case, since leaving a
+    round out would tell how many they have (docs/privacy.md, "New samples").
+    """
+
+    every: Every | None = None
+    between: Between | None = None
+    days: tuple[Day, ...] = ()
+    until: date | None = None
+    timezone: str | None = None
+    after_new: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.days)) != len(self.days):
+            raise ValueError(f"days = {list(self.days)}: each day may stand there once")
+        if self.timezone is not None:
+            check_zone(self.timezone)
+
+    @property
+    def period(self) -> timedelta:
+        """`every` as a time; none without it."""
+        if self.every is None:
+            return timedelta()
+        unit = self.every.lstrip("0123456789")
+        return int(self.every.removesuffix(unit)) * _UNITS[unit]
+
+    @property
+    def is_set(self) -> bool:
+        """Whether rounds wait for a time."""
+        return bool(self.every or self.between or self.days or self.until)
+
+
+def check_zone(name: str) -> ZoneInfo:
+    """Returns the time zone. Raises `ValueError` for a name that is not known."""
+    known = available_timezones()
+    if name in known:
+        return ZoneInfo(name)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ', such as "Europe/Berlin" or "UTC"'
+    raise ValueError(f"timezone = {name!r}: must be the name of a time zone{hint}")

@@ -1,0 +1,61 @@
+"""Counts the samples that a device has got since its last update, for an owner who lets it say that they are too few.
+
+Whether a device takes part because of its data follows from the data, and no charge covers it (docs/privacy.md, "New
+samples"). So a device counts only where its owner has set `limits.tell_new`; all others take part in any case. Samples
+are known again by their content, not by times: neither a clock that is set nor an old image that is deleted hides one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from hushfleet import atomic_file
+from hushfleet.data.samples import LabelledSamples
+from hushfleet.errors import StoreError
+
+FILE_NAME = "trained_samples"
+_DIGEST_BYTES = 8
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class NewSamples:
+    """The samples of the last update, by their digests, in a file beside the store.
+
+    :param state_dir: of the device.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / FILE_NAME
+
+    def count(self, samples: LabelledSamples, *, task: str) -> int:
+        """Returns how many of these samples were not there at the last update for the task; all before the first."""
+        try:
+            begin, _, digests = self._path.read_bytes().partition(b"\n")
+        except OSError:
+            return len(samples)
+        known = set(_pieces(digests)) if begin == task.encode() else set()
+        return len(set(_digests(samples)) - known)
+
+    def note(self, samples: LabelledSamples, *, task: str) -> None:
+        """Notes the samples of an update that is committed. A full disk makes them count as new once more."""
+        try:
+            atomic_file.write_whole(self._path, task.encode() + b"\n" + b"".join(_digests(samples)), durable=False)
+        except StoreError as error:
+            _log.warning("%s", error)
+
+
+def _digests(samples: LabelledSamples) -> list[bytes]:
+    targets = np.ascontiguousarray(samples.labels)
+    return [
+        hashlib.blake2b(value.tobytes() + target.tobytes(), digest_size=_DIGEST_BYTES).digest()
+        for value, target in zip(samples.kept, targets, strict=True)
+    ]
+
+
+def _pieces(digests: bytes) -> list[bytes]:
+    return [digests[at : at + _DIGEST_BYTES] for at in range(0, len(digests), _DIGEST_BYTES)]

@@ -1,0 +1,83 @@
+"""A task's schedule on the virtual clock, whose second 0 is a moment of the calendar."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from hushfleet.aggregator.config.schedule import ScheduleSection
+from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.rounds.policy import may_open
+from hushfleet.aggregator.rounds.schedule import Schedule
+
+STARTS = datetime(2026, 1, 5)
+"""The beginning of a virtual run on the clock on the wall: a Monday, so that a run is the same whenever it is made."""
+
+_ROUNDING_S = 1e-3  # of sums with unix seconds
+
+
+class Calendar:
+    """The times at which the rounds of one virtual run may be open; in virtual seconds.
+
+    :param starts: the run's beginning on the clock on the wall.
+    """
+
+    def __init__(self, section: ScheduleSection | None = None, *, starts: datetime = STARTS) -> None:
+        self._schedule = Schedule(section) if section is not None and section.is_set else None
+        self._starts = starts.replace(tzinfo=ZoneInfo(self._schedule.zone)).timestamp() if self._schedule else 0.0
+        self._last: float | None = None
+        self._looks_at = 0.0
+        self.idle_since = 0.0
+
+    def opens(self, now: float) -> float:
+        """Returns when the next round may open: `now` or later, and infinity where none opens any more."""
+        return now if self._schedule is None else self._next(self._schedule, now, self._last)
+
+    def is_over(self, now: float) -> bool:
+        """Whether no round opens any more, after the schedule's last day."""
+        return math.isinf(self.opens(now))
+
+    def goes_on(self, now: float) -> float:
+        """Returns when a round that its window has ended goes on."""
+        return now if self._schedule is None else self._next(self._schedule, now, None)
+
+    def left_s(self, now: float) -> float:
+        """Returns seconds until the window that is open now ends: 0 where none is, infinity where there are none."""
+        if self._schedule is None:
+            return math.inf
+        left_s = self._schedule.ends(self._starts + now) - self._starts - now
+        return left_s if left_s > _ROUNDING_S else 0.0
+
+    def may_open(
+        self, now: float, rules: RoundSection, present: int, *, least: int, closed_rounds: int, rate: float
+    ) -> bool:
+        """Whether the next round may open, as `RoundCycle` decides; the parameters are those of `policy.may_open`."""
+        if (opens := self.opens(now)) > now:
+            self.idle_since = opens
+            return False
+        waited_s = now - self.idle_since
+        if waited_s >= self.left_s(now) / 3:
+            waited_s = math.inf
+        return may_open(rules, present, least=least, closed_rounds=closed_rounds, waited_s=waited_s, rate=rate)
+
+    def look_again(self, now: float, rules: RoundSection) -> float | None:
+        """Returns when to try to open a round again, after `may_open` has refused; None where nothing is to be done."""
+        if self._schedule is None:
+            return None
+        patience_at = (
+            self.idle_since + min(rules.deadline_s, (now + self.left_s(now) - self.idle_since) / 4) + _ROUNDING_S
+        )
+        at = next(each for each in (self.idle_since, patience_at, now + self.left_s(now)) if each > now)
+        if math.isinf(at) or at == self._looks_at:
+            return None
+        self._looks_at = at
+        return at
+
+    def opened(self, now: float) -> None:
+        """Notes that a round has been opened."""
+        self._last = self._starts + now
+
+    def _next(self, schedule: Schedule, now: float, last: float | None) -> float:
+        at = schedule.opens(self._starts + now, last=last) - self._starts
+        return now if at - now < _ROUNDING_S else at

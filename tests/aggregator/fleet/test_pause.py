@@ -1,0 +1,94 @@
+"""A fleet whose training is paused, or waits for its next window: what its operator types and reads."""
+
+from __future__ import annotations
+
+import io
+from datetime import datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.page.metrics import metrics
+from hushfleet.aggregator.fleet.page.render import render_parts
+from hushfleet.aggregator.fleet.table import table
+from hushfleet.aggregator.fleet.watch import FleetWatch
+from hushfleet.aggregator.observe.display import FleetDisplay
+from hushfleet.aggregator.results.events import EventLog
+from support.desk import make_folder
+
+NOW = datetime(2026, 11, 26, 18, tzinfo=ZoneInfo("Europe/Berlin")).timestamp()
+OPENS = datetime(2026, 11, 27, 1, tzinfo=ZoneInfo("Europe/Berlin")).timestamp()
+TOLD = "next round: tomorrow 01:00 (Europe/Berlin)"
+
+
+def fleet(*words: str) -> str:
+    outcome = CliRunner().invoke(build_app(), ["fleet", *words])
+    if outcome.exception is not None:
+        raise outcome.exception
+    return outcome.output
+
+
+def begin(folder: FleetFolder) -> EventLog:
+    log = EventLog(folder.run / "events.jsonl", clock=lambda: NOW)
+    log.write("run", task="small-1", method="m", unit="device", delta=1e-5, rounds=2, devices=2)
+    log.write("round_open", round=1, cohort=["a", "b"])
+    return log
+
+
+def shown(folder: FleetFolder) -> tuple[str, str, str]:
+    """What terminal, page and metrics say."""
+    watch = FleetWatch(folder)
+    view = watch.view(NOW)
+    watch.close()
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table(view))
+    return console.file.getvalue(), render_parts(view)["summary"], metrics(view).decode()  # type: ignore[attr-defined]
+
+
+def test_the_next_opening_is_told(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    with begin(folder) as log:
+        log.write("round_close", round=1, participants=2, uplink_bytes=8)
+        log.write("next_round", round=2, opens=OPENS, timezone="Europe/Berlin")
+        terminal, page, figures = shown(folder)
+        assert TOLD in terminal
+        assert TOLD in page
+        assert f"hushfleet_next_round_timestamp_seconds {OPENS:.10g}".split()[0] in figures
+        assert "waits" not in terminal, "boards may come until then"
+        log.write("round_open", round=2, cohort=["a", "b"])
+        assert "next round" not in shown(folder)[0]
+        log.write("next_round", round=2, opens=OPENS, timezone="Europe/Berlin")
+        assert "round 2 goes on: tomorrow 01:00 (Europe/Berlin)" in shown(folder)[0]
+
+
+def test_pause_and_resume(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    begin(folder).close()
+    path = str(folder.path)
+    assert "is not paused" in fleet("resume", path)
+    assert f"hushfleet fleet resume {path}" in fleet("pause", path)
+    assert "paused already" in fleet("pause", path)
+    terminal, page, figures = shown(folder)
+    assert "training is paused" in terminal
+    assert "training is paused" in page
+    assert "hushfleet_paused 1.0" in figures
+    assert "goes on" in fleet("resume", path)
+    assert not folder.paused.exists()
+    assert "paused" not in shown(folder)[0]
+
+
+def test_the_aggregator_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hushfleet.aggregator.observe.display.time.time", lambda: NOW)
+    display = FleetDisplay(console=Console(file=io.StringIO(), width=200))
+    display.apply({"event": "run", "task": "small-1", "rounds": 2, "devices": 2})
+    display.apply({"event": "next_round", "round": 1, "opens": OPENS, "timezone": "Europe/Berlin"})
+    display.apply({"event": "pause", "state": "on"})
+    display.apply({"event": "pause", "state": "off"})
+    lines = display.console.file.getvalue().splitlines()[1:]  # type: ignore[attr-defined]
+    opening = "round 1 opens tomorrow 01:00 (Europe/Berlin)"
+    assert lines == [opening, "training is paused by the operator", opening]

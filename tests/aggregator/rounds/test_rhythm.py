@@ -1,0 +1,244 @@
+"""Rounds that follow a schedule: over nights, restarts, pauses and clocks that jump (`support.field`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hushfleet.aggregator.config.schedule import ScheduleSection
+from hushfleet.aggregator.rounds.rhythm import Rhythm
+from hushfleet.aggregator.storage.store import AggregatorStore
+from support.field import Field
+from support.secure import SecureFleet
+
+MakeField = Callable[..., Field]
+HOUR = 3600.0
+NIGHTLY = {"every": "24h", "between": "01:00-05:00", "timezone": "Europe/Berlin"}
+DAILY = {"every": "24h", "timezone": "Europe/Berlin"}
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo("Europe/Berlin")).timestamp()
+
+
+def field_at(make_field: MakeField, text: str, **options: Any) -> Field:
+    """A field whose clock on the wall shows this time; all devices are there."""
+    field = make_field(**options)
+    field.fleet.wall_from = at(text) - field.fleet.now
+    field.crash()
+    field.join_all()
+    return field
+
+
+def send(field: Field, *names: str) -> None:
+    for name in names:
+        field.deliver(name, field.fleet.update(name).data)
+
+
+def test_once_a_day_is_kept_over_restarts(make_field: MakeField) -> None:
+    field = field_at(make_field, "2026-11-26T09:00", schedule=DAILY)
+    assert field.plan.phase == "open"
+    send(field, *field.fleet.names)
+    for _ in range(3):
+        assert (field.plan.phase, field.plan.round) == ("closed", 1)
+        field.crash()
+        field.join_all()
+        field.skip(7.9 * HOUR)
+    assert field.plan.phase == "closed"
+    field.skip(0.4 * HOUR)
+    assert (field.plan.phase, field.plan.round) == ("open", 2)
+    (told,) = {(event["round"], event["opens"], event["timezone"]) for event in field.events_of("next_round")}
+    assert told[0] == 2
+    assert told[1] == pytest.approx(at("2026-11-27T09:00"), abs=60)
+    assert told[2] == "Europe/Berlin"
+
+
+@pytest.mark.parametrize("jump_s", [-365 * 86400.0, -3 * HOUR, 3 * HOUR, 365 * 86400.0])
+def test_a_clock_that_is_set_while_the_aggregator_runs_changes_no_rhythm(make_field: MakeField, jump_s: float) -> None:
+    field = field_at(make_field, "2026-11-26T09:00", schedule=DAILY)
+    send(field, *field.fleet.names)
+    field.skip(12 * HOUR)
+    field.fleet.wall_from += jump_s
+    field.skip(HOUR)
+    field.crash()  # the store knows, too
+    field.join_all()
+    field.skip(10.5 * HOUR)
+    assert field.plan.phase == "closed"
+    field.skip(0.6 * HOUR)
+    assert (field.plan.phase, field.plan.round) == ("open", 2)
+
+
+def test_a_clock_that_was_set_back_while_nothing_ran_delays_the_next_round_by_one_period(make_field: MakeField) -> None:
+    field = field_at(make_field, "2027-11-26T09:00", schedule=DAILY)
+    send(field, *field.fleet.names)
+    field.fleet.wall_from -= 365 * 86400
+    for _ in range(3):  # restarts do not delay it further
+        field.crash()
+        field.join_all()
+        field.skip(7.9 * HOUR)
+    assert field.plan.phase == "closed"
+    field.skip(0.4 * HOUR)
+    assert (field.plan.phase, field.plan.round) == ("open", 2)
+
+
+def test_rounds_are_open_in_the_window_alone_and_deadlines_follow_it(make_field: MakeField) -> None:
+    field = field_at(make_field, "2026-11-26T18:00", schedule=NIGHTLY, deadline_s=3 * HOUR)
+    assert field.plan.phase == "closed"
+    field.skip(6.9 * HOUR)
+    assert field.plan.phase == "closed"
+    field.skip(2.5 * HOUR)  # 03:24: the window ends before the deadline
+    assert field.plan.phase == "open"
+    assert field.plan.deadline_s == pytest.approx(at("2026-11-27T05:00") - field.fleet.wall(), abs=1)
+    send(field, "dev-0")
+    field.skip(1.7 * HOUR)
+    assert (field.plan.phase, field.fleet.engine.closed_rounds) == ("closed", 1)
+
+
+def test_a_board_that_is_off_at_night_comes_in_the_next_window(make_field: MakeField) -> None:
+    field = field_at(make_field, "2026-11-27T01:00", schedule=NIGHTLY, deadline_s=HOUR, min_updates=3)
+    send(field, "dev-0", "dev-1")
+    field.send("dev-2", field.birth("dev-2", state="lost"), "state")
+    field.skip(4.1 * HOUR)
+    assert field.plan.phase == "closed", "nobody trains by day"
+    assert field.fleet.engine.accepted == 2
+    field.crash()
+    field.join_all()  # all are there by day
+    assert (field.plan.phase, field.fleet.engine.closed_rounds) == ("closed", 0)
+    field.skip(20 * HOUR)
+    assert (field.plan.phase, field.plan.round) == ("open", 1)
+    send(field, "dev-2")
+    assert field.fleet.engine.closed_rounds == 1
+    assert len(field.fleet.store.updates(1)) == 3
+
+
+def test_a_fleet_that_is_not_complete_opens_within_its_window(make_field: MakeField) -> None:
+    field = field_at(make_field, "2026-11-27T01:00", schedule=NIGHTLY, deadline_s=10 * HOUR)
+    send(field, *field.fleet.names)
+    field.send("dev-2", field.birth("dev-2", state="lost"), "state")
+    field.skip(23.9 * HOUR)
+    field.skip(0.2 * HOUR)
+    assert field.plan.phase == "closed", "it is waited for"
+    field.skip(HOUR)
+    assert (field.plan.round, sorted(field.plan.cohort)) == (2, ["dev-0", "dev-1"])
+
+
+def test_training_that_is_paused_goes_on_where_it_was(make_field: MakeField) -> None:
+    field = make_field()
+    field.join_all()
+    data = field.fleet.update("dev-0").data
+    field.pause.touch()
+    field.run(0.5)
+    assert field.plan.phase == "closed", "who trains gives up, and has spent nothing"
+    field.crash()
+    field.join_all()
+    field.skip(100 * HOUR)
+    assert (field.plan.phase, field.fleet.engine.accepted) == ("closed", 0)
+    field.pause.unlink()
+    field.run(0.5)
+    assert (field.plan.phase, field.plan.round) == ("open", 1)
+    field.deliver("dev-0", data)
+    send(field, "dev-1", "dev-2")
+    assert len(field.fleet.store.updates(1)) == 3
+    assert [event["state"] for event in field.events_of("pause")] == ["on", "on", "off"]
+
+
+def test_no_round_opens_while_training_is_paused(make_field: MakeField) -> None:
+    field = make_field()
+    field.pause.touch()
+    field.join_all()
+    assert field.plan.phase == "closed"
+    field.pause.unlink()
+    field.run(0.5)
+    assert field.plan.phase == "open"
+
+
+def test_a_task_ends_after_its_last_day(make_field: MakeField) -> None:
+    field = field_at(make_field, "2026-11-26T09:00", schedule={**DAILY, "until": "2026-11-26"})
+    send(field, *field.fleet.names)
+    assert field.plan.phase == "finished"
+    assert field.events_of("finished")[0]["reason"] == "no round opens after 2026-11-26 (schedule.until)"
+
+
+def test_a_secure_fleet_obeys_window_and_pause(tmp_path: Path) -> None:
+    fleet = SecureFleet(tmp_path / "run", schedule=NIGHTLY)
+    fleet.wall_from = at("2026-11-27T00:30") - fleet.now
+    field = Field(fleet, tmp_path)
+    field.join_all()
+    assert field.plan.phase == "closed"
+    field.skip(0.6 * HOUR)
+    assert field.plan.phase == "open"
+    field.pause.touch()
+    field.run(0.5)
+    assert (field.plan.phase, fleet.engine.collects_updates) == ("closed", True)
+    field.pause.unlink()
+    field.run(0.5)
+    assert field.plan.phase == "open"
+    for name in fleet.names:
+        field.deliver(name, fleet.update(name))
+    assert field.plan.phase == "unmask"
+    field.pause.touch()
+    field.run(0.5)
+    assert field.plan.phase == "unmask", "a committee's answers are no training"
+    fleet.store.close()
+
+
+class Run:
+    """A store, and the rhythm of each process on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now, self.wall_from = folder, 0.0, at("2026-03-20T09:00")
+        self.opened: list[float] = []
+        self.begin()
+
+    def begin(self) -> None:
+        section = ScheduleSection(**DAILY)
+        self.store = AggregatorStore(self.folder, durable=False)
+        self.rhythm = Rhythm(section, self.store, wall=self.wall, elapsed=lambda: self.now)
+
+    def wall(self) -> float:
+        return self.wall_from + self.now
+
+    def look(self) -> None:
+        """Opens a round if one is due."""
+        if self.rhythm.is_due():
+            self.opened.append(self.now)
+            self.store.open_round(len(self.opened), cohort={}, global_digest=b"", at=self.wall())
+            self.rhythm.opened()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("pass"), st.floats(0.1, 9.0)),
+            st.tuples(st.just("jump"), st.floats(-3000, 3000)),
+            st.tuples(st.just("restart"), st.just(0.0)),
+        ),
+        max_size=30,
+    )
+)
+def test_no_jump_brings_a_round_sooner_or_holds_one_up(
+    steps: list[tuple[str, float]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """:param steps: hours, of real time or of the clock on the wall."""
+    run = Run(tmp_path_factory.mktemp("run"))
+    for kind, hours in [*steps, ("pass", 26.0), ("pass", 0.0)]:
+        if kind == "pass":
+            run.now += hours * HOUR
+        elif kind == "jump":
+            run.wall_from += hours * HOUR
+        else:
+            run.store.close()
+            run.begin()
+        run.look()
+    run.store.close()
+    between = [later - before for before, later in zip(run.opened, run.opened[1:], strict=False)]
+    assert all(each >= 22.9 * HOUR for each in between)  # a day has 23 hours, 24 or 25
+    assert run.now == run.opened[-1]

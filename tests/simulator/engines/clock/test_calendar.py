@@ -1,0 +1,71 @@
+"""The virtual clock under a task's schedule, second 0 being Monday, 5 January 2026, 00:00."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hushfleet.aggregator.config.scenario import DropOutEntry
+from hushfleet.aggregator.config.schedule import ScheduleSection
+from hushfleet.errors import HushfleetError
+from hushfleet.simulator.engines.clock.calendar import Calendar
+from support.virtual_clock import ARRIVES, BORN, PLAIN, clock, run
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+def calendar(**keys: Any) -> Calendar:
+    return Calendar(ScheduleSection(**{"timezone": "Europe/Berlin", **keys}))
+
+
+def hours(outcomes: list[Any]) -> list[float]:
+    return [round(outcome.opened_s / HOUR, 3) for outcome in outcomes]
+
+
+def test_a_round_a_day_is_at_the_same_time_of_day_until_the_last_day() -> None:
+    fleet = clock([PLAIN], rounds=90, calendar=calendar(every="24h", until="2026-04-01"))
+    outcomes = run(fleet)
+    assert len(outcomes) == 87
+    assert round(outcomes[0].opened_s, 3) == BORN
+    assert {round(outcome.wall_s, 3) for outcome in outcomes} == {ARRIVES}
+    # clocks go forward on 29 March
+    assert {round(outcome.opened_s % DAY / HOUR) for outcome in outcomes[:84]} == {0}
+    assert {round(outcome.opened_s % DAY / HOUR) for outcome in outcomes[84:]} == {23}
+
+
+def test_rounds_are_in_the_window() -> None:
+    fleet = clock([PLAIN], rounds=4, calendar=calendar(every="1d", between="01:00-05:00", days=("mon", "wed")))
+    assert hours(run(fleet)) == [1, 49, 7 * 24 + 1, 9 * 24 + 1]
+
+
+def test_who_is_off_at_night_is_waited_for_only_for_a_while() -> None:
+    nights = {"rounds": 2, "calendar": calendar(every="24h", between="01:00-05:00")}
+    outcomes = run(
+        clock(
+            [PLAIN, PLAIN],
+            scenario={"drop_out": (DropOutEntry(devices=("b",), at_s=20 * HOUR, for_s=14 * HOUR),)},
+            deadline_s=2 * HOUR,
+            **nights,
+        )
+    )
+    assert hours(outcomes) == [1, 26], "the second night waits for b, for a quarter of the window"
+    assert [len(outcome.arrivals) for outcome in outcomes] == [2, 1]
+
+
+def test_a_round_rests_between_two_windows() -> None:
+    nights = {"min_updates": 2, "deadline_s": DAY, "calendar": calendar(between="01:00-03:00")}
+    late = replace(PLAIN, step_s=0.9 * HOUR)  # its last batch has begun when the window ends
+    (outcome,) = run(clock([PLAIN, late], **nights))
+    assert [arrival.at_s // HOUR for arrival in outcome.arrivals] == [1, 3]
+    assert round(outcome.closed_s / HOUR, 3) == 25
+
+
+def test_who_never_has_time_enough_in_a_window_spends_nothing() -> None:
+    slow = replace(PLAIN, step_s=1.5 * HOUR)
+    fleet = clock([PLAIN, slow], min_updates=2, deadline_s=DAY, calendar=calendar(between="01:00-03:00"))
+    with pytest.raises(HushfleetError, match="round 1 never closes"):
+        run(fleet)
+    assert fleet.fleet[1].spent.charged.total() == 0
+    assert fleet.fleet[1].spent.compute_s > 80 * 1.9 * HOUR, "it tried each night"
