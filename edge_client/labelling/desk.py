@@ -50,7 +50,7 @@ class Shown:
     :param image: its name in the inbox; None: nothing waits.
     :param guess: the likeliest class and its probability; None: the device has no model yet, or cannot use it.
     :param by: whose guess it is, in words.
-    :param undo: the label of the last tap, which can be undone; an empty text: it was put aside; None: no tap.
+    :param undo: whether there is a tap that can be undone.
     :param said: what happened, in words.
     :param unreadable: files in the inbox that are no readable pictures, each with the reason.
     """
@@ -60,7 +60,7 @@ class Shown:
     classes: tuple[str, ...]
     guess: tuple[str, float] | None = None
     by: str = ""
-    undo: str | None = None
+    undo: bool = False
     said: str = ""
     unreadable: tuple[str, ...] = ()
 
@@ -103,11 +103,10 @@ class Desk:
     def next(self, said: str = "") -> Shown:
         """Gives the image that has waited longest, with the model's guess."""
         waiting, unreadable = self._waiting()
-        undo = self._taps[-1].label if self._taps else None
         with opened_store(self.config) as store:
             classes = class_names(self.config, store)
             image = waiting[0] if waiting else None
-            shown = Shown(len(waiting), image, classes, undo=undo, said=said, unreadable=unreadable)
+            shown = Shown(len(waiting), image, classes, undo=bool(self._taps), said=said, unreadable=unreadable)
             return shown if store is None or image is None else self._guessed(shown, store, self._inbox / image)
 
     def preview(self, name: str) -> bytes:
@@ -116,7 +115,7 @@ class Desk:
 
     def tap(self, name: str, label: str) -> Shown:
         """Moves an image to its class, or with an empty label aside. Raises `BadInput` for what is not there."""
-        image, said = self._found(name), ""
+        image, said = self._found(name), f"{name} is labelled {label}." if label else f"{name} is put aside."
         if label:
             with opened_store(self.config) as store:
                 label = check_label(label, class_names(self.config, store))

@@ -30,11 +30,11 @@ async function show(next) {
   const { image, guess } = next;
   $("waiting").textContent = next.waiting === 1 ? "1 image waits" : next.waiting + " images wait";
   $("name").textContent = image || "";
-  $("said").textContent = next.said || (image ? "" : "All new images have a label.");
+  $("question").textContent = image ? "What is this?" : "All new images are done";
+  $("said").textContent = next.said;
   $("choices").hidden = $("aside").hidden = !image;
   $("again").hidden = Boolean(image);
-  $("undo").hidden = next.undo === null;
-  $("undo").firstChild.textContent = next.undo ? "Undo " + next.undo + " " : "Undo ";
+  $("undo").hidden = !next.undo;
   $("guess").hidden = !guess;
   if (guess) {
     const by = document.createElement("small");
@@ -43,7 +43,7 @@ async function show(next) {
   }
   $("classes").replaceChildren(...next.classes.map((name, place) => button(name, place < 9 ? String(place + 1) : "", name)));
   $("unreadable").hidden = !next.unreadable.length;
-  $("unreadable").firstChild.textContent = next.unreadable.length + " files in the inbox are no readable images";
+  $("unreadable").firstChild.textContent = "Files in the inbox that are no readable images: " + next.unreadable.length;
   $("unreadable").lastChild.replaceChildren(
     ...next.unreadable.map((each) => Object.assign(document.createElement("li"), { textContent: each })));
   const before = $("image").src;

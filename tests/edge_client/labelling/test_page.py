@@ -85,16 +85,26 @@ def files(folder: Path) -> list[str]:
 
 def test_a_tap_moves_an_image_into_its_class(trained: Bench, owner: Browser, inbox: Path, photographs: Path) -> None:
     _, shown = owner.ask("/next")
-    assert (shown["waiting"], shown["image"], shown["undo"], tuple(shown["classes"])) == (2, "first.png", None, CLASSES)
+    assert (shown["waiting"], shown["image"], shown["undo"], tuple(shown["classes"])) == (
+        2,
+        "first.png",
+        False,
+        CLASSES,
+    )
     expected = predict(trained.store, inbox / "first.png").classes[0]
     assert shown["guess"] == [expected[0], pytest.approx(expected[1])], "the board's own model, as predict does"
     assert shown["by"] == "the board's own model, of digits-test"
     content = (inbox / "first.png").read_bytes()
     status, shown = owner.tap("first.png", "stem")
-    assert (status, shown["waiting"], shown["image"], shown["undo"]) == (200, 1, "today/second.jpg", "stem")
+    assert (status, shown["waiting"], shown["image"], shown["said"]) == (
+        200,
+        1,
+        "today/second.jpg",
+        "first.png is labelled stem.",
+    )
     assert (photographs / "stem/first.png").read_bytes() == content
     status, shown = owner.tap("today/second.jpg", "")
-    assert (shown["waiting"], shown["image"], shown["undo"]) == (0, None, "")
+    assert (shown["waiting"], shown["image"], shown["undo"]) == (0, None, True)
     assert files(inbox) == ["not-usable/second.jpg"]
     assert files(photographs) == ["leaf/leaf.png", "mould/mould.png", "stem/first.png"]
 
