@@ -61,6 +61,8 @@ def describe_data(section: OwnDataSection) -> str | None:
     for key, folder in (("unlabelled", section.unlabelled), ("inbox", section.inbox)):
         if folder is not None and not Path(folder).is_dir():
             return f"data.{key} = {folder!r}: there is no such folder of images"
+    if (section.keep or section.max_mib) and os.path.isfile(section.path):
+        return f"data.path = {section.path!r} is one file, of which data.keep and data.max_mib delete nothing"
     for key, text in (("path", section.path), ("held_out", section.held_out)):
         path = Path(text or ".")
         name, later = f"data.{key} = {str(path)!r}", "; until then it has nothing to train on" * (key == "path")
