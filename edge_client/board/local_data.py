@@ -234,7 +234,7 @@ def load_csv(
     :param unfinished: files that are being written.
     """
     outputs = () if model.targets.are_classes else model.class_names
-    form = {"input_shape": model.image_shape, "outputs": outputs}
+    form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs}
     if path.is_dir():
         values, labels, names = _read_folder(path, form, [] if skipped is None else skipped, unfinished)
     else:

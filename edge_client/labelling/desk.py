@@ -44,7 +44,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 @dataclass(frozen=True)
 class Shown:
-    """What the page shows next.
+    """The image that the page shows next, and what it says about it.
 
     :param waiting: images in the inbox, the shown one among them.
     :param image: its name in the inbox; None: nothing waits.

@@ -76,9 +76,9 @@ class LabelServer(ThreadingHTTPServer):
 
     def describe(self) -> list[str]:
         """Says where the page is, line by line."""
-        host, port = self.server_address[:2]
+        host, port = str(self.server_address[0]), self.server_address[1]
         anywhere = host in ("0.0.0.0", "::")
-        name = _own_address() if anywhere else f"[{host}]" if ":" in str(host) else host
+        name = _own_address() if anywhere else f"[{host}]" if ":" in host else host
         lines = [f"label new images at http://{name}:{port}/#{self.token}", "Ctrl-C ends it"]
         if host in LOCAL:
             return [*lines, f"from another machine: ssh -L {port}:127.0.0.1:{port} BOARD, then the same address"]
@@ -141,15 +141,17 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> dict[str, str] | None:
         """The texts `image` and `label` of the request's JSON object; None where it was refused."""
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            return self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request has no length")
-        if len(length) > 9 or int(length) > MAX_BODY_BYTES:
-            return self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the request is too large")
-        try:
-            given = json.loads(self.rfile.read(int(length)) or b"{}")
-            return {name: str(given.get(name, "")) for name in ("image", "label")}
-        except (ValueError, AttributeError, RecursionError):
-            return self._refuse(HTTPStatus.BAD_REQUEST, "the request is no JSON object")
+        if not (length.isascii() and length.isdecimal()):
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request has no length")
+        elif len(length) > 9 or int(length) > MAX_BODY_BYTES:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the request is too large")
+        else:
+            try:
+                given = json.loads(self.rfile.read(int(length)) or b"{}")
+                return {name: str(given.get(name, "")) for name in ("image", "label")}
+            except (ValueError, AttributeError, RecursionError):
+                self._refuse(HTTPStatus.BAD_REQUEST, "the request is no JSON object")
+        return None
 
     def _answer(self, work: Callable[[Desk], dict[str, Any] | bytes]) -> None:
         """Answers with what the desk gives, one request at a time."""
