@@ -189,6 +189,8 @@ class Desk:
 
     def _is_picture(self, key: tuple[str, int]) -> bool:
         try:
+            if not key[0].isprintable():
+                raise BadInput(f"{key[0]!a}: the name has characters that cannot be shown; rename the file")
             check_picture(self._inbox / key[0])
         except BadInput as error:
             self._unreadable[key] = str(error)

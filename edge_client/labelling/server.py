@@ -20,6 +20,7 @@ from dataclasses import asdict
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -73,6 +74,9 @@ class LabelServer(ThreadingHTTPServer):
             raise BadInput(
                 f"{host} port {port} cannot be listened on: {error.strerror}; choose another --port"
             ) from error
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # HTTPServer's would ask for this board's name, and wait where no DNS answers
 
     def describe(self) -> list[str]:
         """Says where the page is, line by line."""

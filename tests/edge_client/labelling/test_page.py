@@ -169,9 +169,14 @@ def test_files_that_are_no_images_or_not_whole_are_not_shown(
     (inbox / "link.png").symlink_to(photographs / "leaf/leaf.png")
     (inbox / "folder").symlink_to(photographs)
     os.mkfifo(inbox / "pipe.png")
+    no_text = os.fsdecode(b"caf\xe9.png")
+    (inbox / no_text).write_bytes((inbox / "first.png").read_bytes())
+    os.utime(inbox / no_text, (1, 1))
     shown = Desk(board).next()
     assert (shown.waiting, shown.image) == (3, "first.png")
-    assert [text.partition(" cannot be read as an image")[0] for text in shown.unreadable] == [str(inbox / "page.html")]
+    broken, unnamed = sorted(shown.unreadable)[::-1]
+    assert broken.startswith(f"{inbox}/page.html cannot be read as an image")
+    assert unnamed == "'caf\\udce9.png': the name has characters that cannot be shown; rename the file"
     os.utime(inbox / "first.png")
     assert Desk(board, settled_s=3600).next().image == "today/second.jpg"
 
