@@ -1,4 +1,4 @@
-"""The command on a board: run the device, use its model, or look at what it has spent.
+"""The command on a board: run the device, give it labelled images, use its model, or look at what it has spent.
 
 Exit codes: 0 stopped or finished, 1 failure, 2 something that a person must see to (a file or value that is wrong,
 a store that is lost or a copy of another), 130 Ctrl-C. The store is safe at any time: start the same command again and
@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import hushfleet
-from hushfleet.errors import HushfleetError
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.output import take_all_characters
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ examples:
   hushfleet-edge device.toml                   run it until it is stopped
   hushfleet-edge status device.toml            what it has spent, and on what
   hushfleet-edge predict device.toml photo.jpg   what its own model sees
+  hushfleet-edge add device.toml *.jpg --label leaf   more images to train on
+  hushfleet-edge label device.toml             label new images, in a browser
   hushfleet-edge update device.toml new.hfr    install a release from a stick
 
 a small device.toml:
@@ -53,6 +55,8 @@ a small device.toml:
   [data]
   kind = "folder"                # one sub-folder of images for each class
   path = "images"
+  inbox = "inbox"                # may be left out: new images that wait until
+                                 # somebody has labelled them
   unlabelled = "camera"          # may be left out: images without labels, for
                                  # this board's own head; they never leave it
 
@@ -93,11 +97,13 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hushfleet {hushfleet.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{run,predict,status,update}", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="{run,predict,status,add,label,update}", required=True)
     for name, text in (
         ("run", "run the device (the default)"),
         ("predict", "classify an image with the device's own model"),
         ("status", "show the device's state, its model, and the privacy that it has spent"),
+        ("add", "add images of one class to what the device trains on"),
+        ("label", "label new images from the inbox, on a page for a browser or a telephone"),
         ("update", "install a release from a file; it is tried at the next start"),
     ):
         command = commands.add_parser(name, help=text, description=text)
@@ -108,6 +114,15 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         if name == "predict":
             command.add_argument("image", metavar="IMAGE", type=Path, help="a JPEG, PNG, ... file")
             command.add_argument("--top", type=int, default=3, metavar="N", help="classes to print (default 3)")
+        if name == "add":
+            command.add_argument("photos", metavar="PHOTO", type=Path, nargs="+", help="a JPEG, PNG, ... file")
+            command.add_argument("--label", required=True, metavar="CLASS", help="what is on them")
+        if name == "label":
+            command.add_argument(
+                "--host", default="127.0.0.1", metavar="ADDRESS",
+                help="where to listen (default %(default)s: this board alone; 0.0.0.0: for the local network)",
+            )  # fmt: skip
+            command.add_argument("--port", type=int, default=8765, metavar="N", help="(default %(default)s)")
         if name == "status":
             command.add_argument(
                 "--details", action="store_true", help="show more about privacy, tasks and the own model"
@@ -224,6 +239,45 @@ def _status(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add(options: argparse.Namespace) -> int:
+    from hushfleet.edge_client.board.config import load_config
+    from hushfleet.edge_client.labelling.class_folders import (
+        AlreadyThere,
+        ClassFolders,
+        check_label,
+        class_names,
+        opened_store,
+    )
+
+    config = load_config(options.config)
+    with opened_store(config) as store:
+        label = check_label(options.label, class_names(config, store))
+    folders, added, wrong = ClassFolders(config.data), 0, 0
+    for photo in options.photos:
+        try:
+            print(f"{photo}: added as {folders.add(photo, label)}")
+            added += 1
+        except AlreadyThere as error:
+            print(error)
+        except BadInput as error:
+            wrong += 1
+            print(f"error: {error}", file=sys.stderr)
+    print(f"{added} of {len(options.photos)} added" + "; the next round trains on them" * bool(added))
+    return BadInput.exit_code if wrong else 0
+
+
+def _label(options: argparse.Namespace) -> int:
+    from hushfleet.edge_client.board.config import load_config
+    from hushfleet.edge_client.labelling.desk import Desk
+    from hushfleet.edge_client.labelling.server import LabelServer
+
+    desk = Desk(load_config(options.config))
+    with LabelServer(desk, host=options.host, port=options.port) as server:
+        print("\n".join(server.describe()), flush=True)
+        server.serve_forever()
+    return 0
+
+
 def _update(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
     from hushfleet.edge_client.fleet.by_hand import hand_over
@@ -240,6 +294,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": _run,
     "predict": _predict,
     "status": _status,
+    "add": _add,
+    "label": _label,
     "update": _update,
 }
 

@@ -23,6 +23,7 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import AnnouncedTraining
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import Supervisor
+from hushfleet.edge_client.board.retention import Retention
 from hushfleet.edge_client.board.waiting import FILE_NAME, Kind, WaitingNote, advice_on_silence
 from hushfleet.edge_client.declines import decline_reason
 from hushfleet.edge_client.duties import Duty
@@ -115,6 +116,7 @@ class Agent:
         note = None if config.simulation else config.store_path.with_name(FILE_NAME)
         advice = advice_on_silence(self.device, self.topics.federation)
         self._waiting = WaitingNote(note, advice, clock=clock)
+        self._retention = Retention(config.data, config.store_path.parent)
         if config.simulation is not None:
             _log.warning(
                 "SIMULATION: the noise of this device comes from the seed %d and protects nobody; "
@@ -168,6 +170,7 @@ class Agent:
     def step(self, longest_s: float) -> None:
         """Waits for one event, at most `longest_s` seconds, and does what can be done then."""
         self._supervisor.alive()
+        self._retention.advance(self._clock())
         event = self._next_event(longest_s)
         self._pacer.begin()
         if event is not None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hushfleet.config.spec import MAX_GRAPH_BYTES, ModelSpec, TaskSpec
+from hushfleet.config.spec import MAX_GRAPH_BYTES, BlobRef, ModelSpec, TaskSpec
 from hushfleet.data.images import read_image
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.edge_client.board.config import OwnDataSection
@@ -25,6 +25,8 @@ from hushfleet.graphs.session import InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.model.evaluation import LogitsOf, evaluate_each
 from hushfleet.model.own_head import inputs_of_own, own_logits
+
+LoadedGraphs = tuple[InferenceGraph, FeatureGraph | None]
 
 
 class Prediction(NamedTuple):
@@ -72,12 +74,18 @@ def own_model(store: DeviceStore) -> OwnModel:
     return OwnModel(spec, kind, params, kind not in ("personalised", "global"))
 
 
-def predict(store: DeviceStore, image: Path) -> Prediction:
-    """Raises `BadInput` where there is no model yet, or the image cannot be read."""
+def predict(store: DeviceStore, image: Path, loaded: dict[bytes, LoadedGraphs] | None = None) -> Prediction:
+    """Raises `BadInput` where there is no model yet, or the image cannot be read.
+
+    :param loaded: keeps the graphs of the task, by its digest, from one call to the next.
+    """
     own = own_model(store)
     spec, kind, params, _ = own
-    graph, features = _graphs(store, spec)
-    model = spec.model
+    loaded = {} if loaded is None else loaded
+    if (key := BlobRef.of(spec.to_bytes()).digest) not in loaded:
+        loaded.clear()
+        loaded[key] = _graphs(store, spec)
+    (graph, features), model = loaded[key], spec.model
     logits_of, samples = own.answers(graph, inputs_of(_read(image, model), features))
     [predicted] = model.targets.predicted(logits_of(params, samples.x))
     are_numbers = model.targets.are_numbers
@@ -130,7 +138,7 @@ def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None
     return OwnAccuracy(spec.task, kind, choice.right, choice.images, "own images, cross-validated", fleet, alone)
 
 
-def _graphs(store: DeviceStore, spec: TaskSpec) -> tuple[InferenceGraph, FeatureGraph | None]:
+def _graphs(store: DeviceStore, spec: TaskSpec) -> LoadedGraphs:
     """Gives the graph of inference, and of its features, if any. Raises `BadInput` or `GraphRefused`."""
     model = spec.model
     graph = store.blob(model.inference.digest)

@@ -19,7 +19,7 @@ from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
 from hushfleet.edge_client.board.accelerator import AcceleratedGradient, AcceleratorTrial
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import nominal_seconds
-from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.board.local_data import SETTLED_S, LocalData
 from hushfleet.edge_client.board.notes import notes_in
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import return_small_blocks
@@ -96,7 +96,12 @@ class TaskRuntime:
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
         of_data, self._note = notes_in(None if simulation else config.store_path.parent)
         self.data = LocalData(
-            config.data, spec.model, features=self.features, may_be_empty=method.parts.takes_empty, note=of_data
+            config.data,
+            spec.model,
+            features=self.features,
+            may_be_empty=method.parts.takes_empty,
+            note=of_data,
+            settled_s=0.0 if simulation else SETTLED_S,
         )
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self.gradient = AcceleratorTrial(

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.config.written import read_written
+from hushfleet.durations import duration_s
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
@@ -118,17 +119,35 @@ class OwnDataSection(Checked):
     """Place of the device's own data.
 
     :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of samples `x` and labels `y`; `csv`, a
-        line a sample.
+        line a sample, in one file or in the files of a folder.
     :param held_out: more of them that are never trained on: `hushfleet-edge status` says how many of these the own
         model gets right. It stays on the device.
     :param unlabelled: a folder of images without labels, for the own head after a task's last round. They take part in
         no round, and nothing of them leaves the device.
+    :param inbox: a folder of new images that wait for a label (`hushfleet-edge label`); nothing is trained on them.
+    :param keep: how long an image or a CSV file stays, such as `90d`; after that the device deletes it.
+    :param max_mib: the most that they take on the disk; the oldest are deleted. 0: no limit.
     """
 
     kind: Literal["folder", "arrays", "csv"]
     path: str
     held_out: str | None = None
     unlabelled: str | None = None
+    inbox: str | None = None
+    keep: str | None = None
+    max_mib: Count = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.inbox is None or self.kind == "folder", "inbox", self.inbox, "left out unless kind is 'folder'")
+        for name, value in (("keep", self.keep), ("max_mib", self.max_mib)):
+            in_files = not value or self.kind != "arrays"
+            require(in_files, name, value, "left out with kind 'arrays': parts of one file cannot be deleted")
+        if self.keep is not None:
+            try:
+                duration_s(self.keep)
+            except ValueError as error:
+                raise ValueError(f"keep = {error}") from error
 
 
 @dataclass(frozen=True)
@@ -258,7 +277,7 @@ class DeviceConfig(Checked):
 _PATHS: dict[str, tuple[str, ...]] = {
     "device": ("state_dir",),
     "broker": ("ca_file", "cert_file", "key_file", "password_file"),
-    "data": ("path", "held_out", "unlabelled"),
+    "data": ("path", "held_out", "unlabelled", "inbox"),
     "simulation": ("common_test", "local_test", "metrics"),
     "fleet": ("token_file",),
 }
@@ -281,4 +300,11 @@ def load_config(path: Path) -> DeviceConfig:
             except ValueError as error:
                 raise BadInput(f"{path}: {error}") from error
             sections[name] = replace(section, **absolute)
-    return replace(config, **sections)
+    config = replace(config, **sections)
+    inbox, images = config.data.inbox, Path(config.data.path)
+    if inbox is not None and (Path(inbox).is_relative_to(images) or images.is_relative_to(inbox)):
+        raise BadInput(
+            f"{path}: data.inbox = {inbox!r} and data.path = {str(images)!r}: one lies in the other; give the images "
+            "that wait for a label a folder of their own"
+        )
+    return config

@@ -1,7 +1,8 @@
 """The device's own labelled samples, read again when they have changed since the last round.
 
 A board that keeps collecting images should train with them without a restart. Reading thousands of files for every
-round takes long, so they are read only if the name, the date or the size of one has changed.
+round takes long, so they are read only if the name, the date or the size of one has changed. A file that has changed in
+the last seconds may be half written: an image waits for the next round, of a CSV file the complete lines are read.
 
 Photographs that cannot be read, or that lie in no folder of a class, are left out. Where a task takes a device without
 samples, any sample that does not fit it counts as none, by itself, and data that cannot be read at all are no samples:
@@ -14,10 +15,12 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,10 +41,12 @@ Stamp = tuple[int, int]
 
 _FILES = {
     "arrays": ".npz file, with samples `x` and labels `y`",
-    "csv": "CSV file, with a column `label` (or the task's outputs) and columns of values",
+    "csv": "CSV file (or folder of such files), with a column `label` (or the task's outputs) and columns of values",
 }
 
 MOST_UNLABELLED = 1000
+SETTLED_S = 2.0
+"""A file that has not changed for so long is taken to be whole."""
 _LOOKED_AT = 1 << 18  # values: as float64 2 MiB, where a hundred photographs of 224 x 224 pixels take 115
 _FAR = 50.0  # standard deviations: pixels that are not divided by 255 lie hundreds of them away, a bad sensor a few
 
@@ -53,13 +58,16 @@ def describe_data(section: OwnDataSection) -> str | None:
 
     A device starts all the same: a disk may come later, and a camera's first image.
     """
-    if section.unlabelled is not None and not Path(section.unlabelled).is_dir():
-        return f"data.unlabelled = {section.unlabelled!r}: there is no such folder of images"
+    for key, folder in (("unlabelled", section.unlabelled), ("inbox", section.inbox)):
+        if folder is not None and not Path(folder).is_dir():
+            return f"data.{key} = {folder!r}: there is no such folder of images"
+    if (section.keep or section.max_mib) and os.path.isfile(section.path):
+        return f"data.path = {section.path!r} is one file, of which data.keep and data.max_mib delete nothing"
     for key, text in (("path", section.path), ("held_out", section.held_out)):
         path = Path(text or ".")
         name, later = f"data.{key} = {str(path)!r}", "; until then it has nothing to train on" * (key == "path")
         if section.kind in _FILES:
-            if text and not path.is_file():
+            if text and not path.is_file() and not (section.kind == "csv" and path.is_dir()):
                 return f"{name}: there is no such {_FILES[section.kind]}{later}"
         elif text and not path.is_dir():
             return f"{name}: there is no such folder, with a sub-folder of images for each class{later}"
@@ -78,6 +86,7 @@ class LocalData:
     :param features: what makes features of images, where the task trains on those; once for each state of the data.
     :param may_be_empty: whether the task takes a device without samples, since what it sends is noise all the same.
     :param note: says what was left out of the data.
+    :param settled_s: a file that has changed later than so long ago may be half written.
     """
 
     def __init__(
@@ -88,12 +97,15 @@ class LocalData:
         features: FeatureGraph | None = None,
         may_be_empty: bool = False,
         note: Note | None = None,
+        settled_s: float = 0.0,
     ) -> None:
         self._section = section
         self._model = model
         self._features = features
         self._may_be_empty = may_be_empty
         self._note = note or Note(None)
+        self._settled_s = settled_s
+        self._told: set[str] = set()
         self._stamp: Stamp | None = None
         self._samples: LabelledSamples | None = None
 
@@ -105,10 +117,10 @@ class LocalData:
     def samples(self) -> LabelledSamples:
         """All samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
         path = Path(self._section.path)
-        stamp = _stamp(path)
+        stamp, unfinished = _look(path, self._settled_s)
         if self._samples is None or stamp != self._stamp:
             self._samples, self._stamp, skipped = None, stamp, list[str]()
-            self._samples = self._load(path, skipped)
+            self._samples = self._load(path, unfinished, skipped)
             return_small_blocks()
         return self._samples
 
@@ -121,11 +133,11 @@ class LocalData:
         return_small_blocks()
         return inputs
 
-    def _load(self, path: Path, skipped: list[str]) -> LabelledSamples:
+    def _load(self, path: Path, unfinished: Collection[str], skipped: list[str]) -> LabelledSamples:
         """:param skipped: is told what is left out."""
         failed = ""
         try:
-            samples = self._read(path, skipped)
+            samples = self._read(path, unfinished, skipped)
             if not len(samples) and not self._may_be_empty:
                 where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
                 cure = f"; put images into {path}/CLASS/, the classes are {names}" * (self._section.kind == "folder")
@@ -140,18 +152,19 @@ class LocalData:
         if len(samples):
             _warn_of_another_unit(samples, path)
         inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
-        self._tell(path, DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty))
+        self._tell(path, DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty), skipped)
         return inputs
 
-    def _read(self, path: Path, skipped: list[str]) -> Samples:
+    def _read(self, path: Path, unfinished: Collection[str], skipped: list[str]) -> Samples:
         model, lenient = self._model, skipped if self._may_be_empty else None
         if self._section.kind == "arrays":
             samples = load_arrays(path, model, skipped=lenient)
             warn_of_row_numbers(samples.images, str(path))
             return samples
         if self._section.kind == "csv":
-            return load_csv(path, model, skipped=lenient)
-        samples, found = scan_folder(path, lenient=True, **_form(model))
+            skips = skipped if path.is_dir() else lenient
+            return load_csv(path, model, skipped=skips, unfinished=unfinished)
+        samples, found = scan_folder(path, lenient=True, unfinished=unfinished, **_form(model))
         skipped += found
         return samples
 
@@ -165,9 +178,11 @@ class LocalData:
             model.targets,
         )
 
-    def _tell(self, path: Path, use: DataUse) -> None:
+    def _tell(self, path: Path, use: DataUse, skipped: Sequence[str]) -> None:
+        """Notes all of it; logs it where something is left out that was not left out before."""
         self._note.keep(use)
-        if use.why or not use.used:
+        told, self._told = self._told, set(skipped) or {use.why or str(use.used)}
+        if not self._told <= told and (use.why or not use.used):
             alone = "" if use.used else ", and this device takes part with noise alone"
             left_out = f"; {use.left_out} are left out: " if use.left_out else ": " if use.why else ""
             _log.warning("data.path = %r: %d samples are used%s%s%s", str(path), use.used, alone, left_out, use.why)
@@ -211,14 +226,52 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
     return _fitting(as_values(values, f"{path}: {x}"), labels, model, f"{path}: {y}", skipped)
 
 
-def load_csv(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
-    """Reads a CSV file (`hushfleet.data.csv_file`); parameters as `load_arrays`. Raises `BadInput`."""
+def load_csv(
+    path: Path, model: ModelSpec, *, skipped: list[str] | None = None, unfinished: Collection[str] = ()
+) -> Samples:
+    """Reads a CSV file (`hushfleet.data.csv_file`), or all of a folder; parameters as `load_arrays`. Raises `BadInput`.
+
+    :param unfinished: files that are being written.
+    """
     outputs = () if model.targets.are_classes else model.class_names
-    values, labels, _, names = read_csv(path, input_shape=model.image_shape, outputs=outputs, skipped=skipped)
+    form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs}
+    if path.is_dir():
+        values, labels, names = _read_folder(path, form, [] if skipped is None else skipped, unfinished)
+    else:
+        values, labels, _, names = read_csv(path, **form, skipped=skipped, unfinished=str(path) in unfinished)
     warn_of_row_numbers(values, str(path), names)
     if skipped is not None:
         values, labels = _usable(values, labels, model, skipped)
     return _fitting(values, labels, model, str(path), skipped)
+
+
+def _read_folder(
+    folder: Path, form: dict[str, Any], skipped: list[str], unfinished: Collection[str]
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Reads values, labels and names of columns of the `.csv` files, by their names; a file that does not fit is
+    skipped."""
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    first, names = "", tuple[str, ...]()
+    for file in sorted(files_below(folder, data=folder)):
+        name, lines = Path(file).relative_to(folder).as_posix(), list[str]()
+        if any(part.startswith(".") for part in name.split("/")):
+            continue
+        try:
+            if not (name.lower().endswith(".csv") and os.path.isfile(file)):  # to open a pipe would wait for ever
+                raise BadInput("no file whose name ends in .csv")
+            values, labels, _, columns = read_csv(Path(file), **form, skipped=lines, unfinished=file in unfinished)
+            if parts and columns != names:
+                raise BadInput(f"its columns of values are not those of {first}, in the same order")
+        except BadInput as error:
+            skipped.append(f"{name}: {str(error).removeprefix(file).lstrip(':, ')}")
+            continue
+        skipped += (f"{name}, {line}" for line in lines)
+        first, names = first or name, columns
+        parts.append((values, labels))
+    if not parts:
+        raise BadInput(f"{folder} holds no CSV file that can be read{': ' * bool(skipped)}{reasons(skipped)}")
+    values, labels = map(np.concatenate, zip(*parts, strict=True))
+    return values, labels, names
 
 
 def _usable(
@@ -302,12 +355,18 @@ def load_indices(path: Path) -> np.ndarray | None:
         return np.flatnonzero(np.unpackbits(arrays["of_common"])) if "of_common" in arrays else None
 
 
-def _stamp(path: Path) -> Stamp:
-    """The number of files, and a sum that follows the name, the date and the size of each: a file that was moved to
-    another class keeps all but its name. Zeros where there is nothing."""
-    count, total = 0, 0
+def _look(path: Path, settled_s: float) -> tuple[Stamp, set[str]]:
+    """The number of files and a sum that follows the name, the date and the size of each, and whether it has settled;
+    and the files that have not.
+
+    A file that was moved to another class keeps all but its name. Zeros where there is nothing.
+    """
+    now, count, total, unfinished = time.time(), 0, 0, set[str]()
     for file in [str(path)] if path.is_file() else files_below(path, data=path):
         with suppress(OSError):  # it was removed meanwhile
             status = os.stat(file)
-            count, total = count + 1, total + hash((file, status.st_mtime_ns, status.st_size))
-    return count, total
+            if abs(now - status.st_mtime) < settled_s:  # of a clock that was set back a file is not new for ever
+                unfinished.add(file)
+            total += hash((file, status.st_mtime_ns, status.st_size, file in unfinished))
+            count += 1
+    return (count, total), unfinished

@@ -28,6 +28,7 @@ REMNANTS = (
     "data.json",
     "data.txt",  # of earlier versions
     "training.txt",
+    "retention.json",
     "tls.key",
     "tls.pem",
     "update.json",

@@ -39,7 +39,7 @@ _OURS = {  # and what of each stays here; the folders of a checkout are below `h
     "hushfleet.firmware_profiles": ("cards",),
 }
 _PINS = resources.files("hushfleet.firmware_profiles.cards") / "wheels.txt"
-_DATA = (".py", ".toml", ".typed")
+_DATA = (".py", ".toml", ".typed", ".html", ".css", ".js")
 _START = "import sys\n\nfrom hushfleet.edge_client.__main__ import main\n\nsys.exit(main())\n"
 
 

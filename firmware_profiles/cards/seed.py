@@ -98,7 +98,11 @@ def stage(card: Card, writer: SeedWriter, boot: BootPartition, folder: Path) -> 
     }
     for name, text in texts.items():
         (ours / name).write_text(text, "utf-8")
-    load_config(ours / "device.toml")  # what a board would refuse is refused here
+    data = load_config(ours / "device.toml").data  # what a board would refuse is refused here
+    (ours / "inbox_path").write_text(f"{data.inbox or ''}\n", "utf-8")
+    if data.keep or data.max_mib:  # the client's unit lets it write into its state directory alone
+        folders = (folder.replace("%", "%%") for folder in (data.path, data.inbox, data.unlabelled) if folder)
+        (ours / "data.conf").write_text("[Service]\n" + "".join(f'ReadWritePaths="-{each}"\n' for each in folders))
     (ours / "ca.pem").write_bytes(card.ca)
     if card.images is not None:
         shutil.copytree(card.images, ours / "images", copy_function=shutil.copyfile)

@@ -57,11 +57,13 @@ def read_csv(
     input_shape: tuple[int, int, int] | None = None,
     outputs: Sequence[str] = (),
     skipped: list[str] | None = None,
+    unfinished: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
     """Values float32 `[n, F]`, or `[n, C, H, W]` of a given shape; labels and devices, as text `[n]`; names of values.
 
     :param outputs: the columns that are the targets; labels are then these, float32 `[n, outputs]`.
     :param skipped: where lines that cannot be used are told, and left out; None: the first of them is an error.
+    :param unfinished: whether the file is being written: a last line without its end is then left out.
     :raises BadInput: names the file, the line and the column.
     """
     outputs = [one_form(name) for name in outputs]
@@ -70,7 +72,8 @@ def read_csv(
         with path.open("rb") as raw, io.TextIOWrapper(raw, _encoding(raw), errors, newline="") as file:
             first = file.readline()
             separator = _separator(first, outputs or (LABEL,))
-            reader = csv.reader(chain([first], file), delimiter=separator)
+            lines = (line for line in chain([first], file) if not unfinished or line.endswith(("\n", "\r")))
+            reader = csv.reader(lines, delimiter=separator)
             header = [one_form(name.strip()) for name in next(reader, [])]
             columns = _columns(path, header, input_shape, outputs)
             places = columns + [header.index(name) for name in outputs]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -97,12 +97,15 @@ def files_below(folder: Path, *, data: Path) -> Iterator[str]:
             seen.add(place)
 
 
-def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm]) -> tuple[Samples, tuple[str, ...]]:
+def scan_folder(
+    path: Path, *, lenient: bool = False, unfinished: Collection[str] = (), **form: Unpack[ImageForm]
+) -> tuple[Samples, tuple[str, ...]]:
     """The readable images by class folder, then by file name, and `class/file: reason` for each that was not read.
 
     :param path: holds one sub-folder for each class; hidden files and folders are ignored, classes may be
         missing, and image files that lie outside a class folder count as skipped.
     :param lenient: images of no class of the task are skipped, and there may be no readable image at all.
+    :param unfinished: files that are being written: they are not read, and not counted as skipped.
     :raises BadInput: no such folder, or, unless `lenient`, a sub-folder that is no class, or not one readable image.
     """
     input_shape, class_names = form["input_shape"], form["class_names"]
@@ -133,7 +136,7 @@ def scan_folder(path: Path, *, lenient: bool = False, **form: Unpack[ImageForm])
                 f"{path} has the sub-folder {entry.name!r}, which is no class of this task{hint}; "
                 f"the classes are {', '.join(class_names)}"
             )
-        files = sorted(map(Path, files_below(entry, data=path)))
+        files = sorted(Path(file) for file in files_below(entry, data=path) if file not in unfinished)
         for file in counted(files, f"reading images of {entry.name}", total=len(files)):
             if any(part.startswith(".") for part in file.relative_to(entry).parts):
                 continue

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,7 @@ from hushfleet.errors import BadInput
 
 _BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """Of HEIC, which telephones write: what follows `ftyp` in a file's first 12 bytes."""
+T = TypeVar("T")
 
 
 def pillow() -> Any:
@@ -51,15 +54,41 @@ def pixels_of(image: Any, *, channels: int | None = None, size: tuple[int, int] 
 def read_image(file: Path | IO[bytes], *, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
     """One image, uint8 `[C, H, W]`. Raises `BadInput` that names the file and the reason."""
     channels, height, width = input_shape
+
+    def pixels(opened: Any) -> npt.NDArray[np.uint8]:
+        # JPEG decodes at a half, quarter or eighth of its size at a fraction of the time and memory.
+        opened.draft("L" if channels == 1 else "RGB", (2 * width, 2 * height))
+        return pixels_of(opened, channels=channels, size=(width, height))
+
+    return _with_image(file, pixels)
+
+
+def preview(file: Path | IO[bytes], *, longest: int) -> bytes:
+    """A JPEG of the image, upright, at most `longest` pixels wide and high, without what its camera wrote about it.
+
+    Raises `BadInput` that names the file and the reason.
+    """
+
+    def jpeg(opened: Any) -> bytes:
+        opened.draft("RGB", (longest, longest))
+        image = pillow().Image.fromarray(np.moveaxis(pixels_of(opened, channels=3), 0, 2))
+        image.thumbnail((longest, longest))
+        out = io.BytesIO()
+        image.save(out, "JPEG", quality=85)
+        return out.getvalue()
+
+    return _with_image(file, jpeg)
+
+
+def _with_image(file: Path | IO[bytes], use: Callable[[Any], T]) -> T:
+    """Returns what `use` makes of the opened image. Raises `BadInput` that names the file and the reason."""
     pil = pillow()
     try:
         with warnings.catch_warnings():
             # An image of more pixels than Pillow thinks sane would take more memory than a board has.
             warnings.simplefilter("error", pil.Image.DecompressionBombWarning)
             with pil.Image.open(file) as opened:
-                # JPEG decodes at a half, quarter or eighth of its size at a fraction of the time and memory.
-                opened.draft("L" if channels == 1 else "RGB", (2 * width, 2 * height))
-                return pixels_of(opened, channels=channels, size=(width, height))
+                return use(opened)
     except MemoryError:
         raise
     except Exception as error:  # broken images fail in many ways: OSError, SyntaxError, struct.error, ...

@@ -64,6 +64,8 @@ if [ "$images" != "$root" ]; then
         if [ -n "$class" ]; then install -d -m 2775 -o hushfleet -g hushfleet "$images/$class"; fi
     done < "$here/classes"
 fi
+inbox=$root$(cat "$here/inbox_path")
+if [ "$inbox" != "$root" ]; then install -d -m 2775 -o hushfleet -g hushfleet "$inbox"; fi
 if [ -d "$here/images" ]; then
     cp -R "$here/images/." "$images/"
     chown -R hushfleet:hushfleet "$images"
@@ -89,6 +91,11 @@ for unit in "$here"/units/*; do put "$unit" "$units/$(basename "$unit")" 644 roo
 if [ -e "$root/dev/nvhost-gpu" ] || [ -e "$root/dev/nvgpu" ] || [ -e "$root/dev/nvidiactl" ]; then
     mkdir -p "$units/hushfleet-client.service.d"
     put "$here/gpu.conf" "$units/hushfleet-client.service.d/gpu.conf" 644 root
+fi
+# Where its owner lets the client delete old images
+if [ -e "$here/data.conf" ]; then
+    mkdir -p "$units/hushfleet-client.service.d"
+    put "$here/data.conf" "$units/hushfleet-client.service.d/data.conf" 644 root
 fi
 mkdir -p "$root/etc/systemd/journald.conf.d" "$units/multi-user.target.wants" "$units/timers.target.wants"
 put "$here/journald.conf" "$root/etc/systemd/journald.conf.d/hushfleet.conf" 644 root

@@ -97,6 +97,12 @@ def test_the_password_file(tmp_path: Path) -> None:
         ("[data]", 'server_key = "abc"\n[data]', "64 hex digits"),
         ("[data]", 'cert_file = "a.pem"\n[data]', "given together with cert_file"),
         ("[data]", "[data", "not valid TOML"),
+        ("[limits]", 'keep = "90"\n[limits]', "data: keep = '90' is no duration: write a number above 0"),
+        ("[limits]", "max_mib = -1\n[limits]", "data.max_mib = -1"),
+        ("[limits]", 'inbox = "images/new"\n[limits]', "one lies in the other; give the images that wait for a label"),
+        ("[limits]", 'inbox = "."\n[limits]', "one lies in the other"),
+        ('"folder"', '"arrays"\nkeep = "9d"', "keep = '9d': must be left out with kind 'arrays'"),
+        ('"folder"', '"csv"\ninbox = "new"', "inbox = 'new': must be left out unless kind is 'folder'"),
         ('id = "greenhouse-07"', 'id = "a\\Users"', "write a Windows path between single quotes, or with /"),
     ],
 )

@@ -30,6 +30,7 @@ def made(folder: Path, *files: str) -> None:
         ("arrays", "b.npz", None, "no such .npz file"),
         ("csv", "a.npz", None, None),
         ("csv", "b.csv", None, "no such CSV file.*`label`"),
+        ("csv", "empty", None, None),
         ("folder", "images", "held", "data.held_out = .*held.*no such folder.*each class$"),
     ],
 )
@@ -41,3 +42,11 @@ def test_what_is_missing_is_said(tmp_path: Path, kind: str, path: str, held_out:
     held = None if held_out is None else str(tmp_path / held_out)
     said = describe_data(OwnDataSection(kind, str(tmp_path / path), held))  # type: ignore[arg-type]
     assert said is None if words is None else re.search(words, said or "")
+
+
+def test_what_cannot_be_deleted_or_labelled_is_said(tmp_path: Path) -> None:
+    made(tmp_path, "images/cat/1.jpg", "a.csv")
+    said = describe_data(OwnDataSection("csv", str(tmp_path / "a.csv"), keep="9d"))
+    assert "is one file, of which data.keep and data.max_mib delete nothing" in (said or "")
+    said = describe_data(OwnDataSection("folder", str(tmp_path / "images"), inbox=str(tmp_path / "new")))
+    assert re.search(r"data.inbox = .*new.*: there is no such folder of images", said or "")

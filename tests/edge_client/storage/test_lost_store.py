@@ -83,7 +83,7 @@ def test_the_lock_alone_tells_that_there_was_a_store(path: Path) -> None:
 def test_the_list_has_all_that_a_client_writes(tmp_path: Path) -> None:
     update = Installed(tmp_path, tmp_path)._file.name
     written = {waiting.FILE_NAME, notes.DATA, notes.TRAINING, TLS_KEY_FILE, TLS_CERTIFICATE_FILE, update}
-    assert written == set(REMNANTS) - {"trial.sqlite", "data.txt"}
+    assert written == set(REMNANTS) - {"trial.sqlite", "data.txt", "retention.json"}
 
 
 @pytest.mark.parametrize(

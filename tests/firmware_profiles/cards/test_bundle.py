@@ -82,6 +82,7 @@ def test_built_without_an_index(tmp_path: Path, wheels: Path) -> None:
     ours = {path.relative_to(release / "hushfleet").parts[0] for path in (release / "hushfleet").rglob("*.py")}
     assert not ours & {"aggregator", "models", "simulator"}
     assert (release / "hushfleet/firmware_profiles/boards/raspberry-pi-4-4gb.toml").is_file()
+    assert len(list((release / "hushfleet/edge_client/labelling/page").iterdir())) == 3
     assert not (release / "hushfleet/firmware_profiles/cards").exists()
     assert not list(release.rglob("test_a.py"))
     assert "Apache License" in (release / "hushfleet/LICENSE").read_text()

@@ -7,6 +7,7 @@ aarch64 system in `make test-arm`.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -60,7 +61,7 @@ SUBSTITUTES = {
 class Board:
     """A card's boot partition and the root file system of the board that it is in."""
 
-    def __init__(self, folder: Path, *, check: str = "pass") -> None:
+    def __init__(self, folder: Path, *, check: str = "pass", device_toml: str = DEVICE_TOML) -> None:
         self.root, self.boot, self.tools = folder / "root", folder / "boot", folder / "tools"
         for each in (self.boot, self.tools):
             each.mkdir(parents=True)
@@ -78,7 +79,7 @@ class Board:
             device="greenhouse-07",
             release=release,
             python=f"{sys.version_info[0]}.{sys.version_info[1]}",
-            device_toml=DEVICE_TOML,
+            device_toml=device_toml,
             ca=b"authority",
             root_key="ab" * 32,
             release_keys="root's statement",
@@ -193,6 +194,20 @@ def test_a_board_whose_data_are_one_file_gets_no_folder_in_its_place(board: Boar
     assert board.install().returncode == 0
     assert not (board.root / "srv").exists()
     assert board.root.stat().st_mode & 0o7777 != 0o2775, "nor does / become the client's"
+
+
+def test_a_client_that_may_delete_old_images_may_write_where_they_lie(board: Board, tmp_path: Path) -> None:
+    dropped = "etc/systemd/system/hushfleet-client.service.d/data.conf"
+    assert board.install().returncode == 0
+    assert not (board.root / dropped).exists()
+    text, count = re.subn(r"(\[data\][^[]*)", r'\1inbox = "/srv/new photos"\nkeep = "90d"\n', DEVICE_TOML)
+    assert count == 1
+    keeps = Board(tmp_path / "keeps", device_toml=text)
+    assert keeps.install().returncode == 0
+
+    lines = (keeps.root / dropped).read_text().splitlines()
+    assert lines == ["[Service]", 'ReadWritePaths="-/srv/photos"', 'ReadWritePaths="-/srv/new photos"']
+    assert (keeps.root / "srv/new photos").is_dir()
 
 
 def test_card_for_another_python_says_what_to_do(board: Board) -> None:

@@ -1,0 +1,1 @@
+"""New images and their labels on the board: `hushfleet-edge add` and `hushfleet-edge label`."""

@@ -1,0 +1,198 @@
+"""The folders of a board's labelled images: which classes there are, and how an image comes in.
+
+An image appears in its folder whole or not at all, under a name that nothing there has. Two processes that put images
+in wait for each other. An image that is there already, by its content, does not come in twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hushfleet import atomic_file
+from hushfleet.config.spec import TaskSpec
+from hushfleet.data.folder import files_below
+from hushfleet.data.images import read_image
+from hushfleet.data.labels import one_form
+from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import BadInput
+
+_LOOKED_AT = (3, 16, 16)  # a picture is decoded to this size to see whether it can be
+
+
+class AlreadyThere(BadInput):
+    """The same image, by its content, is among the board's images."""
+
+
+@contextlib.contextmanager
+def opened_store(config: DeviceConfig) -> Iterator[DeviceStore | None]:
+    """Opens the store beside a running client, to read only; None where the client has never run."""
+    if not config.store_path.exists():
+        yield None
+        return
+    in_fleet = config.fleet is not None
+    with DeviceStore(config.store_path, device=config.device.id, inspect=True, in_fleet=in_fleet) as store:
+        yield store
+
+
+def class_names(config: DeviceConfig, store: DeviceStore | None) -> tuple[str, ...]:
+    """The labels that a person may give: the classes of the task, or before the first task the sub-folders of
+    `data.path`.
+
+    Raises `BadInput` where images have no classes here, and where none is known yet.
+    """
+    data = config.data
+    if data.kind != "folder":
+        raise BadInput(f"data.kind = {data.kind!r}: labels are given to images; they need kind = 'folder'")
+    package = store.blob(store.task_digest) if store is not None and store.task_digest else None
+    if package is not None:
+        spec = TaskSpec.from_bytes(package)
+        if not spec.model.targets.are_classes:
+            raise BadInput(f"the task {spec.task} predicts numbers, and its images have no classes")
+        return tuple(name for name in map(one_form, spec.model.class_names) if _can_be_a_folder(name))
+    if not os.path.isdir(data.path):
+        raise BadInput(f"data.path = {data.path!r}: there is no such folder")
+    names = tuple(sorted(one_form(entry.name) for entry in os.scandir(data.path) if entry.is_dir()))
+    if not (names := tuple(filter(_can_be_a_folder, names))):
+        raise BadInput(f"no classes are known yet: make a folder for each in {data.path}, or wait for the first task")
+    return names
+
+
+def check_label(label: str, classes: Sequence[str]) -> str:
+    """Returns the label as the classes have it. Raises `BadInput` with the list of classes for any other."""
+    if (label := one_form(label)) in classes:
+        return label
+    close = difflib.get_close_matches(label, classes, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise BadInput(f"label {label!r} is no class here{hint}; the classes are {', '.join(classes)}")
+
+
+def check_picture(file: Path) -> None:
+    """Raises `BadInput` for a file that is no readable picture."""
+    read_image(file, input_shape=_LOOKED_AT)
+
+
+def _can_be_a_folder(name: str) -> bool:
+    """Whether a class can be the name of a folder that is trained on; the names come from the aggregator."""
+    return bool(name) and not name.startswith((".", "__")) and "/" not in name and name.isprintable()
+
+
+class ClassFolders:
+    """The class folders of a board.
+
+    :param section: where the images are.
+    """
+
+    def __init__(self, section: OwnDataSection) -> None:
+        self._path = Path(section.path)
+        self._held_out = None if section.held_out is None else Path(section.held_out)
+
+    def add(self, photo: Path, label: str) -> Path:
+        """Copies a picture into the folder of its class, and returns its place.
+
+        Raises `BadInput` for what is no readable picture and where nothing can be written, and `AlreadyThere`.
+        """
+        if photo.is_dir():
+            raise BadInput(f"{photo} is a folder; name its files: {photo}/*")
+        check_picture(photo)
+        with self._alone(), _plainly(f"{photo} cannot be added"):
+            data = photo.read_bytes()
+            self._refuse_known(photo, data)
+            return _write(data, _free_name(self.folder(label), photo.name, data))
+
+    def take_in(self, image: Path, label: str) -> Path:
+        """Moves an image into the folder of its class, and returns its place; raises as `add`."""
+        with self._alone(), _plainly(f"{image} cannot be moved"):
+            self._refuse_known(image, image.read_bytes())
+            return move(image, self.folder(label))
+
+    def folder(self, label: str) -> Path:
+        """The folder of a class, which is made if it is not there."""
+        for entry in os.scandir(self._path):
+            if one_form(entry.name) == label:  # the disk may spell an accent in another way
+                return self._path / entry.name
+        made = self._path / label
+        made.mkdir()
+        _belongs_to(self._path, made)
+        return made
+
+    def _refuse_known(self, image: Path, data: bytes) -> None:
+        digest = hashlib.sha256(data).digest()
+        for place, whose in ((self._path, "trained on"), (self._held_out, "held out, and never trained on")):
+            for file in () if place is None or not place.is_dir() else files_below(place, data=place):
+                with contextlib.suppress(OSError):  # it was removed meanwhile
+                    status = os.stat(file)
+                    if status.st_size == len(data) and hashlib.sha256(Path(file).read_bytes()).digest() == digest:
+                        raise AlreadyThere(f"{image.name} is there already ({whose}): {file}")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with _plainly(f"data.path = {str(self._path)!r} cannot be used"):
+            handle = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
+def move(image: Path, folder: Path) -> Path:
+    """Moves an image into a folder, which may be on another disk, under a free name like its own. Raises `BadInput`."""
+    with _plainly(f"{image} cannot be moved"):
+        folder.mkdir(parents=True, exist_ok=True)
+        data, times = image.read_bytes(), os.stat(image)
+        target = _free_name(folder, image.name, data)
+        try:
+            os.rename(image, target)
+            atomic_file.sync_folder(folder)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            os.utime(_write(data, target), ns=(times.st_atime_ns, times.st_mtime_ns))
+            image.unlink()
+        return target
+
+
+def _free_name(folder: Path, name: str, data: bytes) -> Path:
+    """A place in the folder that nothing has; with a part of the content's hash if the name is taken."""
+    target = folder / (name.lstrip(".") or "image")
+    if os.path.lexists(target):
+        target = target.with_name(f"{target.stem}-{hashlib.sha256(data).hexdigest()[:16]}{target.suffix}")
+    return target
+
+
+def _write(data: bytes, target: Path) -> Path:
+    hidden = target.with_name(f".{target.name}")  # the client ignores hidden files
+    atomic_file.write_whole(hidden, data, durable=True, mode=0o644)
+    _belongs_to(target.parent, hidden)
+    os.rename(hidden, target)
+    atomic_file.sync_folder(target.parent)
+    return target
+
+
+def _belongs_to(folder: Path, made: Path) -> None:
+    """Gives what root has made to the owner of the folder, so that the client may read and delete it."""
+    if os.geteuid() == 0:
+        status = os.stat(folder)
+        os.chown(made, status.st_uid, status.st_gid)
+
+
+@contextlib.contextmanager
+def _plainly(what: str) -> Iterator[None]:
+    """Raises `BadInput` for an `OSError`, with what to do."""
+    try:
+        yield
+    except OSError as error:
+        advice = {
+            errno.EACCES: "; run the command as the client's user, as in sudo -u hushfleet",
+            errno.EROFS: "; the disk is mounted to be read only",
+            errno.ENOSPC: "; free some space",
+        }.get(error.errno or 0, "")
+        raise BadInput(f"{what}: {error.filename or ''} {error.strerror}{advice}") from error

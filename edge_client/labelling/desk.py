@@ -1,0 +1,198 @@
+"""The desk at which a person labels new images: what waits in the inbox, the model's guess, and each tap.
+
+An image lies in the inbox until a person has said what it is; then it is moved into the folder of its class, and the
+next round trains on it. No guess of the model decides anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from hushfleet.data.images import preview
+from hushfleet.data.labels import one_form
+from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.local_data import SETTLED_S
+from hushfleet.edge_client.labelling.class_folders import (
+    AlreadyThere,
+    ClassFolders,
+    check_label,
+    check_picture,
+    class_names,
+    move,
+    opened_store,
+)
+from hushfleet.edge_client.predict import LoadedGraphs, predict
+from hushfleet.edge_client.status import describe_model
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import BadInput, HushfleetError
+
+NOT_USABLE = "not-usable"
+"""The folder in the inbox for images that a person has put aside."""
+MOST_UNDONE = 100
+PREVIEW_PIXELS = 1024
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The image that the page shows next, and what it says about it.
+
+    :param waiting: images in the inbox, the shown one among them.
+    :param image: its name in the inbox; None: nothing waits.
+    :param guess: the likeliest class and its probability; None: the device has no model yet, or cannot use it.
+    :param by: whose guess it is, in words.
+    :param undo: whether there is a tap that can be undone.
+    :param said: what happened, in words.
+    :param unreadable: files in the inbox that are no readable pictures, each with the reason.
+    """
+
+    waiting: int
+    image: str | None
+    classes: tuple[str, ...]
+    guess: tuple[str, float] | None = None
+    by: str = ""
+    undo: bool = False
+    said: str = ""
+    unreadable: tuple[str, ...] = ()
+
+
+class _Tap(NamedTuple):
+    """:param image: its name in the inbox; :param label: empty: it was put aside; :param place: where it is now."""
+
+    image: str
+    label: str
+    place: Path
+
+
+@dataclass
+class Desk:
+    """The desk of one board; one thread at a time.
+
+    :param settled_s: a file that has changed later than so long ago may be half written, and is not shown.
+    """
+
+    config: DeviceConfig
+    settled_s: float = SETTLED_S
+    _taps: deque[_Tap] = field(default_factory=lambda: deque(maxlen=MOST_UNDONE))
+    _graphs: dict[bytes, LoadedGraphs] = field(default_factory=dict)
+    _unreadable: dict[tuple[str, int], str] = field(default_factory=dict)
+    """By name and date: why a file is no picture."""
+
+    def __post_init__(self) -> None:
+        if self.config.data.inbox is None:
+            raise BadInput(
+                'DEVICE.toml names no folder of images that wait for a label; write inbox = "/path/to/inbox" into '
+                "[data]"
+            )
+        self._inbox = Path(self.config.data.inbox)
+        if not self._inbox.is_dir():
+            raise BadInput(f"data.inbox = {str(self._inbox)!r}: there is no such folder; make it")
+        self._folders = ClassFolders(self.config.data)
+        with opened_store(self.config) as store:
+            class_names(self.config, store)  # raises where no image can be labelled here
+
+    def next(self, said: str = "") -> Shown:
+        """Gives the image that has waited longest, with the model's guess."""
+        waiting, unreadable = self._waiting()
+        with opened_store(self.config) as store:
+            classes = class_names(self.config, store)
+            image = waiting[0] if waiting else None
+            shown = Shown(len(waiting), image, classes, undo=bool(self._taps), said=said, unreadable=unreadable)
+            return shown if store is None or image is None else self._guessed(shown, store, self._inbox / image)
+
+    def preview(self, name: str) -> bytes:
+        """Makes a JPEG of an image in the inbox, so that nothing passes that a browser would run. Raises `BadInput`."""
+        return preview(self._found(name), longest=PREVIEW_PIXELS)
+
+    def tap(self, name: str, label: str) -> Shown:
+        """Moves an image to its class, or with an empty label aside. Raises `BadInput` for what is not there."""
+        image, said = self._found(name), f"{name} is labelled {label}." if label else f"{name} is put aside."
+        if label:
+            with opened_store(self.config) as store:
+                label = check_label(label, class_names(self.config, store))
+            try:
+                place = self._folders.take_in(image, label)
+            except AlreadyThere as error:
+                said, label = f"{error}. This copy was put aside.", ""
+        if not label:
+            place = move(image, self._inbox / NOT_USABLE)
+        self._taps.append(_Tap(name, label, place))
+        return self.next(said)
+
+    def undo(self) -> Shown:
+        """Moves the image of the last tap back into the inbox. Raises `BadInput` where there is none."""
+        if not self._taps:
+            raise BadInput("there is no tap to undo")
+        name, label, place = self._taps.pop()
+        if not place.is_file():
+            raise BadInput(f"{place} is gone, and cannot be taken back")
+        move(place, (self._inbox / name).parent)
+        return self.next(f"{place.name} waits again; it was {f'labelled {label}' if label else 'put aside'}.")
+
+    def _guessed(self, shown: Shown, store: DeviceStore, image: Path) -> Shown:
+        try:
+            prediction = predict(store, image, self._graphs)
+        except HushfleetError as error:  # a person can label without it
+            _log.info("no guess for %s: %s", image, error)
+            return shown
+        name, probability = prediction.classes[0]
+        if (name := one_form(name)) not in shown.classes:
+            return shown
+        by = f"{describe_model(prediction.model)}, of {prediction.task}"
+        return replace(shown, guess=(name, probability), by=by)
+
+    def _found(self, name: str) -> Path:
+        """The image of this name that waits. Raises `BadInput` for any other file, and for one that is gone."""
+        if name not in self._names():
+            raise BadInput("this image does not wait any more; it may have been labelled elsewhere")
+        return self._inbox / name
+
+    def _names(self) -> dict[str, os.stat_result]:
+        """The files in the inbox and its folders, without hidden ones, links, and what was put aside."""
+        found: dict[str, os.stat_result] = {}
+        for top, folders, files in os.walk(self._inbox):
+            inside = Path(top).relative_to(self._inbox)
+            aside = NOT_USABLE if top == str(self._inbox) else None
+            folders[:] = [each for each in folders if not each.startswith(".") and each != aside]
+            for name in files:
+                with suppress(OSError):  # it was moved meanwhile
+                    status = os.lstat(os.path.join(top, name))
+                    if stat.S_ISREG(status.st_mode) and not name.startswith("."):
+                        found[(inside / name).as_posix()] = status
+        return found
+
+    def _waiting(self) -> tuple[list[str], tuple[str, ...]]:
+        """Names of images that wait, those first that have waited longest; and of files that are no pictures, why.
+
+        Only the first image is looked at.
+        """
+        now, names, left = time.time(), self._names(), list[str]()
+        known, self._unreadable = self._unreadable, {}
+        for name, status in sorted(names.items(), key=lambda item: (item[1].st_mtime_ns, item[0])):
+            key = name, status.st_mtime_ns
+            if abs(now - status.st_mtime) < self.settled_s:
+                continue
+            if key in known:
+                self._unreadable[key] = known[key]
+            elif left or self._is_picture(key):
+                left.append(name)
+        return left, tuple(self._unreadable.values())
+
+    def _is_picture(self, key: tuple[str, int]) -> bool:
+        try:
+            if not key[0].isprintable():
+                raise BadInput(f"{key[0]!a}: the name has characters that cannot be shown; rename the file")
+            check_picture(self._inbox / key[0])
+        except BadInput as error:
+            self._unreadable[key] = str(error)
+            return False
+        return True

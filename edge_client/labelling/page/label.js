@@ -1,0 +1,97 @@
+"use strict";
+// Shows one image after the other, and sends what is tapped. The token is in the part of the address after #, which a
+// browser sends to nobody; it goes along as a header. Every text is put in as a text, never as HTML.
+const $ = (id) => document.getElementById(id);
+const token = location.hash.slice(1);
+let shown = null;
+let busy = true; // a second tap, meant for the image before, must not label the next one
+
+async function ask(path, body) {
+  const headers = { Authorization: "Bearer " + token };
+  const options = body === undefined ? { headers } : { method: "POST", headers, body: JSON.stringify(body) };
+  const answer = await fetch(path, options);
+  if (answer.headers.get("Content-Type") === "image/jpeg") return answer.blob();
+  const made = await answer.json();
+  if (!answer.ok) throw new Error(made.error);
+  return made;
+}
+
+function button(text, key, label) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.append(text);
+  if (key) made.append(Object.assign(document.createElement("kbd"), { textContent: key }));
+  made.onclick = () => tap(label);
+  return made;
+}
+
+async function show(next) {
+  shown = next;
+  const { image, guess } = next;
+  $("waiting").textContent = next.waiting === 1 ? "1 image waits" : next.waiting + " images wait";
+  $("name").textContent = image || "";
+  $("question").textContent = image ? "What is this?" : "All new images are done";
+  $("said").textContent = next.said;
+  $("choices").hidden = $("aside").hidden = !image;
+  $("again").hidden = Boolean(image);
+  $("undo").hidden = !next.undo;
+  $("guess").hidden = !guess;
+  if (guess) {
+    const by = document.createElement("small");
+    by.textContent = Math.round(100 * guess[1]) + " % sure, by " + next.by;
+    $("guess").replaceChildren(guess[0], Object.assign(document.createElement("kbd"), { textContent: "Enter" }), by);
+  }
+  $("classes").replaceChildren(...next.classes.map((name, place) => button(name, place < 9 ? String(place + 1) : "", name)));
+  $("unreadable").hidden = !next.unreadable.length;
+  $("unreadable").firstChild.textContent = "Files in the inbox that are no readable images: " + next.unreadable.length;
+  $("unreadable").lastChild.replaceChildren(
+    ...next.unreadable.map((each) => Object.assign(document.createElement("li"), { textContent: each })));
+  const before = $("image").src;
+  $("image").hidden = true;
+  if (before) URL.revokeObjectURL(before);
+  if (!image) return $("image").removeAttribute("src");
+  $("image").src = URL.createObjectURL(await ask("image?name=" + encodeURIComponent(image)));
+  $("image").alt = "The new image " + image;
+  await $("image").decode();
+  $("image").hidden = false;
+}
+
+async function act(work) {
+  if (busy) return;
+  await begin(work);
+}
+
+async function begin(work) {
+  busy = true;
+  for (const each of document.querySelectorAll("button")) each.disabled = true;
+  try {
+    await show(await work());
+  } catch (error) {
+    try { await show(await ask("next")); } catch { $("choices").hidden = true; $("again").hidden = false; }
+    $("said").textContent = error.message;
+  }
+  for (const each of document.querySelectorAll("button")) each.disabled = false;
+  busy = false;
+}
+
+const tap = (label) => act(() => ask("tap", { image: shown.image, label }));
+const undo = () => act(() => ask("undo", {}));
+const again = () => act(() => ask("next"));
+$("guess").onclick = () => tap(shown.guess[0]);
+$("aside").onclick = () => tap("");
+$("undo").onclick = undo;
+$("again").onclick = again;
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || !shown) return;
+  const key = event.key.toLowerCase();
+  const place = Number(key) - 1;
+  if (key === "u") undo();
+  else if (key === "r") again();
+  else if (!shown.image) return;
+  else if (key === "0") tap("");
+  else if (key === "enter" && shown.guess && event.target.tagName !== "BUTTON" && event.target.tagName !== "SUMMARY") tap(shown.guess[0]);
+  else if (/^[1-9]$/.test(key) && place < shown.classes.length) tap(shown.classes[place]);
+});
+
+begin(() => ask("next"));

@@ -1,0 +1,209 @@
+"""The labelling page as a small HTTP server on the board, of the standard library alone.
+
+The address that is printed ends in `#TOKEN`, which a browser sends to nobody. The page's script sends the token as a
+header of each request. So another site that the owner visits can neither read an image nor cause a tap: it does not
+know the token, and a browser adds it to nothing by itself. The page, its style and its script hold nothing of the
+board, and are given to everybody. No script, style or image from elsewhere is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import TCPServer
+from typing import Any
+from urllib.parse import parse_qs
+
+from hushfleet.edge_client.labelling.desk import Desk
+from hushfleet.errors import BadInput, HushfleetError
+
+LOCAL = ("127.0.0.1", "::1", "localhost")
+TOKEN_BYTES = 24
+MAX_BODY_BYTES = 1 << 16
+MAX_CONNECTIONS = 16
+PATIENCE_S = 20.0  # with a client that sends nothing
+_PAGE = Path(__file__).parent / "page"
+_FILES = {
+    "/": ("label.html", "text/html; charset=utf-8"),
+    "/label.css": ("label.css", "text/css; charset=utf-8"),
+    "/label.js": ("label.js", "text/javascript; charset=utf-8"),
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class LabelServer(ThreadingHTTPServer):
+    """Serves the page until it is closed; a context manager.
+
+    :param port: 0 takes a free one.
+
+    Raises `BadInput` where the address cannot be listened on.
+    """
+
+    daemon_threads = True
+    request_queue_size = 4 * MAX_CONNECTIONS
+
+    def __init__(self, desk: Desk, *, host: str, port: int) -> None:
+        self.desk, self.at_the_desk = desk, threading.Lock()
+        self.token = secrets.token_urlsafe(TOKEN_BYTES)
+        """Opens the page; another one at each start."""
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise BadInput(
+                f"{host} port {port} cannot be listened on: {error.strerror}; choose another --port"
+            ) from error
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # HTTPServer's would ask for this board's name, and wait where no DNS answers
+
+    def describe(self) -> list[str]:
+        """Says where the page is, line by line."""
+        host, port = str(self.server_address[0]), self.server_address[1]
+        anywhere = host in ("0.0.0.0", "::")
+        name = _own_address() if anywhere else f"[{host}]" if ":" in host else host
+        lines = [f"label new images at http://{name}:{port}/#{self.token}", "Ctrl-C ends it"]
+        if host in LOCAL:
+            return [*lines, f"from another machine: ssh -L {port}:127.0.0.1:{port} BOARD, then the same address"]
+        return [*lines, "the connection is not encrypted: whoever listens in on this network sees the images"]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("a request to the labelling page broke off", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LabelServer
+    server_version, sys_version = "hushfleet", ""
+    timeout = PATIENCE_S
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        if path in _FILES:
+            name, kind = _FILES[path]
+            self._send(HTTPStatus.OK, (_PAGE / name).read_bytes(), kind)
+        elif not self._is_allowed():
+            return
+        elif path == "/next":
+            self._answer(lambda desk: asdict(desk.next()))
+        elif path == "/image":
+            name = parse_qs(query).get("name", [""])[0]
+            self._answer(lambda desk: desk.preview(name))
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def do_POST(self) -> None:
+        said = self._body()  # before the answer: one to a request that is not read may not arrive
+        if said is None or not self._is_allowed():
+            return
+        if self.path == "/tap":
+            self._answer(lambda desk: asdict(desk.tap(said["image"], said["label"])))
+        elif self.path == "/undo":
+            self._answer(lambda desk: asdict(desk.undo()))
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _is_allowed(self) -> bool:
+        kind, _, token = self.headers.get("Authorization", "").partition(" ")
+        if kind == "Bearer" and hmac.compare_digest(_digest(token), _digest(self.server.token)):
+            return True
+        self._refuse(HTTPStatus.UNAUTHORIZED, "open the whole address that hushfleet-edge label has printed")
+        return False
+
+    def _body(self) -> dict[str, str] | None:
+        """The texts `image` and `label` of the request's JSON object; None where it was refused."""
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdecimal()):
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request has no length")
+        elif len(length) > 9 or int(length) > MAX_BODY_BYTES:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the request is too large")
+        else:
+            try:
+                given = json.loads(self.rfile.read(int(length)) or b"{}")
+                return {name: str(given.get(name, "")) for name in ("image", "label")}
+            except (ValueError, AttributeError, RecursionError):
+                self._refuse(HTTPStatus.BAD_REQUEST, "the request is no JSON object")
+        return None
+
+    def _answer(self, work: Callable[[Desk], dict[str, Any] | bytes]) -> None:
+        """Answers with what the desk gives, one request at a time."""
+        try:
+            with self.server.at_the_desk:
+                made = work(self.server.desk)
+        except BadInput as error:
+            self._refuse(HTTPStatus.CONFLICT, str(error))
+        except HushfleetError as error:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        except Exception as error:
+            _log.exception("a request to the labelling page failed")
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"something went wrong on the board: {error!r}")
+        else:
+            if isinstance(made, bytes):
+                self._send(HTTPStatus.OK, made, "image/jpeg")
+            else:
+                self._send(HTTPStatus.OK, json.dumps(made).encode(), "application/json")
+
+    def _refuse(self, status: HTTPStatus, words: str) -> None:
+        self._send(status, json.dumps({"error": words}).encode(), "application/json")
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        _log.debug(format, *arguments)
+
+
+def _own_address() -> str:
+    """This board's address in the local network; nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address of documentation (RFC 5737)
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
+
+
+def _digest(text: str) -> bytes:
+    """Hashes a text, so that comparing takes the same time for texts of all lengths."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).digest()

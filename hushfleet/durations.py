@@ -1,0 +1,18 @@
+"""Durations as people write them in configuration files: `90d`, `24h`, `30min`."""
+
+from __future__ import annotations
+
+import re
+
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def duration_s(text: str) -> float:
+    """Converts a text such as `90d` to seconds. Raises `ValueError` for anything else, and for zero."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h|d|w)", text)
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not seconds:
+        raise ValueError(
+            f"{text!r} is no duration: write a number above 0 and one of {', '.join(_SECONDS)}, as in 30min, 24h or 90d"
+        )
+    return seconds

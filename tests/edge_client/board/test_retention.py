@@ -1,0 +1,160 @@
+"""A board deletes what its owner has said, the oldest first, and nothing else; a wrong clock deletes nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hushfleet.edge_client.board import retention
+from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
+from hushfleet.edge_client.board.retention import DAY_S, LOOK_S, Retention
+from support.edge import Bench
+
+
+class Wall:
+    """A clock that a test sets.
+
+    :param days: since now, which is when the test's files came.
+    """
+
+    days = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.days * DAY_S
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    for number in range(4):
+        file = tmp_path / "images" / ("leaf", "mould")[number % 2] / f"{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(1000))
+    return tmp_path / "images"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+
+
+def looks(section: OwnDataSection, wall: Wall, *days: float) -> None:
+    """The client looks at these times, and is started anew in between."""
+    for day in days:
+        wall.days = day
+        Retention(section, Path(section.path).parent / "state", now=wall).advance(0.0)
+
+
+def test_nothing_is_deleted_unless_the_owner_says_so(images: Path) -> None:
+    before = names(images)
+    looks(OwnDataSection("folder", str(images)), Wall(), 0, 1000, 2000)
+    assert names(images) == before
+    assert not (images.parent / "state").exists()
+
+
+def test_an_image_goes_when_it_is_too_old_at_two_daily_looks(images: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    section = OwnDataSection("folder", str(images), keep="90d")
+    wall = Wall()
+    looks(section, wall, 0, 30, 89, 90.5)
+    assert len(names(images)) == 4
+    looks(section, wall, 91, 91.4)
+    assert len(names(images)) == 4, "a day has not passed since the last look"
+    looks(section, wall, 91.6)
+    assert names(images) == []
+    assert "data.keep = '90d': deleted 4 files, the oldest: " in caplog.text
+    assert "leaf/0.jpg" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "days",
+    [
+        (0, 5000, 1, 2, 3),  # a jump into the future, corrected within a day
+        (0, 1, 5000, 5000.5, 2, 3, 4),
+        (-20000, 0, 1, 2),  # a board without a battery starts in the past
+        (5000, 0, 1),  # the first look has the wrong time
+        (0, 5000, 0.1, 5000, 0.2, 5000, 0.3),  # now and then
+    ],
+)
+def test_a_wrong_clock_deletes_nothing(images: Path, days: tuple[float, ...]) -> None:
+    looks(OwnDataSection("folder", str(images), keep="90d"), Wall(), *days)
+    assert len(names(images)) == 4
+
+
+def test_a_note_that_is_broken_or_lost_begins_a_new_day(images: Path) -> None:
+    section, wall = OwnDataSection("folder", str(images), keep="1d"), Wall()
+    looks(section, wall, 0)
+    note = images.parent / "state" / retention.FILE_NAME
+    for content in (b"", b"[]", b'{"looked": "x"}', b"\xff"):
+        note.write_bytes(content)
+        looks(section, wall, 500)
+        assert len(names(images)) == 4
+
+
+def test_the_oldest_go_until_the_rest_fits(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "MIB", 1100)
+    inbox = images.with_name("inbox")
+    inbox.mkdir()
+    (inbox / "new.jpg").write_bytes(bytes(200))
+    section = OwnDataSection("folder", str(images), inbox=str(inbox), max_mib=3)
+    order = sorted(images.rglob("*.jpg"), key=lambda file: (file.stat().st_ctime, str(file)))
+    looks(section, Wall(), 0)  # 4200 of 3300
+    assert names(images) == sorted(file.relative_to(images).as_posix() for file in order[1:])
+    assert names(inbox) == ["new.jpg"]
+    looks(section, Wall(), 0)
+    assert len(names(images)) == 3, "never more than needed"
+
+
+def test_only_files_of_the_data_are_deleted(images: Path, tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    (others / "holiday").mkdir(parents=True)
+    (others / "holiday/1.jpg").write_bytes(bytes(9))
+    (images / "leaf/link").symlink_to(others)
+    (images / "leaf/link.jpg").symlink_to(others / "holiday/1.jpg")
+    for name in ("notes.txt", "leaf/model.onnx", "leaf/.hidden.jpg", ".thumbnails/1.jpg", "held/leaf/1.jpg"):
+        (images / name).parent.mkdir(parents=True, exist_ok=True)
+        (images / name).write_bytes(bytes(9))
+    section = OwnDataSection("folder", str(images), held_out=str(images / "held"), keep="1d")
+    looks(section, Wall(), 0, 10, 20)
+    assert names(others) == ["holiday/1.jpg"]
+    kept = [".thumbnails/1.jpg", "held/leaf/1.jpg", "leaf/.hidden.jpg", "leaf/link.jpg", "leaf/model.onnx", "notes.txt"]
+    assert [name for name in names(images) if not name.startswith("leaf/link/")] == kept
+    csv = tmp_path / "csv"
+    csv.mkdir()
+    for name in ("1.csv", "2.CSV", "picture.jpg"):
+        (csv / name).write_bytes(bytes(9))
+    looks(OwnDataSection("csv", str(csv), keep="1d"), Wall(), 100, 110, 120)
+    assert names(csv) == ["picture.jpg"]
+
+
+def test_what_cannot_be_deleted_is_told_once(images: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    def refused(path: str) -> None:
+        raise OSError(30, "Read-only file system", path)
+
+    monkeypatch.setattr(os, "unlink", refused)
+    monkeypatch.setattr(retention, "MIB", 1)
+    board = Retention(OwnDataSection("folder", str(images), max_mib=1), images.parent)
+    for hour in range(3):
+        board.advance(hour * LOOK_S)
+    [record] = caplog.records
+    assert "Read-only file system; the client's user must own its folder, and its unit allow it" in record.getMessage()
+
+
+def test_the_client_looks_while_it_runs(
+    make_bench: Callable[..., Bench], config: DeviceConfig, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "MIB", 1)
+    data = OwnDataSection("folder", str(images), max_mib=2500)
+    bench = make_bench(config=replace(config, data=data, simulation=None), announce=False)
+    bench.agent.step(0.0)
+    assert len(names(images)) == 2
+    (images / "leaf/new.jpg").write_bytes(bytes(1000))
+    bench.agent.step(0.0)
+    assert len(names(images)) == 3
+    bench.clock.now += LOOK_S
+    bench.agent.step(0.0)
+    assert len(names(images)) == 2

@@ -1,0 +1,41 @@
+"""A board with class folders and an inbox, whose client has taken part in one round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
+from support.device import config, make_bench, package
+from support.edge import Bench, Package
+from support.pictures import CLASSES, a_picture
+
+__all__ = ["config", "make_bench", "package"]
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Class folders with one image each of two classes."""
+    for seed, name in enumerate(("leaf", "mould")):
+        a_picture(tmp_path / "images" / name / f"{name}.png", seed=100 + seed)
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def board(config: DeviceConfig, photographs: Path, tmp_path: Path) -> DeviceConfig:
+    """Its client has not run yet."""
+    (tmp_path / "inbox").mkdir()
+    data = OwnDataSection("folder", str(photographs), inbox=str(tmp_path / "inbox"))
+    return replace(config, data=data, simulation=None)
+
+
+@pytest.fixture
+def trained(make_bench: Callable[..., Bench], board: DeviceConfig, package: Package) -> Bench:
+    model = replace(package.spec.model, class_names=CLASSES, input_shape=(1, 8, 8))
+    bench = make_bench(package.with_spec(model=model), board)
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    return bench
