@@ -46,7 +46,7 @@ def _task(
     from hushfleet.aggregator.fleet.watch import FleetWatch
 
     folder = FleetFolder(path)
-    watch = FleetWatch(folder)
+    before, watch = folder.run.name, FleetWatch(folder)
     run = watch.view().run
     watch.close()
     if run is not None and not run.finished and not now:
@@ -56,7 +56,13 @@ def _task(
         f"the fleet's task is {folder.run.name}; its run {'goes on' if goes_on else 'begins'} in {folder.run} when the "
         "aggregator is started: fleet up does so, else sudo systemctl restart hushfleet-aggregator"
     )
-    if not (checked := load_task(folder.task)).schedule.is_set:
+    checked = load_task(folder.task)
+    if run is not None and run.rounds_closed and not goes_on and checked.model.start is None:
+        print(
+            "note: its model begins anew; to go on from the one that the fleet has learned, add to the task's [model]: "
+            f'start = "runs/{before}"'
+        )
+    if not checked.schedule.is_set:
         print(
             f"note: its {checked.round.rounds} rounds follow each other without a pause, on the images that boards have "
             'now; for a round a day add to the task: [schedule] with every = "24h"'
