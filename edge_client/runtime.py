@@ -48,6 +48,7 @@ class TaskRuntime:
     :param gradient: the gradient graph, ONNX bytes.
     :param inference: the inference graph, ONNX bytes; `features`: the graph of the task's features, where it has some.
     :param clock: monotonic seconds.
+    :param counted: as `Trainer.now`.
 
     Raises `GraphRefused` for a graph that breaks a rule, `Malformed` or `BadInput` for a method or a
     configuration of it that this device does not know.
@@ -64,6 +65,7 @@ class TaskRuntime:
         config: DeviceConfig,
         store: DeviceStore,
         clock: Callable[[], float] = time.monotonic,
+        counted: Callable[[], int] = lambda: 0,
     ) -> None:
         simulation, layout = config.simulation, spec.model.layout
         method = method_of(spec)
@@ -131,6 +133,7 @@ class TaskRuntime:
             limits=config.limits,
             observer=None if self._metrics is None else self._write_metrics,
             replace_failed_training=True,
+            now=counted,
         )
         return_small_blocks()
 

@@ -64,6 +64,7 @@ class Trainer:
         a device without data.
     :param make_secure_round: makes a round with a secure sum; a simulation of sums alone may leave the masks out.
     :param update_format: another than the field's FOR SIMULATION ONLY.
+    :param now: gives counted unix seconds; 0 in simulations whose devices have no clock.
     """
 
     device: str
@@ -80,6 +81,7 @@ class Trainer:
     replace_failed_training: bool = False
     make_secure_round: Callable[..., SecureRound] = SecureRound
     update_format: UpdateFormat = SIGNED
+    now: Callable[[], int] = lambda: 0
 
     @cached_property
     def package(self) -> bytes:
@@ -107,6 +109,11 @@ class DeviceRound:
         self.terms = RoundTerms(plan.noise_split, plan.controls, trainer.limits.noise_preference)
 
     @cached_property
+    def at(self) -> int:
+        """The counted time of the round, at which it is allowed or not."""
+        return self.trainer.now()
+
+    @cached_property
     def charge(self) -> Charge:
         """The charge of the round to this device, known before any training.
 
@@ -126,7 +133,7 @@ class DeviceRound:
         if (plan.secure is None) != (spec.privacy.secure is None):
             raise Malformed(f"the plan of round {plan.round} has {'no' if plan.secure is None else 'a'} secure sum")
         limits, ledger = self.trainer.limits, self.store.ledger
-        return allowed_charge(plan, spec, self.method, self.terms, limits=limits, ledger=ledger)
+        return allowed_charge(plan, spec, self.method, self.terms, limits=limits, ledger=ledger, now=self.at)
 
     @cached_property
     def secure(self) -> SecureRound:
@@ -278,6 +285,7 @@ class DeviceRound:
             residual=residual,
             context=None if plan.secure is None else self.secure.context,
             package=self.trainer.package,
+            at=self.at,
         )
         if self.trainer.observer is not None:  # before the commit: who dies in between measures again
             self.trainer.observer(self, trained, release)

@@ -15,8 +15,10 @@ from msgspec import Meta
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.config.written import read_written
+from hushfleet.durations import duration_s
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
+from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
 from hushfleet.schema import (
     Checked,
@@ -135,7 +137,10 @@ class OwnDataSection(Checked):
 class LimitsSection(Checked):
     """Limits that the device's owner sets.
 
-    :param epsilon_server: privacy loss against the aggregator, over all tasks; inf allows any.
+    :param epsilon_server: privacy loss against the aggregator, over all tasks; inf allows any. With `per`, of each such
+        period; without it, for ever.
+    :param per: length of a period, such as "90d". Needs `epsilon_lifetime`.
+    :param epsilon_lifetime: with `per`, the limit over all periods together; inf allows any.
     :param delta: the delta of that epsilon.
     :param memory_mib: for training; 0 takes a share of the board's memory.
     :param noise_preference: how many times the standard noise this device adds, where a method lets devices choose
@@ -162,6 +167,27 @@ class LimitsSection(Checked):
     min_devices: Count = MIN_DEVICES
     honest_fraction: Share = HONEST_FRACTION
     constant_time: bool | None = None
+    per: str | None = None
+    epsilon_lifetime: PositiveOrInf | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            length_s = 0.0 if self.per is None else duration_s(self.per)
+        except ValueError as error:
+            raise ValueError(f"per = {error}") from error
+        require(self.per is None or length_s >= 3600, "per", self.per, "an hour or more, such as 90d")
+        paired = (self.per is None) == (self.epsilon_lifetime is None)
+        least = f"at least epsilon_server = {self.epsilon_server:g}, and given together with per"
+        in_order = self.epsilon_lifetime is None or self.epsilon_lifetime >= self.epsilon_server
+        require(paired and in_order, "epsilon_lifetime", self.epsilon_lifetime, least)
+
+    @property
+    def budget(self) -> Budget:
+        """The owner's limits on what is spent, as the ledger is held to them."""
+        if self.per is None or self.epsilon_lifetime is None:
+            return Budget(self.delta, self.epsilon_server)
+        return Budget(self.delta, self.epsilon_lifetime, self.epsilon_server, duration_s(self.per))
 
     @classmethod
     def of_simulation(cls, privacy: PrivacySpec, **others: Any) -> LimitsSection:

@@ -315,7 +315,9 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         size, arrays = int(np.asarray(state.public.mask).size), pack_arrays({**state.private, **residual})
         digest = hashlib.sha256(update).digest()
         with self._transaction(f"commit round {round} of task {task}"):
-            self.ledger.charge(commit.charge, task=task, round=round, payload_digest=digest)
+            self.ledger.charge(
+                commit.charge, task=task, round=round, payload_digest=digest, at=commit.at, window=commit.window
+            )
             run = self._connection.execute
             run(
                 "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, 'pending', NULL, ?)",

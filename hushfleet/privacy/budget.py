@@ -1,0 +1,75 @@
+"""The owner's limits on what a device may spend against the server: in each period of time, and over everything.
+
+Time is counted time (`hushfleet.edge_client.board.budget_clock`), which no wrong clock sets forward. The lifetime
+limit needs no clock: it is composed over all entries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hushfleet.durations import describe_duration
+from hushfleet.errors import BudgetExceeded
+from hushfleet.privacy.ledger import LedgerEntry, LedgerView, epsilon_server_of
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.periods import Period
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limits of one device.
+
+    :param delta: of every epsilon here.
+    :param lifetime: the largest epsilon over everything that was ever charged; inf: any.
+    :param in_period: the largest epsilon of what is charged in one period; inf: any.
+    :param period_s: length of a period, seconds; 0: there are none.
+    """
+
+    delta: float
+    lifetime: float = math.inf
+    in_period: float = math.inf
+    period_s: float = 0.0
+
+    def check(self, ledger: LedgerView, charge: Charge, *, now: int) -> None:
+        """Checks, before any training, that one more charge is within both limits. Raises `BudgetExceeded`.
+
+        :param now: counted unix seconds.
+        """
+        ledger.check_budget(charge, delta=self.delta, epsilon_limit=self.lifetime)
+        if not self.period_s or self.in_period == math.inf:
+            return
+        entries = ledger.entries()
+        charged, period = self.charged_in_period(entries, now), self.period(entries, now)
+        after = epsilon_server_of([*charged, charge], delta=self.delta)
+        if after > self.in_period:
+            spent = epsilon_server_of(charged, delta=self.delta)
+            length, left = describe_duration(self.period_s), describe_duration(max(1.0, period.stop - now))
+            raise BudgetExceeded(
+                f"device {ledger.device!r} has spent epsilon {spent:.3f} of the {self.in_period:g} that its owner "
+                f"allows in {length}, delta {self.delta:g}; this round would make it {after:.3f}. It is free again, "
+                f"and takes part again, in {left} of its own time"
+            )
+
+    def period(self, entries: Sequence[LedgerEntry], now: int) -> Period:
+        """Returns the present period. A time before the latest entry is that entry's."""
+        return Period.of(max([now, *(entry.at for entry in entries)]), self.period_s)
+
+    def charged_in_period(self, entries: Sequence[LedgerEntry], now: int) -> list[Charge]:
+        """Returns the charges of the present period."""
+        period = self.period(entries, now)
+        return [entry.charge for entry in entries if entry.at >= period.start]
+
+
+def windows_of(entries: Sequence[LedgerEntry]) -> list[Period]:
+    """Returns the windows of samples that were trained on, in the order of time."""
+    return sorted({entry.window for entry in entries if entry.window is not None})
+
+
+def charges_on(window: Period, entries: Sequence[LedgerEntry]) -> list[Charge]:
+    """Returns the charges to who appears in this window of samples alone.
+
+    An entry without a window may have trained on any sample, so it counts in each.
+    """
+    return [entry.charge for entry in entries if entry.window is None or entry.window.meets(window)]
