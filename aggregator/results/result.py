@@ -106,11 +106,15 @@ class Lifetime(JsonRecord):
     """The privacy loss of one device over all tasks that this aggregator knows, at the delta of the device's own limit.
 
     :param epsilon_server: for adding or removing, as everywhere; `exchange_server`: for exchanging one for another.
+    :param since: when its first charge was noted, unix seconds; 0: not known.
+    :param period: the present period against its limit, in words; empty where boards have no such limit.
     """
 
     epsilon_server: Annotated[Number, Field(ge=0)]
     exchange_server: Annotated[Number, Field(ge=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
+    since: int = 0
+    period: str = ""
 
 
 class PrivacyRow(JsonRecord):

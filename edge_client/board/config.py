@@ -7,7 +7,7 @@ standing beside the board.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from hushfleet.config.written import read_written
 from hushfleet.durations import duration_s
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
-from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
 from hushfleet.schema import (
     Checked,
@@ -158,7 +158,7 @@ class LimitsSection(Checked):
     """
 
     epsilon_server: PositiveOrInf
-    delta: Probability = 1e-5
+    delta: Probability = DEFAULT_DELTA
     memory_mib: Count = 0
     noise_preference: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     accounting: Accounting = "strict"
@@ -185,9 +185,9 @@ class LimitsSection(Checked):
     @property
     def budget(self) -> Budget:
         """The owner's limits on what is spent, as the ledger is held to them."""
-        if self.per is None or self.epsilon_lifetime is None:
-            return Budget(self.delta, self.epsilon_server)
-        return Budget(self.delta, self.epsilon_lifetime, self.epsilon_server, duration_s(self.per))
+        budget = Budget.of(asdict(self))
+        assert budget is not None
+        return budget
 
     @classmethod
     def of_simulation(cls, privacy: PrivacySpec, **others: Any) -> LimitsSection:

@@ -7,14 +7,18 @@ limit needs no clock: it is composed over all entries.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from hushfleet.durations import describe_duration
+from hushfleet.durations import describe_duration, duration_s
 from hushfleet.errors import BudgetExceeded
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView, epsilon_server_of
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.periods import Period
+
+DEFAULT_DELTA = 1e-5
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,19 @@ class Budget:
     lifetime: float = math.inf
     in_period: float = math.inf
     period_s: float = 0.0
+
+    @classmethod
+    def of(cls, limits: Mapping[str, Any]) -> Budget | None:
+        """Returns the budget that `[limits]` of a DEVICE.toml set; None where they set none.
+
+        Raises `ValueError` for a period in no known form.
+        """
+        limit, delta = limits.get("epsilon_server"), float(limits.get("delta", DEFAULT_DELTA))
+        if not isinstance(limit, int | float):
+            return None
+        if (per := limits.get("per")) is None:
+            return cls(delta, float(limit))
+        return cls(delta, float(limits.get("epsilon_lifetime", math.inf)), float(limit), duration_s(str(per)))
 
     def check(self, ledger: LedgerView, charge: Charge, *, now: int) -> None:
         """Checks, before any training, that one more charge is within both limits. Raises `BudgetExceeded`.
@@ -60,6 +77,21 @@ class Budget:
         """Returns the charges of the present period."""
         period = self.period(entries, now)
         return [entry.charge for entry in entries if entry.at >= period.start]
+
+
+def describe_period(spent: float, budget: Budget, *, left_s: float) -> str:
+    """Describes the present period: `1.2 of 2 in these 90 days, which end in 31 days`.
+
+    :param spent: epsilon in it.
+    :param left_s: seconds until it ends.
+    """
+    length, left = describe_duration(budget.period_s), describe_duration(max(1.0, left_s))
+    return f"{spent:.3g} of {budget.in_period:.3g} in these {length}, which end in {left}"
+
+
+def describe_since(at: int) -> str:
+    """Describes since when something is counted: ` since May 2026`; empty where it is not known."""
+    return time.strftime(" since %B %Y", time.gmtime(at)) if at else ""
 
 
 def windows_of(entries: Sequence[LedgerEntry]) -> list[Period]:

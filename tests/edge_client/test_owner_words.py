@@ -81,6 +81,11 @@ def test_the_four_sentences() -> None:
             {"epsilon_limit": "Infinity"},
             "6.57 is spent (epsilon; weak protection), and its owner has set",
         ),
+        (
+            "privacy",
+            {"period": {"words": "1.2 of 2 in these 90 days, which end in 31 days"}, "since": 1_746_100_000},
+            "1.2 of 2 in these 90 days, which end in 31 days; 6.57 of 8 in all since May 2025 (epsilon; ",
+        ),
         ("privacy", {"epsilon_server": "Infinity"}, "no limit holds any more"),
         ("privacy", {"epsilon_server": 0.0, "rounds_left": None}, "0 of 8 is spent (epsilon; strong protection); for"),
     ],
