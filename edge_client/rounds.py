@@ -314,15 +314,15 @@ class RoundHandler:
             raise Declined("error", "the plan does not fit the task: its rounds or its model's size differ")
         _ = round.charge  # raises where the owner does not allow it
         if not task.constant_time:  # reading the data takes as long as there are records
-            self._read(plan, task)
+            self._read(round, task)
 
-    def _read(self, plan: RoundPlan, task: TaskRuntime) -> None:
+    def _read(self, round: DeviceRound, task: TaskRuntime) -> None:
         """Reads the data before any training. Raises `BadInput` if the task needs data and this device has none."""
         counted = not task.data.has_read  # once a life: each count is a write to the card
-        if counted and self._store.count_attempt("data", f"{plan.task}/{plan.round}") > MAX_ATTEMPTS:
+        if counted and self._store.count_attempt("data", f"{round.plan.task}/{round.plan.round}") > MAX_ATTEMPTS:
             raise Declined("memory", f"reading the data ended the client abruptly {MAX_ATTEMPTS} times")
         try:
-            task.data.samples()
+            round.samples()
         except (BadInput, StoreError):
             raise
         except Exception as error:  # training meets it again, and answers such that it does not tell

@@ -93,12 +93,19 @@ class TaskRuntime:
                 cache=cache,
                 loaded=return_small_blocks,
             )
+        if spec.data_window_s and not method.parts.takes_empty:
+            raise Malformed(f"method {spec.method!r} takes no device without samples, as a window may leave it")
         self.digest = digest
         self.spec = spec
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
         of_data, self._note = notes_in(None if simulation else config.store_path.parent)
         self.data = LocalData(
-            config.data, spec.model, features=self.features, may_be_empty=method.parts.takes_empty, note=of_data
+            config.data,
+            spec.model,
+            features=self.features,
+            may_be_empty=method.parts.takes_empty,
+            note=of_data,
+            arrivals=lambda keys: store.arrivals.of(keys, now=counted()),
         )
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self.gradient = AcceleratorTrial(
@@ -133,6 +140,7 @@ class TaskRuntime:
             limits=config.limits,
             observer=None if self._metrics is None else self._write_metrics,
             replace_failed_training=True,
+            arrived=self.data.samples,
             now=counted,
         )
         return_small_blocks()

@@ -35,6 +35,7 @@ from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource
+from hushfleet.privacy.periods import Period
 from hushfleet.secure import prime_field
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.member_answer import AnswerHeader, encode_answer
@@ -64,6 +65,7 @@ class Trainer:
         a device without data.
     :param make_secure_round: makes a round with a secure sum; a simulation of sums alone may leave the masks out.
     :param update_format: another than the field's FOR SIMULATION ONLY.
+    :param arrived: reads those of the samples that arrived in a window; None: all have arrived in the present one.
     :param now: gives counted unix seconds; 0 in simulations whose devices have no clock.
     """
 
@@ -81,6 +83,7 @@ class Trainer:
     replace_failed_training: bool = False
     make_secure_round: Callable[..., SecureRound] = SecureRound
     update_format: UpdateFormat = SIGNED
+    arrived: Callable[[Period], LabelledSamples] | None = None
     now: Callable[[], int] = lambda: 0
 
     @cached_property
@@ -112,6 +115,11 @@ class DeviceRound:
     def at(self) -> int:
         """The counted time of the round, at which it is allowed or not."""
         return self.trainer.now()
+
+    @property
+    def window(self) -> Period | None:
+        """The window of data that the round trains on; None: on all."""
+        return Period.of(self.at, self.spec.data_window_s) if self.spec.data_window_s else None
 
     @cached_property
     def charge(self) -> Charge:
@@ -216,8 +224,24 @@ class DeviceRound:
         return LocalRound(self.method, self.state(), published, self.terms, samples)
 
     def state(self) -> DeviceState:
-        """The state that the device begins the round with."""
-        return self.store.load_state(self.plan.task) or self.method.init_state()
+        """The state that the device begins the round with.
+
+        In a new window of data what earlier samples have left without noise is dropped: nothing that is sent from now
+        on may follow from them.
+        """
+        kept, fresh = self.store.load_state(self.plan.task), self.method.init_state()
+        if kept is None:
+            return fresh
+        before = self.store.ledger.entries(self.plan.task)
+        if self.window is None or (before and before[-1].window == self.window):
+            return kept
+        return DeviceState(kept.public, private=fresh.private)
+
+    def samples(self) -> LabelledSamples:
+        """The device's samples that the round trains on."""
+        if self.window is None or self.trainer.arrived is None:
+            return self.trainer.samples()
+        return self.trainer.arrived(self.window)
 
     def train(
         self, published: np.ndarray, samples: LabelledSamples | None = None, *, on_batch: OnBatch | None = None
@@ -226,7 +250,7 @@ class DeviceRound:
 
         :param samples: others than the device's own.
         """
-        own = self.trainer.samples() if samples is None else samples
+        own = self.samples() if samples is None else samples
         loaded = LoadedSamples(own, self.trainer.gradient, self.trainer.logits_of, by_record=self.method.by_record)
         return self.begun(published, loaded).train(
             inputs=Inputs(self.spec.model.dropout, self.spec.augment),
@@ -286,6 +310,7 @@ class DeviceRound:
             context=None if plan.secure is None else self.secure.context,
             package=self.trainer.package,
             at=self.at,
+            window=self.window,
         )
         if self.trainer.observer is not None:  # before the commit: who dies in between measures again
             self.trainer.observer(self, trained, release)

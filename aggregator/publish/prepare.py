@@ -133,6 +133,7 @@ def prepare(
         ),
         memory_mib=_memory_mib(model, extractor, vectors=len(method.server.vectors)),
         augment=task.data.augment,
+        data_window_s=task.data.window_s,
     )
     package = spec.to_bytes()
     inference = InferenceGraph(graphs.inference, model.layout)

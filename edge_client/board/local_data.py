@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,8 +32,10 @@ from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.board.process import return_small_blocks
+from hushfleet.edge_client.storage.arrivals import sample_key
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
+from hushfleet.privacy.periods import Period
 
 Stamp = tuple[int, int]
 
@@ -78,6 +81,7 @@ class LocalData:
     :param features: what makes features of images, where the task trains on those; once for each state of the data.
     :param may_be_empty: whether the task takes a device without samples, since what it sends is noise all the same.
     :param note: says what was left out of the data.
+    :param arrivals: notes samples by their keys, and tells when each arrived; None: windows of data are not asked for.
     """
 
     def __init__(
@@ -88,13 +92,16 @@ class LocalData:
         features: FeatureGraph | None = None,
         may_be_empty: bool = False,
         note: Note | None = None,
+        arrivals: Callable[[Sequence[bytes]], list[int]] | None = None,
     ) -> None:
         self._section = section
         self._model = model
         self._features = features
         self._may_be_empty = may_be_empty
         self._note = note or Note(None)
-        self._stamp: Stamp | None = None
+        self._arrivals = arrivals
+        self._keys: dict[tuple[str, int, int], bytes] = {}  # of files, by path, date and size
+        self._stamp: tuple[Stamp, Period | None] | None = None
         self._samples: LabelledSamples | None = None
 
     @property
@@ -102,13 +109,16 @@ class LocalData:
         """Whether they are in memory, though perhaps not the newest."""
         return self._samples is not None
 
-    def samples(self) -> LabelledSamples:
-        """All samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
+    def samples(self, window: Period | None = None) -> LabelledSamples:
+        """All samples, or those that arrived in a window.
+
+        Raises `BadInput` where there are none and must be some, or they do not fit the task.
+        """
         path = Path(self._section.path)
-        stamp = _stamp(path)
+        stamp = _stamp(path), window
         if self._samples is None or stamp != self._stamp:
             self._samples, self._stamp, skipped = None, stamp, list[str]()
-            self._samples = self._load(path, skipped)
+            self._samples = self._load(path, skipped, window)
             return_small_blocks()
         return self._samples
 
@@ -121,11 +131,11 @@ class LocalData:
         return_small_blocks()
         return inputs
 
-    def _load(self, path: Path, skipped: list[str]) -> LabelledSamples:
+    def _load(self, path: Path, skipped: list[str], window: Period | None) -> LabelledSamples:
         """:param skipped: is told what is left out."""
-        failed = ""
+        failed, others = "", 0
         try:
-            samples = self._read(path, skipped)
+            samples, others = self._read(path, skipped, window)
             if not len(samples) and not self._may_be_empty:
                 where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
                 cure = f"; put images into {path}/CLASS/, the classes are {names}" * (self._section.kind == "folder")
@@ -140,20 +150,43 @@ class LocalData:
         if len(samples):
             _warn_of_another_unit(samples, path)
         inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
-        self._tell(path, DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty))
+        self._tell(path, DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others))
         return inputs
 
-    def _read(self, path: Path, skipped: list[str]) -> Samples:
+    def _read(self, path: Path, skipped: list[str], window: Period | None) -> tuple[Samples, int]:
+        """Reads the samples of a window, or all; and the number of those that arrived in others."""
         model, lenient = self._model, skipped if self._may_be_empty else None
+        if self._section.kind == "folder":
+            asked = {} if window is None else self._in_window(path, window)
+            samples, found = scan_folder(
+                path, lenient=True, keep=lambda file: asked.get(str(file), True), **_form(model)
+            )
+            skipped += found
+            return samples, len(asked) - sum(asked.values())
         if self._section.kind == "arrays":
             samples = load_arrays(path, model, skipped=lenient)
             warn_of_row_numbers(samples.images, str(path))
-            return samples
-        if self._section.kind == "csv":
-            return load_csv(path, model, skipped=lenient)
-        samples, found = scan_folder(path, lenient=True, **_form(model))
-        skipped += found
-        return samples
+        else:
+            samples = load_csv(path, model, skipped=lenient)
+        if window is None or self._arrivals is None:
+            return samples, 0
+        arrived = self._arrivals([sample_key(row.tobytes()) for row in samples.images])
+        (places,) = np.nonzero([window.holds(at) for at in arrived])
+        return samples.take(places), len(samples) - len(places)
+
+    def _in_window(self, path: Path, window: Period) -> dict[str, bool]:
+        """Tells of each image file whether it arrived in the window; files that cannot be read are missing."""
+        assert self._arrivals is not None
+        keys: dict[str, bytes] = {}
+        for file in files_below(path, data=path):
+            with suppress(OSError):
+                status = os.stat(file)
+                if stat.S_ISREG(status.st_mode):
+                    place = file, status.st_mtime_ns, status.st_size
+                    keys[file] = self._keys.get(place) or sample_key(Path(file).read_bytes())
+                    self._keys[place] = keys[file]
+        arrived = self._arrivals(list(keys.values()))
+        return {file: window.holds(at) for file, at in zip(keys, arrived, strict=True)}
 
     def _none(self) -> Samples:
         model = self._model

@@ -251,6 +251,8 @@ class TaskSpec(Checked):
     :param method_config: the method's own settings; checked by the method's configuration class.
     :param augment: what a device does to each batch of images before it trains on them.
     :param memory_mib: what a round is expected to need on a device, an estimate with head-room.
+    :param data_window_s: length of the windows of data, seconds: a round trains on the samples that arrived in the
+        present window alone; 0: on all.
     """
 
     task: TaskId
@@ -263,6 +265,7 @@ class TaskSpec(Checked):
     memory_mib: Count
     augment: Augment = later("none")
     version: int = SPEC_VERSION
+    data_window_s: Count = later(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,6 +18,10 @@ class Period(NamedTuple):
         start = int(at) // length * length
         return cls(start, start + length)
 
+    def holds(self, at: float) -> bool:
+        """Whether this moment lies in it."""
+        return self.start <= at < self.stop
+
     def meets(self, other: Period) -> bool:
         """Whether some moment lies in both."""
         return self.start < other.stop and other.start < self.stop
