@@ -25,7 +25,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
 from hushfleet.errors import BadInput
 from hushfleet.plain_json import to_json
-from hushfleet.privacy.budget import Budget, describe_period, describe_since
+from hushfleet.privacy.budget import Budget, charges_on, describe_period, describe_since, windows_of
 from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of, rounds_left
 from hushfleet.privacy.protection import QUESTIONS, protection, worth
 from hushfleet.privacy.terms import TRUST, TrustModel
@@ -35,6 +35,10 @@ from hushfleet.secure.secure_round import assumption
 MOST_ROUNDS = 1000
 """So many more rounds are counted."""
 SHOWN_CLASSES = 6
+DELETING = (
+    "takes a photograph or sample out of the next round. It gives no epsilon back, and models that it has trained stay "
+    "as they are; its digest stays, so that it keeps its window if it comes back"
+)
 WELL = ("round", "nothing")
 """Kinds of `board.waiting.Waiting` with which nothing is missing."""
 
@@ -76,6 +80,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "assumption": assumption,
         "raw_values": list(ledger.raw_values()),
         "epsilon_noised": ledger.epsilon_noised(delta=delta),
+        "windows": _windows(ledger.entries(), delta),
         "tasks": [
             {"task": task, "rounds": count, "epsilon_server": ledger.epsilon_server(delta=delta, task=task)}
             for task, count in rounds.items()
@@ -118,6 +123,9 @@ def _details(report: dict[str, Any]) -> list[str]:
     lines.append(f"trust       {report['trust_words']}; this device allows {report['trust_allowed']}")
     if report["assumption"] is not None:
         lines.append(f"sums        {report['assumption']}")
+    if report["windows"]:
+        lines.append(f"windows     {_describe_windows(report)}")
+    lines.append(f"deleting    {DELETING}")
     for task in report["tasks"]:
         spent = _figure(task["epsilon_server"])
         lines.append(f"task        {task['task']}: {task['rounds']} rounds, epsilon_server {spent}")
@@ -142,6 +150,19 @@ def _period(store: DeviceStore, budget: Budget) -> dict[str, Any] | None:
     left_s = budget.period(entries, now).stop - now
     words = describe_period(spent, budget, left_s=left_s)
     return {"epsilon": spent, "limit": budget.in_period, "seconds": budget.period_s, "left_s": left_s, "words": words}
+
+
+def _windows(entries: Sequence[LedgerEntry], delta: float) -> list[dict[str, Any]]:
+    """Gives what was spent on who appears in a window of data alone, for each window that was trained on."""
+    return [
+        {
+            "start": window.start,
+            "stop": window.stop,
+            "rounds": sum(entry.window == window for entry in entries),
+            "epsilon_server": epsilon_server_of(charges_on(window, entries), delta=delta),
+        }
+        for window in windows_of(entries)
+    ]
 
 
 def _rounds_left(store: DeviceStore, budget: Budget) -> int | None:
@@ -219,6 +240,16 @@ def _assumption(config: DeviceConfig, store: DeviceStore, secure: SecureSpec) ->
     return assumption(secure, devices=newest.devices, roster=newest.name)
 
 
+def _describe_windows(report: dict[str, Any]) -> str:
+    dearest = max(report["windows"], key=lambda window: float(window["epsilon_server"]))
+    day, stop = (time.strftime("%Y-%m-%d", time.gmtime(dearest[name])) for name in ("start", "stop"))
+    return (
+        f"samples of {len(report['windows'])} windows of time have been trained on. Whoever appears in the samples of "
+        f"one window alone has spent epsilon_server {_figure(dearest['epsilon_server'])} at most ({day} to {stop}); "
+        f"whoever appears in all of them, {_figure(report['epsilon_server'])}"
+    )
+
+
 def _figure(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.3f}"
 
@@ -256,6 +287,8 @@ def data(report: dict[str, Any], what: str) -> str:
     if use is None:
         return f"not counted yet: {what} are counted in the first round of a task"
     text = f"{use['used']} {what} are used, {use['left_out'] or 'none'} left out"
+    if use.get("other_windows"):
+        text += f", {use['other_windows']} came in another window of time than the task's"
     if not use["used"]:
         text = f"none of its {use['left_out']} {what} can be used" if use["left_out"] else f"there are no {what}"
         text += ", and it takes part with noise alone" * use["noise_alone"]
