@@ -54,13 +54,12 @@ class Spending:
             return known
         return digest, epsilon_server_of(_charges(counts), delta=self.delta)
 
-    def with_charge(self, charge: Charge, device: str, register: DeviceRegister | None) -> float:
-        """Gives epsilon_server of a board after one more charge. Raises `StoreError`.
+    def charges(self, device: str, register: DeviceRegister | None) -> list[Charge]:
+        """Gives all charges of a board. Raises `StoreError`.
 
         :param register: None where nothing was charged yet.
         """
-        counts = [] if register is None else register.charge_counts(device)
-        return epsilon_server_of([*_charges(counts), charge], delta=self.delta)
+        return [] if register is None else _charges(register.charge_counts(device))
 
     def most(self, task: str, register: DeviceRegister) -> tuple[Lifetime, PrivacyLeft] | None:
         """Gives what the board that has spent most has spent, and what is left to it for rounds of `task`.
