@@ -29,8 +29,8 @@ class Year:
     :param epsilon_in_period: of one period, for who appears in the data of one period alone (`data.window`).
     :param epsilon_in_all: after one year, two and five years, for who appears in all periods; composed exactly.
     :param gain: of one period's task over staying alone, by the gain table; a share of 1.
-    :param gain_of_year: by the gain table, of one task with the whole epsilon of the first year: the most that tasks
-        that go on from each other's model could gain, on the same data.
+    :param gain_of_year: by the gain table, of one task with the whole epsilon of the first year, on the same data. Tasks
+        that go on from each other's model were not measured.
     :param periods: how many the lifetime limit pays for; None: it has no end.
     """
 
@@ -64,7 +64,7 @@ class Year:
         periods = (
             None
             if math.isinf(lifetime)
-            else rounds_left([], charge, delta=asked.delta, limit=lifetime * (1 + 1e-9), at_most=MOST_PERIODS)
+            else rounds_left([], charge, delta=asked.delta, limit=lifetime, at_most=MOST_PERIODS)
         )
 
         def in_all(years: int) -> float:
@@ -107,8 +107,8 @@ class Year:
                 f"{value:.3g} after {years} year{'s' * (years > 1)}" for years, value in after.items()
             )
             + ", for who appears in all",
-            "gain of a period": f"{100 * self.gain:+.1f} points over staying alone, begun anew; with a whole year's epsilon "
-            f"on the same data {100 * self.gain_of_year:+.1f}, the most that going on could give",
+            "gain of a period": f"{100 * self.gain:+.1f} points over staying alone, begun anew; one task with the whole "
+            f"epsilon of the first year, on the same data, {100 * self.gain_of_year:+.1f}",
             "the budget ends": ends,
             "limits on the boards": f'epsilon_server = {self.epsilon_in_period:g}, per = "{self.per}", '
             f"epsilon_lifetime = {limit}",
