@@ -29,8 +29,8 @@ class Year:
     :param epsilon_in_period: of one period, for who appears in the data of one period alone (`data.window`).
     :param epsilon_in_all: after one year, two and five years, for who appears in all periods; composed exactly.
     :param gain: of one period's task over staying alone, by the gain table; a share of 1.
-    :param gain_of_year: by the gain table, of one task with the whole epsilon of the first year, on the same data. Tasks
-        that go on from each other's model were not measured.
+    :param gain_of_year: by the gain table, of one task with the whole epsilon of the first year, on the same data.
+        Tasks that go on from each other's model were not measured.
     :param periods: how many the lifetime limit pays for; None: it has no end.
     """
 
@@ -107,8 +107,8 @@ class Year:
                 f"{value:.3g} after {years} year{'s' * (years > 1)}" for years, value in after.items()
             )
             + ", for who appears in all",
-            "gain of a period": f"{100 * self.gain:+.1f} points over staying alone, begun anew; one task with the whole "
-            f"epsilon of the first year, on the same data, {100 * self.gain_of_year:+.1f}",
+            "gain of a period": f"{100 * self.gain:+.1f} points over staying alone, begun anew; one task with "
+            f"the whole epsilon of the first year, on the same data, {100 * self.gain_of_year:+.1f}",
             "the budget ends": ends,
             "limits on the boards": f'epsilon_server = {self.epsilon_in_period:g}, per = "{self.per}", '
             f"epsilon_lifetime = {limit}",
