@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.config.written import read_written
-from hushfleet.durations import duration_s
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
@@ -172,15 +171,7 @@ class LimitsSection(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            length_s = 0.0 if self.per is None else duration_s(self.per)
-        except ValueError as error:
-            raise ValueError(f"per = {error}") from error
-        require(self.per is None or length_s >= 3600, "per", self.per, "an hour or more, such as 90d")
-        paired = (self.per is None) == (self.epsilon_lifetime is None)
-        least = f"at least epsilon_server = {self.epsilon_server:g}, and given together with per"
-        in_order = self.epsilon_lifetime is None or self.epsilon_lifetime >= self.epsilon_server
-        require(paired and in_order, "epsilon_lifetime", self.epsilon_lifetime, least)
+        Budget.of(asdict(self))
 
     @property
     def budget(self) -> Budget:

@@ -17,6 +17,7 @@ from hushfleet.errors import BudgetExceeded
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView, epsilon_server_of
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.periods import Period
+from hushfleet.schema import require
 
 DEFAULT_DELTA = 1e-5
 
@@ -38,16 +39,23 @@ class Budget:
 
     @classmethod
     def of(cls, limits: Mapping[str, Any]) -> Budget | None:
-        """Returns the budget that `[limits]` of a DEVICE.toml set; None where they set none.
-
-        Raises `ValueError` for a period in no known form.
-        """
+        """Returns the budget that `[limits]` of a DEVICE.toml set; None where they set none. Raises `ValueError`."""
         limit, delta = limits.get("epsilon_server"), float(limits.get("delta", DEFAULT_DELTA))
         if not isinstance(limit, int | float):
             return None
-        if (per := limits.get("per")) is None:
+        per, lifetime = limits.get("per"), limits.get("epsilon_lifetime")
+        if per is None and lifetime is None:
             return cls(delta, float(limit))
-        return cls(delta, float(limits.get("epsilon_lifetime", math.inf)), float(limit), duration_s(str(per)))
+        require(per is not None, "per", per, 'given together with epsilon_lifetime, such as "90d"')
+        try:
+            length_s = duration_s(str(per))
+        except ValueError as error:
+            raise ValueError(f"per = {error}") from error
+        require(length_s >= 3600, "per", per, "an hour or more")
+        in_order = isinstance(lifetime, int | float) and lifetime >= limit
+        least = f"given together with per, and at least epsilon_server = {limit:g} (inf: no limit)"
+        require(in_order, "epsilon_lifetime", lifetime, least)
+        return cls(delta, float(lifetime or 0.0), float(limit), length_s)
 
     def check(self, ledger: LedgerView, charge: Charge, *, now: int) -> None:
         """Checks, before any training, that one more charge is within both limits. Raises `BudgetExceeded`.

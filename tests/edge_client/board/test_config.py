@@ -92,7 +92,7 @@ def test_the_password_file(tmp_path: Path) -> None:
         ("epsilon_server = 8", "epsilon_server = 8\ndelta = 2", "delta = 2"),
         ("epsilon_server = 8", "", "missing field `epsilon_server`"),
         ("epsilon_server = 8", 'epsilon_server = 2\nper = "90d"', "epsilon_lifetime = None"),
-        ("epsilon_server = 8", "epsilon_server = 2\nepsilon_lifetime = 8", "given together with per"),
+        ("epsilon_server = 8", "epsilon_server = 2\nepsilon_lifetime = 8", "given together with epsilon_lifetime"),
         ("epsilon_server = 8", 'epsilon_server = 2\nper = "90d"\nepsilon_lifetime = 1', "at least epsilon_server = 2"),
         ("epsilon_server = 8", 'epsilon_server = 2\nper = "quarter"\nepsilon_lifetime = 8', "per = 'quarter'"),
         ("epsilon_server = 8", 'epsilon_server = 2\nper = "5min"\nepsilon_lifetime = 8', "an hour or more"),
