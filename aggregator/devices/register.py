@@ -237,15 +237,17 @@ class DeviceRegister(SqliteFile):
         """Gives when the first charge of the device was noted, unix seconds; 0 before it."""
         return int(self.rows("SELECT MIN(at) FROM charges WHERE id = ?", (device,))[0][0] or 0)
 
-    def charge_counts(self, device: str, *, since: int = 0) -> list[tuple[bytes, int]]:
+    def charge_counts(self, device: str, *, since: int = 0, of: str | None = None) -> list[tuple[bytes, int]]:
         """Gives each different packed `Charge` of the device, and how often it was charged.
 
         :param since: those that were noted from then on, unix seconds.
+        :param of: with it, only charges of this task are left out for their time.
         """
         return [
             (packed, rounds)
             for packed, rounds in self.rows(
-                "SELECT charge, COUNT(*) FROM charges WHERE id = ? AND at >= ? GROUP BY charge", (device, since)
+                "SELECT charge, COUNT(*) FROM charges WHERE id = ?1 AND (at >= ?2 OR task != ?3) GROUP BY charge",
+                (device, since, of),
             )
         ]
 

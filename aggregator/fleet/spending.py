@@ -14,6 +14,7 @@ from typing import Any
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.view import PrivacyLeft
 from hushfleet.aggregator.results.result import Lifetime
+from hushfleet.durations import describe_duration
 from hushfleet.privacy.budget import DEFAULT_DELTA, Budget, describe_period
 from hushfleet.privacy.ledger import epsilon_server_of, rounds_left
 from hushfleet.privacy.mechanism import Charge
@@ -37,7 +38,7 @@ class Spending:
         self._clock = clock
         self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges, which would be many MB; epsilon
         self._is_known = False
-        self._most: tuple[tuple[str, str, int, int], tuple[Lifetime, PrivacyLeft]] | None = None
+        self._most: tuple[tuple[str, str, int, int, int], tuple[Lifetime, PrivacyLeft]] | None = None
 
     def update(self, register: DeviceRegister) -> dict[str, float]:
         """Gives epsilon_server over all tasks by id, at the cards' delta. Raises `StoreError`."""
@@ -61,18 +62,20 @@ class Spending:
         """
         return [] if register is None else _charges(register.charge_counts(device))
 
-    def most(self, task: str, register: DeviceRegister) -> tuple[Lifetime, PrivacyLeft] | None:
+    def most(self, task: str, register: DeviceRegister, *, window_s: int = 0) -> tuple[Lifetime, PrivacyLeft] | None:
         """Gives what the board that has spent most has spent, and what is left to it for rounds of `task`.
 
         Rounds of the task cost as its first. It holds as of the last `update`; None: nothing was charged. Raises
         `StoreError`.
+
+        :param window_s: length of the windows of data of the task; 0: it has none.
         """
         if not self._known:
             return None
         device = max(self._known, key=lambda device: self._known[device][1])
         digest, spent = self._known[device]
         day = int(self._clock() // 86400)  # a period ends
-        key = device, task, digest, day
+        key = device, task, digest, day, window_s
         if self._most is None or self._most[0] != key:
             first, rounds = register.charges(device, after=(task, -1), at_most=1), None
             if self.budget is not None and first and first[0][0] == task:
@@ -81,7 +84,7 @@ class Spending:
                     rounds_left(charges, following, delta=self.delta, limit=limit, at_most=MOST_ROUNDS)
                     for charges, limit in self._against_limits(device, register)
                 )
-            lifetime = self._lifetime(device, register)
+            lifetime = self._lifetime(device, register, task, window_s)
             left = PrivacyLeft(device, spent, self.limit, rounds, lifetime.period, lifetime.since)
             self._most = key, (lifetime, left)
         return self._most[1]
@@ -107,7 +110,19 @@ class Spending:
         now = self._clock()
         return describe_period(spent, self.budget, left_s=Period.of(now, self.budget.period_s).stop - now)
 
-    def _lifetime(self, device: str, register: DeviceRegister) -> Lifetime:
+    def _window(self, device: str, register: DeviceRegister, task: str, window_s: int) -> str:
+        """Describes what counts for samples of the present window alone; empty where the task has no windows.
+
+        Whether another task had windows is not known here, so all of its charges count.
+        """
+        if not window_s:
+            return ""
+        start = Period.of(self._clock(), window_s).start
+        spent = epsilon_server_of(_charges(register.charge_counts(device, since=start, of=task)), delta=self.delta)
+        length = describe_duration(window_s)
+        return f"whoever appears in the samples of the present window of {length} alone: {spent:.3g}"
+
+    def _lifetime(self, device: str, register: DeviceRegister, task: str, window_s: int) -> Lifetime:
         """Counts all tasks and cards of this id that are noted."""
         charges = _charges(register.charge_counts(device))
         return Lifetime(
@@ -116,11 +131,15 @@ class Spending:
             delta=self.delta,
             since=register.first_charged_at(device),
             period=self._period(device, register),
+            window=self._window(device, register, task, window_s),
         )
 
-    def lifetimes(self, register: DeviceRegister) -> Mapping[str, Lifetime]:
-        """Gives the lifetime of each board that was charged, by id. Raises `StoreError`."""
-        return {device: self._lifetime(device, register) for device in register.charged_devices()}
+    def lifetimes(self, register: DeviceRegister, task: str = "", *, window_s: int = 0) -> Mapping[str, Lifetime]:
+        """Gives the lifetime of each board that was charged, by id. Raises `StoreError`.
+
+        :param task, window_s: as in `most`.
+        """
+        return {device: self._lifetime(device, register, task, window_s) for device in register.charged_devices()}
 
 
 def _charges(counts: Sequence[tuple[bytes, int]]) -> list[Charge]:

@@ -31,7 +31,7 @@ def number(value: float | None) -> str:
 
 def format_lifetime(lifetime: Lifetime) -> str:
     """The same in the report, on the terminal and on a fleet's page."""
-    period = f"; {lifetime.period}, as the aggregator counts" if lifetime.period else ""
+    period = "".join(f"; {words}, as the aggregator counts" for words in (lifetime.period, lifetime.window) if words)
     return (
         f"epsilon_server {number(lifetime.epsilon_server)} (exchange {number(lifetime.exchange_server)}) {LIFETIME}"
         f"{describe_since(lifetime.since)}, at delta {number(lifetime.delta)}{period}"

@@ -161,3 +161,18 @@ def test_a_period_is_told_beside_all_that_was_spent(register: DeviceRegister) ->
     )
     assert f"in all since {time.strftime('%B %Y', time.gmtime(began))}, and at {now[1].period} (epsilon; " in said
     assert f"; {now[1].period}, as the aggregator counts" in format_lifetime(now[0])
+
+
+def test_windows_have_a_number_of_their_own(register: DeviceRegister) -> None:
+    charge = pack(GaussianMechanism(2.0).charge())
+    for task in ("windows-1", "all-1"):
+        for round in (1, 2):
+            register.note_charges(task, round, {"board-1": charge}, certain=True)
+    now = register.first_charged_at("board-1")
+    later = Spending(LIMITS, clock=lambda: now + 31.0 * 86400)
+    for spending, rounds in ((Spending(LIMITS, clock=lambda: float(now)), 4), (later, 2)):
+        lifetime = spending.lifetimes(register, "windows-1", window_s=30 * 86400)["board-1"]
+        alone = f"whoever appears in the samples of the present window of 30 days alone: {spent_in(rounds):.3g}"
+        assert format_lifetime(lifetime).endswith(f"; {alone}, as the aggregator counts")
+        assert lifetime.epsilon_server == pytest.approx(spent_in(4)), "whoever appears in all"
+    assert later.lifetimes(register)["board-1"].window == ""
