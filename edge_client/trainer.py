@@ -232,8 +232,10 @@ class DeviceRound:
         kept, fresh = self.store.load_state(self.plan.task), self.method.init_state()
         if kept is None:
             return fresh
-        before = self.store.ledger.entries(self.plan.task)
-        if self.window is None or (before and before[-1].window == self.window):
+        if self.window is None:
+            return kept
+        windows = [entry.window for entry in self.store.ledger.entries(self.plan.task) if entry.window is not None]
+        if windows and windows[-1] == self.window:
             return kept
         return DeviceState(kept.public, private=fresh.private)
 

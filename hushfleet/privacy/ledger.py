@@ -231,7 +231,7 @@ class Ledger(LedgerView):
         """Write one entry into the caller's open transaction; the caller commits it with the payload.
 
         :param payload_digest: SHA-256 (32 bytes) of the stored update.
-        :param at, window: as in `LedgerEntry`.
+        :param at, window: as in `LedgerEntry`; without `at` the time that was kept last.
 
         Raises `LedgerError` for a second charge of the same (task, round, unit), if no transaction holds
         it together with the payload, or if the database refuses.
@@ -250,7 +250,9 @@ class Ledger(LedgerView):
         try:
             count, previous = self._head()
             fields = _fields(task, round, charge, payload_digest)
-            later = _RAW_SEPARATOR.join(charge.raw), int(at), *(window or (0, 0))
+            counted = self.counted()
+            at = int(at) or (0 if counted is None else counted.now)
+            later = _RAW_SEPARATOR.join(charge.raw), at, *(window or (0, 0))
             row_hash = _link(previous, count + 1, fields, later)
             connection.execute(
                 f"INSERT INTO privacy_ledger ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})",

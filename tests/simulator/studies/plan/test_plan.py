@@ -159,7 +159,7 @@ def test_a_year_of_periods_is_composed_exactly_and_ends_with_the_lifetime_limit(
     assert 'epsilon_server = 2, per = "90d", epsilon_lifetime = 8' in words
     assert f"after {year['periods']} periods" in words
     for wrong, said in (
-        (["--per", "quarter"], "--per 'quarter': must be a number"),
+        (["--per", "quarter"], "--per 'quarter' is no duration"),
         (["--per", "90d", "--lifetime", "1"], "must be at least --epsilon 4"),
         (["--lifetime", "9"], "--lifetime needs --per"),
     ):
