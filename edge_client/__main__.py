@@ -145,6 +145,7 @@ def _run(options: argparse.Namespace) -> int:
         use_installed_runtime(sys.path)
     from hushfleet import progress
     from hushfleet.edge_client.agent import Agent
+    from hushfleet.edge_client.board.budget_clock import BudgetClock
     from hushfleet.edge_client.board.certificate import describe_certificate
     from hushfleet.edge_client.board.local_data import describe_data
     from hushfleet.edge_client.board.pacing import Pacer, open_store
@@ -194,19 +195,29 @@ def _run(options: argparse.Namespace) -> int:
         simulation=simulation,
         pacer=pacer,
     ) as store:
+        budget_clock = BudgetClock(store.ledger)
 
         def run_agent(duties: Sequence[Duty] = (), health: BoardHealth | None = None) -> None:
-            connected = partial(connect, store)
             agent = Agent(
-                config, connected, store, stop=stop, supervisor=supervisor, pacer=pacer, duties=duties, health=health
+                config,
+                partial(connect, store),
+                store,
+                stop=stop,
+                supervisor=supervisor,
+                pacer=pacer,
+                duties=duties,
+                health=health,
+                budget_clock=budget_clock,
             )
             agent.run()
 
         if config.fleet is None:
             run_agent()
         else:
+            from hushfleet.edge_client.fleet.freshness import newest_said_at
             from hushfleet.edge_client.fleet.membership import run_in_fleet
 
+            budget_clock = BudgetClock(store.ledger, witness=partial(newest_said_at, config.store_path.parent))
             run_in_fleet(config, store, run_agent, partial(connect, store, enrol=True), stop, supervisor)
     return INTERRUPTED if signal.SIGINT in caught else 0
 

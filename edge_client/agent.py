@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import hushfleet
+from hushfleet.edge_client.board.budget_clock import BudgetClock
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import AnnouncedTraining
 from hushfleet.edge_client.board.pacing import Pacer
@@ -74,6 +75,7 @@ class Agent:
     :param pacer: makes the work as slow as a simulated board's.
     :param duties: work for its fleet besides training.
     :param health: reports the board's health to its fleet; None: there is no fleet.
+    :param budget_clock: counts time for the owner's limits; None: by `clock`.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Agent:
         pacer: Pacer | None = None,
         duties: Sequence[Duty] = (),
         health: BoardHealth | None = None,
+        budget_clock: BudgetClock | None = None,
     ) -> None:
         self.config = config
         self.store = store
@@ -131,7 +134,8 @@ class Agent:
         self._listening = Listening(self.link, [*filters, *(f for duty in duties for f in duty.filters)], now=clock())
         self._training = AnnouncedTraining(self.link, self._announce, self._sleep, clock)
         self.blobs = BlobSource(store, self.link, self.topics, clock)
-        self.tasks = TaskHandler(config, store, self.blobs, clock)
+        self._budget_clock = budget_clock or BudgetClock(store.ledger, monotonic=clock)
+        self.tasks = TaskHandler(config, store, self.blobs, clock, self._budget_clock.now)
         self.rounds = RoundHandler(
             config,
             store,
@@ -171,6 +175,7 @@ class Agent:
         """Waits for one event, at most `longest_s` seconds, and does what can be done then."""
         self._supervisor.alive()
         self._retention.advance(self._clock())
+        self._budget_clock.tick()
         event = self._next_event(longest_s)
         self._pacer.begin()
         if event is not None:

@@ -316,25 +316,25 @@ class RoundHandler:
             raise Declined("error", "the plan does not fit the task: its rounds or its model's size differ")
         _ = round.charge  # raises where the owner does not allow it
         if not task.constant_time:  # reading the data takes as long as there are records
-            self._read(plan, task)
-            self._check_new(plan, task)
+            self._read(round, task)
+            self._check_new(round, task)
 
-    def _check_new(self, plan: RoundPlan, task: TaskRuntime) -> None:
+    def _check_new(self, round: DeviceRound, task: TaskRuntime) -> None:
         """Raises `Declined` where the owner lets this device say that it has too few new samples."""
         wanted = task.spec.after_new
         if self._new_samples is None or not wanted:
             return
-        if self._new_samples.count(task.data.samples(), task=plan.task) < wanted:
+        if self._new_samples.count(round.samples(), task=round.plan.task) < wanted:
             reason = f"fewer than {wanted} new samples since the last update; this device's owner lets it say so"
             raise Declined("paused", reason)
 
-    def _read(self, plan: RoundPlan, task: TaskRuntime) -> None:
+    def _read(self, round: DeviceRound, task: TaskRuntime) -> None:
         """Reads the data before any training. Raises `BadInput` if the task needs data and this device has none."""
         counted = not task.data.has_read  # once a life: each count is a write to the card
-        if counted and self._store.count_attempt("data", f"{plan.task}/{plan.round}") > MAX_ATTEMPTS:
+        if counted and self._store.count_attempt("data", f"{round.plan.task}/{round.plan.round}") > MAX_ATTEMPTS:
             raise Declined("memory", f"reading the data ended the client abruptly {MAX_ATTEMPTS} times")
         try:
-            task.data.samples()
+            round.samples()
         except (BadInput, StoreError):
             raise
         except Exception as error:  # training meets it again, and answers such that it does not tell

@@ -48,6 +48,7 @@ class TaskRuntime:
     :param gradient: the gradient graph, ONNX bytes.
     :param inference: the inference graph, ONNX bytes; `features`: the graph of the task's features, where it has some.
     :param clock: monotonic seconds.
+    :param counted: as `Trainer.now`.
 
     Raises `GraphRefused` for a graph that breaks a rule, `Malformed` or `BadInput` for a method or a
     configuration of it that this device does not know.
@@ -64,6 +65,7 @@ class TaskRuntime:
         config: DeviceConfig,
         store: DeviceStore,
         clock: Callable[[], float] = time.monotonic,
+        counted: Callable[[], int] = lambda: 0,
     ) -> None:
         simulation, layout = config.simulation, spec.model.layout
         method = method_of(spec)
@@ -91,6 +93,8 @@ class TaskRuntime:
                 cache=cache,
                 loaded=return_small_blocks,
             )
+        if spec.data_window_s and not method.parts.takes_empty:
+            raise Malformed(f"method {spec.method!r} takes no device without samples, as a window may leave it")
         self.digest = digest
         self.spec = spec
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
@@ -102,6 +106,7 @@ class TaskRuntime:
             may_be_empty=method.parts.takes_empty,
             note=of_data,
             settled_s=0.0 if simulation else SETTLED_S,
+            arrivals=lambda keys: store.arrivals.of(keys, now=counted()),
         )
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self.gradient = AcceleratorTrial(
@@ -136,6 +141,8 @@ class TaskRuntime:
             limits=config.limits,
             observer=None if self._metrics is None else self._write_metrics,
             replace_failed_training=True,
+            arrived=self.data.samples,
+            now=counted,
         )
         return_small_blocks()
 

@@ -25,7 +25,8 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use
 from hushfleet.errors import BadInput
 from hushfleet.plain_json import to_json
-from hushfleet.privacy.ledger import LedgerEntry, rounds_left
+from hushfleet.privacy.budget import Budget, charges_on, describe_period, describe_since, windows_of
+from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of, rounds_left
 from hushfleet.privacy.protection import QUESTIONS, protection, worth
 from hushfleet.privacy.terms import TRUST, TrustModel
 from hushfleet.schema import to_plain
@@ -34,6 +35,10 @@ from hushfleet.secure.secure_round import assumption
 MOST_ROUNDS = 1000
 """So many more rounds are counted."""
 SHOWN_CLASSES = 6
+DELETING = (
+    "takes a photograph or sample out of the next round. It gives no epsilon back, and models that it has trained stay "
+    "as they are; its digest stays, so that it keeps its window if it comes back"
+)
 WELL = ("round", "nothing")
 """Kinds of `board.waiting.Waiting` with which nothing is missing."""
 
@@ -62,8 +67,10 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "model": model and model._asdict(),
         "stopped_because": store.stopped_because,
         "epsilon_server": ledger.epsilon_server(delta=delta),
-        "epsilon_limit": config.limits.epsilon_server,
-        "rounds_left": _rounds_left(ledger.entries(), config),
+        "epsilon_limit": config.limits.budget.lifetime,
+        "since": next((entry.at for entry in ledger.entries()), 0),
+        "period": _period(store, config.limits.budget),
+        "rounds_left": _rounds_left(store, config.limits.budget),
         "task_rounds_left": None if spec is None else spec.rounds - _last_round(ledger.entries(spec.task)),
         "delta": delta,
         "unit": ledger.unit(),
@@ -73,6 +80,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "assumption": assumption,
         "raw_values": list(ledger.raw_values()),
         "epsilon_noised": ledger.epsilon_noised(delta=delta),
+        "windows": _windows(ledger.entries(), delta),
         "tasks": [
             {"task": task, "rounds": count, "epsilon_server": ledger.epsilon_server(delta=delta, task=task)}
             for task, count in rounds.items()
@@ -115,6 +123,9 @@ def _details(report: dict[str, Any]) -> list[str]:
     lines.append(f"trust       {report['trust_words']}; this device allows {report['trust_allowed']}")
     if report["assumption"] is not None:
         lines.append(f"sums        {report['assumption']}")
+    if report["windows"]:
+        lines.append(f"windows     {_describe_windows(report)}")
+    lines.append(f"deleting    {DELETING}")
     for task in report["tasks"]:
         spent = _figure(task["epsilon_server"])
         lines.append(f"task        {task['task']}: {task['rounds']} rounds, epsilon_server {spent}")
@@ -125,16 +136,53 @@ def _details(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _rounds_left(entries: Sequence[LedgerEntry], config: DeviceConfig) -> int | None:
-    """Counts how many more rounds like the last fit into the owner's limit.
+def _counted_now(store: DeviceStore) -> int:
+    counted = store.ledger.counted()
+    return int(time.time()) if counted is None else counted.now
+
+
+def _period(store: DeviceStore, budget: Budget) -> dict[str, Any] | None:
+    """Gives what is spent of the limit of the present period; None where the owner has set none."""
+    if not budget.period_s:
+        return None
+    entries, now = store.ledger.entries(), _counted_now(store)
+    spent = epsilon_server_of(budget.charged_in_period(entries, now), delta=budget.delta)
+    left_s = budget.period(entries, now).stop - now
+    words = describe_period(spent, budget, left_s=left_s)
+    return {"epsilon": spent, "limit": budget.in_period, "seconds": budget.period_s, "left_s": left_s, "words": words}
+
+
+def _windows(entries: Sequence[LedgerEntry], delta: float) -> list[dict[str, Any]]:
+    """Gives what was spent on who appears in a window of data alone, for each window that was trained on."""
+    return [
+        {
+            "start": window.start,
+            "stop": window.stop,
+            "rounds": sum(entry.window == window for entry in entries),
+            "epsilon_server": epsilon_server_of(charges_on(window, entries), delta=delta),
+        }
+        for window in windows_of(entries)
+    ]
+
+
+def _rounds_left(store: DeviceStore, budget: Budget) -> int | None:
+    """Counts how many more rounds like the last fit into the owner's limits, in this period and in all.
 
     None: there is no limit, or was no round.
     """
-    limit, delta = config.limits.epsilon_server, config.limits.delta
-    if not entries or math.isinf(limit):
+    entries = store.ledger.entries()
+    if not entries:
         return None
-    charges = [entry.charge for entry in entries]
-    return rounds_left(charges, charges[-1], delta=delta, limit=limit, at_most=MOST_ROUNDS)
+    limits = [([entry.charge for entry in entries], budget.lifetime)]
+    if budget.period_s:
+        limits.append((budget.charged_in_period(entries, _counted_now(store)), budget.in_period))
+    last, delta = entries[-1].charge, budget.delta
+    counts = [
+        rounds_left(charges, last, delta=delta, limit=limit, at_most=MOST_ROUNDS)
+        for charges, limit in limits
+        if not math.isinf(limit)
+    ]
+    return min(counts, default=None)
 
 
 def _last_round(entries: Sequence[LedgerEntry]) -> int:
@@ -192,6 +240,16 @@ def _assumption(config: DeviceConfig, store: DeviceStore, secure: SecureSpec) ->
     return assumption(secure, devices=newest.devices, roster=newest.name)
 
 
+def _describe_windows(report: dict[str, Any]) -> str:
+    dearest = max(report["windows"], key=lambda window: float(window["epsilon_server"]))
+    day, stop = (time.strftime("%Y-%m-%d", time.gmtime(dearest[name])) for name in ("start", "stop"))
+    return (
+        f"samples of {len(report['windows'])} windows of time have been trained on. Whoever appears in the samples of "
+        f"one window alone has spent epsilon_server {_figure(dearest['epsilon_server'])} at most ({day} to {stop}); "
+        f"whoever appears in all of them, {_figure(report['epsilon_server'])}"
+    )
+
+
 def _figure(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.3f}"
 
@@ -229,6 +287,8 @@ def data(report: dict[str, Any], what: str) -> str:
     if use is None:
         return f"not counted yet: {what} are counted in the first round of a task"
     text = f"{use['used']} {what} are used, {use['left_out'] or 'none'} left out"
+    if use.get("other_windows"):
+        text += f", {use['other_windows']} came in another window of time than the task's"
     if not use["used"]:
         text = f"none of its {use['left_out']} {what} can be used" if use["left_out"] else f"there are no {what}"
         text += ", and it takes part with noise alone" * use["noise_alone"]
@@ -277,10 +337,12 @@ def privacy(report: dict[str, Any]) -> str:
     spent, limit, rounds = report["epsilon_server"], report["epsilon_limit"], report["rounds_left"]
     if isinstance(spent, str):
         return "no limit holds any more: values without noise have left this board"
-    text = f"{spent:.3g} is spent (epsilon; {protection(spent)})"
-    if isinstance(limit, str):
+    of_limit = f"{spent:.3g}" if isinstance(limit, str) else f"{spent:.3g} of {limit:.3g}"
+    text = f"{of_limit} is spent (epsilon; {protection(spent)})"
+    if (period := report.get("period")) is not None:
+        text = f"{period['words']}; {of_limit} in all{describe_since(report['since'])} (epsilon; {protection(spent)})"
+    elif isinstance(limit, str):
         return f"{text}, and its owner has set no limit"
-    text = f"{spent:.3g} of {limit:.3g} is spent (epsilon; {protection(spent)})"
     if rounds is None:
         return f"{text}; for how many rounds the rest is enough shows after the first one"
     task = report["task_rounds_left"]

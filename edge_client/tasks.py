@@ -24,13 +24,21 @@ class TaskHandler:
     """The task that the aggregator announced last: `runtime` once it is loaded, or `declined` with the reason why not.
 
     :param clock: monotonic seconds.
+    :param counted: gives counted unix seconds, for the owner's limits.
     """
 
-    def __init__(self, config: DeviceConfig, store: DeviceStore, blobs: BlobSource, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: DeviceConfig,
+        store: DeviceStore,
+        blobs: BlobSource,
+        clock: Callable[[], float],
+        counted: Callable[[], int],
+    ) -> None:
         self._config = config
         self._store = store
         self._blobs = blobs
-        self._clock = clock
+        self._clock, self._counted = clock, counted
         self.notice: TaskNotice | None = None
         self.runtime: TaskRuntime | None = None
         self.declined: DeclineReason | None = None
@@ -125,6 +133,7 @@ class TaskHandler:
                 config=self._config,
                 store=self._store,
                 clock=self._clock,
+                counted=self._counted,
             )
         finally:
             self._store.end_attempt("task")

@@ -36,6 +36,7 @@ from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.privacy.noise import NoiseSource
+from hushfleet.privacy.periods import Period
 from hushfleet.secure import prime_field
 from hushfleet.secure.agreement import KeyAgreement
 from hushfleet.secure.member_answer import AnswerHeader, encode_answer
@@ -65,6 +66,8 @@ class Trainer:
         a device without data.
     :param make_secure_round: makes a round with a secure sum; a simulation of sums alone may leave the masks out.
     :param update_format: another than the field's FOR SIMULATION ONLY.
+    :param arrived: reads those of the samples that arrived in a window; None: all have arrived in the present one.
+    :param now: gives counted unix seconds; 0 in simulations whose devices have no clock.
     """
 
     device: str
@@ -81,6 +84,8 @@ class Trainer:
     replace_failed_training: bool = False
     make_secure_round: Callable[..., SecureRound] = SecureRound
     update_format: UpdateFormat = SIGNED
+    arrived: Callable[[Period], LabelledSamples] | None = None
+    now: Callable[[], int] = lambda: 0
 
     @cached_property
     def package(self) -> bytes:
@@ -108,6 +113,16 @@ class DeviceRound:
         self.terms = RoundTerms(plan.noise_split, plan.controls, trainer.limits.noise_preference)
 
     @cached_property
+    def at(self) -> int:
+        """The counted time of the round, at which it is allowed or not."""
+        return self.trainer.now()
+
+    @property
+    def window(self) -> Period | None:
+        """The window of data that the round trains on; None: on all."""
+        return Period.of(self.at, self.spec.data_window_s) if self.spec.data_window_s else None
+
+    @cached_property
     def charge(self) -> Charge:
         """The charge of the round to this device, known before any training.
 
@@ -127,7 +142,7 @@ class DeviceRound:
         if (plan.secure is None) != (spec.privacy.secure is None):
             raise Malformed(f"the plan of round {plan.round} has {'no' if plan.secure is None else 'a'} secure sum")
         limits, ledger = self.trainer.limits, self.store.ledger
-        return allowed_charge(plan, spec, self.method, self.terms, limits=limits, ledger=ledger)
+        return allowed_charge(plan, spec, self.method, self.terms, limits=limits, ledger=ledger, now=self.at)
 
     @cached_property
     def secure(self) -> SecureRound:
@@ -212,13 +227,26 @@ class DeviceRound:
     def state(self) -> DeviceState:
         """The state that the device begins the round with: that after its last round, or that of a newcomer.
 
-        A newcomer to a task that goes on from an earlier one keeps its own parts of the model.
+        In a new window of data what earlier samples have left without noise is dropped: nothing that is sent from now
+        on may follow from them.
         """
-        kept = self.store.load_state(self.plan.task)
-        if kept is not None:
+        kept, fresh = self.store.load_state(self.plan.task), self.method.init_state()
+        if kept is None:
+            return self._newcomer(fresh)
+        if self.window is None:
             return kept
-        state, earlier, model = self.method.init_state(), self.spec.continues, self.spec.model
-        before = None if earlier is None else self.store.load_state(earlier.task)
+        windows = [entry.window for entry in self.store.ledger.entries(self.plan.task) if entry.window is not None]
+        if windows and windows[-1] == self.window:
+            return kept
+        return DeviceState(kept.public, private=fresh.private)
+
+    def _newcomer(self, state: DeviceState) -> DeviceState:
+        """A newcomer to a task that goes on from an earlier one keeps its own parts of the model.
+
+        With windows of data it begins afresh: its own parts follow from earlier samples.
+        """
+        earlier, model = self.spec.continues, self.spec.model
+        before = None if earlier is None or self.window is not None else self.store.load_state(earlier.task)
         if earlier is None or before is None or before.own is None:
             return state
         softmax = model.targets.loss == "cross-entropy"
@@ -230,6 +258,12 @@ class DeviceRound:
             return state
         return replace(state, own=own)
 
+    def samples(self) -> LabelledSamples:
+        """The device's samples that the round trains on."""
+        if self.window is None or self.trainer.arrived is None:
+            return self.trainer.samples()
+        return self.trainer.arrived(self.window)
+
     def train(
         self, published: np.ndarray, samples: LabelledSamples | None = None, *, on_batch: OnBatch | None = None
     ) -> Trained:
@@ -237,7 +271,7 @@ class DeviceRound:
 
         :param samples: others than the device's own.
         """
-        own = self.trainer.samples() if samples is None else samples
+        own = self.samples() if samples is None else samples
         loaded = LoadedSamples(own, self.trainer.gradient, self.trainer.logits_of, by_record=self.method.by_record)
         return self.begun(published, loaded).train(
             inputs=Inputs(self.spec.model.dropout, self.spec.augment),
@@ -296,6 +330,8 @@ class DeviceRound:
             residual=residual,
             context=None if plan.secure is None else self.secure.context,
             package=self.trainer.package,
+            at=self.at,
+            window=self.window,
         )
         if self.trainer.observer is not None:  # before the commit: who dies in between measures again
             self.trainer.observer(self, trained, release)

@@ -16,3 +16,11 @@ def duration_s(text: str) -> float:
             f"{text!r} is no duration: write a number above 0 and one of {', '.join(_SECONDS)}, as in 30min, 24h or 90d"
         )
     return seconds
+
+
+def describe_duration(seconds: float) -> str:
+    """Returns a duration in words, in the largest unit up to days that it has one of: `90 days`, `1.5 hours`."""
+    units = {"day": 86400.0, "hour": 3600.0, "minute": 60.0, "second": 1.0}
+    unit = next((unit for unit, length in units.items() if seconds >= length), "second")
+    count = f"{seconds / units[unit]:.3g}"
+    return f"{count} {unit}{'' if count == '1' else 's'}"

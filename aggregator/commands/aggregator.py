@@ -190,7 +190,8 @@ def _aggregator(
         )
         if finished:
             limits = of_fleet.config.device.get("limits", {}) if of_fleet else {}
-            lifetimes = Spending(limits).lifetimes(known) if of_fleet else None
+            name, window_s = engine.spec.task, engine.spec.data_window_s
+            lifetimes = Spending(limits).lifetimes(known, name, window_s=window_s) if of_fleet else None
             write_results(store, prepared, console, sums=facts, federation=options.federation, lifetimes=lifetimes)
     if not finished:
         if of_fleet is not None:

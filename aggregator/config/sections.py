@@ -14,6 +14,7 @@ from hushfleet.config.spec import Augment, PrivacySpec, Rounds, StepSize, WireSp
 from hushfleet.config.written import faults
 from hushfleet.data.labels import one_form
 from hushfleet.data.targets import Tolerance
+from hushfleet.durations import duration_s
 from hushfleet.errors import HushfleetError, Malformed
 from hushfleet.losses import find_loss
 from hushfleet.methods import find_method
@@ -275,6 +276,10 @@ class DataSection(Checked):
     of each for an output: public numbers that you give, since nothing is computed from private data; a network learns
     (target - mean) / std.
 
+    With `window = "30d"` a board trains on the samples alone that arrived in the present window of 30 days, so that who
+    appears in one window is protected by the epsilon of that window (docs/privacy.md). In a simulation all samples have
+    arrived in the present window.
+
     `augment = "flip-crop"` flips images at random and moves them by up to 4 pixels before each training step.
 
     With `test_fraction = 0` a device trains on all of its share, and its own-distribution test part is drawn from
@@ -295,6 +300,7 @@ class DataSection(Checked):
     limit: _AtLeast1 | None = None
     unlabelled: Annotated[int, Meta(ge=0, le=10_000)] = 0
     augment: Augment = "none"
+    window: str | None = None
     path: Path | None = None
     class_names: tuple[str, ...] = ()
     input_shape: tuple[_AtLeast1, _AtLeast1, _AtLeast1] | None = None
@@ -307,6 +313,8 @@ class DataSection(Checked):
         super().__post_init__()
         if self.path is not None:  # absolute, since a run is resumed from a copy of the task, from wherever
             object.__setattr__(self, "path", expanded(self.path, "path").absolute())
+        if self.window_s and self.window_s < 3600:
+            raise ValueError(f"window = {self.window!r}: must be an hour or more, such as '30d'")
         if self.partition.startswith("dirichlet") and self.alpha is None:
             raise ValueError(f"partition = {self.partition!r} needs alpha, for example alpha = 1.0")
         if self.partition == "pathological" and self.classes_per_device is None:
@@ -325,6 +333,14 @@ class DataSection(Checked):
             raise ValueError(f"target_mean has {len(self.target_mean)} values, for {len(self.class_names)} outputs")
         if self.partition == "given" and self.name not in ("arrays", "csv"):
             raise ValueError("partition = 'given' goes with name = 'arrays' or 'csv', which can say whose a sample is")
+
+    @property
+    def window_s(self) -> int:
+        """Length of a window of data, seconds; 0: there are none. Raises `ValueError` for a text in no known form."""
+        try:
+            return 0 if self.window is None else int(duration_s(self.window))
+        except ValueError as error:
+            raise ValueError(f"window = {error}") from error
 
 
 @dataclass(frozen=True)

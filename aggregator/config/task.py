@@ -70,6 +70,7 @@ class Task(Checked):
         self._check_epsilon()
         self._check_loss()
         self._check_augment()
+        self._check_window()
         self._check_preferences()
         self._check_codec()
         self._check_aggregation()
@@ -98,6 +99,16 @@ class Task(Checked):
             raise ValueError(
                 f"privacy.epsilon = {epsilon:g}: method.name = {self.method.name!r} adds no noise to updates, so no "
                 "epsilon holds; take for example 'dp-fedavg', or leave epsilon out"
+            )
+
+    def _check_window(self) -> None:
+        """In a window without new samples a device must send noise: a decline would tell that nothing has arrived."""
+        by_record = self.privacy.unit == "record"
+        if self.data.window_s and not by_record and not (self.parts().takes_empty and self.noises_updates):
+            raise ValueError(
+                f"data.window = {self.data.window!r}: with method.name = {self.method.name!r} a device without new "
+                'samples would have to decline, which tells that none have arrived; take "hush" with noise, or '
+                'privacy.unit = "record"'
             )
 
     @property

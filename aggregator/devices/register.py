@@ -9,6 +9,7 @@ write it can admit boards. The run's store has no membership, only the session a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 from hushfleet.errors import BadInput
 from hushfleet.sqlite_file import Row, SqliteFile
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 FILE_NAME = "devices.sqlite"
 FILES = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
 """With those that SQLite has beside it."""
@@ -36,6 +37,7 @@ CREATE TABLE charges (
     id TEXT NOT NULL, task TEXT NOT NULL, round INTEGER NOT NULL, charge BLOB NOT NULL, PRIMARY KEY (id, task, round)
 ) WITHOUT ROWID
 """
+_NOTED_AT = "ALTER TABLE charges ADD COLUMN at INTEGER NOT NULL DEFAULT 0"  # unix seconds at which it was noted first
 
 _UPGRADES = {
     1: (_CHARGES,),
@@ -43,6 +45,7 @@ _UPGRADES = {
         *(f"ALTER TABLE devices DROP COLUMN {name}" for name in ("board", "rounds", "last_seen")),
         "ALTER TABLE knocks RENAME TO refused_births",
     ),
+    3: (_NOTED_AT, "UPDATE charges SET at = strftime('%s', 'now')"),  # the day is not known: a period counts them all
 }
 
 _SELECT = "SELECT id, public_key, pinned, blocked FROM devices"
@@ -97,7 +100,7 @@ class DeviceRegister(SqliteFile):
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         super().__init__(
             self.file_of(folder),
-            schema=_SCHEMA + _CHARGES,
+            schema=f"{_SCHEMA}{_CHARGES};{_NOTED_AT}",
             version=SCHEMA_VERSION,
             upgrades=_UPGRADES,
             durable=durable,
@@ -200,11 +203,11 @@ class DeviceRegister(SqliteFile):
 
         :param certain: what it has spent indeed; else what it may have spent, which never replaces what is there.
         """
-        verb = "REPLACE" if certain else "IGNORE"
+        do = "UPDATE SET charge = excluded.charge" if certain else "NOTHING"
         with self.transaction():
             self.write_all(
-                f"INSERT OR {verb} INTO charges VALUES (?, ?, ?, ?)",
-                [(device, task, round, charge) for device, charge in charges.items()],
+                f"INSERT INTO charges VALUES (?, ?, ?, ?, ?) ON CONFLICT DO {do}",
+                [(device, task, round, charge, int(time.time())) for device, charge in charges.items()],
             )
 
     def drop_charges(self, task: str, round: int, devices: Iterable[str]) -> None:
@@ -230,12 +233,21 @@ class DeviceRegister(SqliteFile):
         """Gives the ids that have charges."""
         return [device for (device,) in self.rows("SELECT DISTINCT id FROM charges")]
 
-    def charge_counts(self, device: str) -> list[tuple[bytes, int]]:
-        """Gives each different packed `Charge` of the device, and how often it was charged."""
+    def first_charged_at(self, device: str) -> int:
+        """Gives when the first charge of the device was noted, unix seconds; 0 before it."""
+        return int(self.rows("SELECT MIN(at) FROM charges WHERE id = ?", (device,))[0][0] or 0)
+
+    def charge_counts(self, device: str, *, since: int = 0, of: str | None = None) -> list[tuple[bytes, int]]:
+        """Gives each different packed `Charge` of the device, and how often it was charged.
+
+        :param since: those that were noted from then on, unix seconds.
+        :param of: with it, only charges of this task are left out for their time.
+        """
         return [
             (packed, rounds)
             for packed, rounds in self.rows(
-                "SELECT charge, COUNT(*) FROM charges WHERE id = ? GROUP BY charge", (device,)
+                "SELECT charge, COUNT(*) FROM charges WHERE id = ?1 AND (at >= ?2 OR task != ?3) GROUP BY charge",
+                (device, since, of),
             )
         ]
 

@@ -10,6 +10,7 @@ from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, R
 from hushfleet.aggregator.results.report.readable import format_lifetime, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.rounds.schedule import moment_text
+from hushfleet.privacy.budget import describe_since
 from hushfleet.privacy.protection import protection
 from hushfleet.wire.format.health import described
 
@@ -206,6 +207,8 @@ def privacy_left(view: FleetView) -> str:
     above = left.limit is not None and left.spent > left.limit
     if left.limit is not None:
         told += f"{', above' if above else ' of'} the {number(left.limit)} that its card allows"
+    if left.period:
+        told = f"{told} in all{describe_since(left.since)}, and at {left.period}"
     told += f" (epsilon; {protection(left.spent)})"
     if above:
         return f"{told}; its owner alone can allow more"

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
+from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
 from hushfleet.schema import Checked, NotNegative, Positive, Share, read_file
 from hushfleet.secure.roster import MAX_DEVICES
@@ -126,6 +127,14 @@ class FleetConfig(Checked):
     updates: UpdatesPart = field(default_factory=UpdatesPart)
     secure_sums: SecureSumsPart = field(default_factory=SecureSumsPart)
     home_assistant: HomeAssistantPart = field(default_factory=HomeAssistantPart)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(limits := self.device.get("limits", {}), dict):
+            try:
+                Budget.of(limits)
+            except ValueError as error:
+                raise ValueError(f"device.limits.{error}") from error
 
 
 def check_ports(broker: BrokerPart, page: PagePart) -> None:

@@ -6,18 +6,21 @@ before each round, which is too small in one case alone (`devices.charge_book`),
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.view import PrivacyLeft
 from hushfleet.aggregator.results.result import Lifetime
+from hushfleet.durations import describe_duration
+from hushfleet.privacy.budget import DEFAULT_DELTA, Budget, describe_period
 from hushfleet.privacy.ledger import epsilon_server_of, rounds_left
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.periods import Period
 from hushfleet.schema import unpack
 
-DEFAULT_DELTA = 1e-5  # as in DEVICE.toml
 MOST_ROUNDS = 1000  # so many more are counted
 
 
@@ -25,15 +28,17 @@ class Spending:
     """Epsilons of boards; each is computed again only when its charges have changed.
 
     :param limits: of the cards: `[device.limits]` in fleet.toml.
+    :param clock: unix seconds.
     """
 
-    def __init__(self, limits: dict[str, Any]) -> None:
-        limit = limits.get("epsilon_server")
-        self.limit = float(limit) if isinstance(limit, int | float) else None
+    def __init__(self, limits: dict[str, Any], *, clock: Callable[[], float] = time.time) -> None:
+        self.budget = Budget.of(limits)
+        self.limit = None if self.budget is None else self.budget.lifetime
         self.delta = float(limits.get("delta", DEFAULT_DELTA))
+        self._clock = clock
         self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges, which would be many MB; epsilon
         self._is_known = False
-        self._most: tuple[tuple[str, str, int], tuple[Lifetime, PrivacyLeft]] | None = None
+        self._most: tuple[tuple[str, str, int, int, int], tuple[Lifetime, PrivacyLeft]] | None = None
 
     def update(self, register: DeviceRegister) -> dict[str, float]:
         """Gives epsilon_server over all tasks by id, at the cards' delta. Raises `StoreError`."""
@@ -50,48 +55,91 @@ class Spending:
             return known
         return digest, epsilon_server_of(_charges(counts), delta=self.delta)
 
-    def with_charge(self, charge: Charge, device: str, register: DeviceRegister | None) -> float:
-        """Gives epsilon_server of a board after one more charge. Raises `StoreError`.
+    def charges(self, device: str, register: DeviceRegister | None) -> list[Charge]:
+        """Gives all charges of a board. Raises `StoreError`.
 
         :param register: None where nothing was charged yet.
         """
-        counts = [] if register is None else register.charge_counts(device)
-        return epsilon_server_of([*_charges(counts), charge], delta=self.delta)
+        return [] if register is None else _charges(register.charge_counts(device))
 
-    def most(self, task: str, register: DeviceRegister) -> tuple[Lifetime, PrivacyLeft] | None:
+    def most(self, task: str, register: DeviceRegister, *, window_s: int = 0) -> tuple[Lifetime, PrivacyLeft] | None:
         """Gives what the board that has spent most has spent, and what is left to it for rounds of `task`.
 
         Rounds of the task cost as its first. It holds as of the last `update`; None: nothing was charged. Raises
         `StoreError`.
+
+        :param window_s: length of the windows of data of the task; 0: it has none.
         """
         if not self._known:
             return None
         device = max(self._known, key=lambda device: self._known[device][1])
         digest, spent = self._known[device]
-        key = device, task, digest
+        day = int(self._clock() // 86400)  # a period ends
+        key = device, task, digest, day, window_s
         if self._most is None or self._most[0] != key:
             first, rounds = register.charges(device, after=(task, -1), at_most=1), None
-            if self.limit is not None and first and first[0][0] == task:
-                following, before = unpack(Charge, first[0][2], what="a charge"), register.charge_counts(device)
-                rounds = rounds_left(
-                    _charges(before), following, delta=self.delta, limit=self.limit, at_most=MOST_ROUNDS
+            if self.budget is not None and first and first[0][0] == task:
+                following = unpack(Charge, first[0][2], what="a charge")
+                rounds = min(
+                    rounds_left(charges, following, delta=self.delta, limit=limit, at_most=MOST_ROUNDS)
+                    for charges, limit in self._against_limits(device, register)
                 )
-            found = self._lifetime(device, register), PrivacyLeft(device, spent, self.limit, rounds)
-            self._most = key, found
+            lifetime = self._lifetime(device, register, task, window_s)
+            left = PrivacyLeft(device, spent, self.limit, rounds, lifetime.period, lifetime.since)
+            self._most = key, (lifetime, left)
         return self._most[1]
 
-    def _lifetime(self, device: str, register: DeviceRegister) -> Lifetime:
+    def _against_limits(self, device: str, register: DeviceRegister) -> Iterator[tuple[list[Charge], float]]:
+        """Yields the charges of each of the owner's limits, and the limit."""
+        assert self.budget is not None
+        yield _charges(register.charge_counts(device)), self.budget.lifetime
+        if self.budget.period_s:
+            yield self._in_period(device, register), self.budget.in_period
+
+    def _in_period(self, device: str, register: DeviceRegister) -> list[Charge]:
+        """Gives the charges of the present period, by the aggregator's clock. The board counts time by itself."""
+        assert self.budget is not None
+        period = Period.of(self._clock(), self.budget.period_s)
+        return _charges(register.charge_counts(device, since=period.start))
+
+    def _period(self, device: str, register: DeviceRegister) -> str:
+        """Describes the present period against its limit; empty where cards have no such limit."""
+        if self.budget is None or not self.budget.period_s:
+            return ""
+        spent = epsilon_server_of(self._in_period(device, register), delta=self.delta)
+        now = self._clock()
+        return describe_period(spent, self.budget, left_s=Period.of(now, self.budget.period_s).stop - now)
+
+    def _window(self, device: str, register: DeviceRegister, task: str, window_s: int) -> str:
+        """Describes what counts for samples of the present window alone; empty where the task has no windows.
+
+        Whether another task had windows is not known here, so all of its charges count.
+        """
+        if not window_s:
+            return ""
+        start = Period.of(self._clock(), window_s).start
+        spent = epsilon_server_of(_charges(register.charge_counts(device, since=start, of=task)), delta=self.delta)
+        length = describe_duration(window_s)
+        return f"whoever appears in the samples of the present window of {length} alone: {spent:.3g}"
+
+    def _lifetime(self, device: str, register: DeviceRegister, task: str, window_s: int) -> Lifetime:
         """Counts all tasks and cards of this id that are noted."""
         charges = _charges(register.charge_counts(device))
         return Lifetime(
             epsilon_server=epsilon_server_of(charges, delta=self.delta),
             exchange_server=epsilon_server_of(charges, delta=self.delta, adjacency="exchange"),
             delta=self.delta,
+            since=register.first_charged_at(device),
+            period=self._period(device, register),
+            window=self._window(device, register, task, window_s),
         )
 
-    def lifetimes(self, register: DeviceRegister) -> Mapping[str, Lifetime]:
-        """Gives the lifetime of each board that was charged, by id. Raises `StoreError`."""
-        return {device: self._lifetime(device, register) for device in register.charged_devices()}
+    def lifetimes(self, register: DeviceRegister, task: str = "", *, window_s: int = 0) -> Mapping[str, Lifetime]:
+        """Gives the lifetime of each board that was charged, by id. Raises `StoreError`.
+
+        :param task, window_s: as in `most`.
+        """
+        return {device: self._lifetime(device, register, task, window_s) for device in register.charged_devices()}
 
 
 def _charges(counts: Sequence[tuple[bytes, int]]) -> list[Charge]:

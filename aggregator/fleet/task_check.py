@@ -9,14 +9,15 @@ from datetime import date
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.payment import Payment, pace
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView
-from hushfleet.aggregator.results.report.readable import number
 from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.params import ParamLayout
+from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.health import Problem
 
@@ -24,7 +25,7 @@ _ANY_LAYOUT = ParamLayout(("weight", "bias"), ((2, 2), (2,)))
 
 
 def obstacles(task: Task, folder: FleetFolder) -> list[str]:
-    """Gives the reasons why the fleet as it is can do no round of the task, a sentence each.
+    """Gives the reasons why the fleet as it is cannot do the task, a sentence each.
 
     In a fleet without boards only the task is checked. Raises `BadInput` where its noise cannot be found, and
     `StoreError`.
@@ -45,20 +46,18 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
             found.append(f"schedule.until = {task.schedule.until} has passed, so no round of {task.name} ever opens")
         found += _not_allowed(task, charge, limits.get("accounting", "strict"))
         spending = Spending(limits)
-        if found or (limit := spending.limit) is None:
+        if found or spending.budget is None:
             return found
-        costs = {device: spending.with_charge(charge, device, register) for device in able or [""]}
-        spent = {} if register is None else spending.update(register)
-    # The owner of one that has spent more than its card allows has raised the limit: how far, nobody here knows.
-    paying = sum(cost <= limit or spent.get(device, 0.0) > limit for device, cost in costs.items())
-    if paying < min(needed, len(costs)):
-        of = f"{paying} of {len(able)} boards" if able else "no board"
-        found.append(
-            f"{of} can pay for a round of {task.name}: it brings a board to epsilon {number(min(costs.values()))} or "
-            f"more, and cards allow {number(limit)} over all tasks ([device.limits] in fleet.toml). Put more noise "
-            "into the task; or have the boards' owners raise limits.epsilon_server, and raise it in fleet.toml"
-        )
-    return found
+        spent = [spending.charges(device, register) for device in able] or [[]]
+    payment = Payment(task, charge, spending.budget, spent, min(needed, len(spent)), len(able))
+    why = payment.obstacle(begun=(folder.path / "runs" / task.name).exists())
+    return [] if why is None else [why]
+
+
+def spread(task: Task, folder: FleetFolder) -> str | None:
+    """Describes how the owners' limits spread the rounds of a task over time; None where they do not."""
+    budget = Budget.of(folder.config.device.get("limits", {}))
+    return None if budget is None else pace(task, first_charge(task), budget)
 
 
 def boards_needed(task: Task, *, blocked: int = 0) -> int:

@@ -179,12 +179,16 @@ class PrivacyLeft:
 
     :param spent: epsilon_server over all tasks and cards of its id; `limit`: what its card allows, None: not known.
     :param rounds: how many more rounds of the run's task fit into that, `MOST_ROUNDS` at most; None: not known.
+    :param period: the present period against its limit, in words; empty where cards have no such limit.
+    :param since: when its first charge was noted, unix seconds; 0: not known.
     """
 
     device: str
     spent: float
     limit: float | None = None
     rounds: int | None = None
+    period: str = ""
+    since: int = 0
 
 
 @dataclass(frozen=True)

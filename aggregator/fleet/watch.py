@@ -43,7 +43,9 @@ from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_act
 from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.fleet_state import Event, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
+from hushfleet.durations import duration_s
 from hushfleet.errors import BadInput
+from hushfleet.schema import read_file
 from hushfleet.wire.format.health import Problem
 
 LOST_HEARTBEATS = 3
@@ -147,6 +149,14 @@ class FleetWatch:
         self._sums = SumsWatch(folder)
         self._spending = Spending(folder.config.device.get("limits", {}))
 
+    def _window_s(self) -> int:
+        """Gives the length of the task's windows of data, seconds; 0: it has none, or its file cannot be read."""
+        try:
+            window = read_file(self._folder.task).get("data", {}).get("window")
+            return 0 if window is None else int(duration_s(window))
+        except (BadInput, ValueError):
+            return 0
+
     def close(self) -> None:
         self._registry.close()
         if self._register is not None:
@@ -164,7 +174,8 @@ class FleetWatch:
         known = [] if self._register is None else self._register.devices()
         spent = {} if self._register is None else self._spending.update(self._register)
         refused = [] if self._register is None else self._register.refused_births()
-        most = None if self._register is None else self._spending.most(self._course.task, self._register)
+        window_s, task = self._window_s(), self._course.task
+        most = None if self._register is None else self._spending.most(task, self._register, window_s=window_s)
         run, parts, seen = self._course.view(), self._course.states(), sightings(self._registry)
         service, aggregator = self._processes(now)
         own, authority = self._certificates()

@@ -135,6 +135,7 @@ def prepare(
         memory_mib=_memory_mib(model, extractor, vectors=len(method.server.vectors)),
         augment=task.data.augment,
         after_new=task.schedule.after_new,
+        data_window_s=task.data.window_s,
     )
     initial = model.init(task.seed)
     if task.model.start is not None:

@@ -109,11 +109,17 @@ class Lifetime(JsonRecord):
     """The privacy loss of one device over all tasks that this aggregator knows, at the delta of the device's own limit.
 
     :param epsilon_server: for adding or removing, as everywhere; `exchange_server`: for exchanging one for another.
+    :param since: when its first charge was noted, unix seconds; 0: not known.
+    :param period: the present period against its limit, in words; empty where boards have no such limit.
+    :param window: what of it counts for samples of one window alone, in words; empty where the task has no windows.
     """
 
     epsilon_server: Annotated[Number, Field(ge=0)]
     exchange_server: Annotated[Number, Field(ge=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
+    since: int = 0
+    period: str = ""
+    window: str = ""
 
 
 class PrivacyRow(JsonRecord):

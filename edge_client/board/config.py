@@ -7,7 +7,7 @@ standing beside the board.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,7 @@ from hushfleet.config.written import read_written
 from hushfleet.durations import duration_s
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
+from hushfleet.privacy.budget import DEFAULT_DELTA, Budget
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES, Accounting
 from hushfleet.schema import (
     Checked,
@@ -154,7 +155,10 @@ class OwnDataSection(Checked):
 class LimitsSection(Checked):
     """Limits that the device's owner sets.
 
-    :param epsilon_server: privacy loss against the aggregator, over all tasks; inf allows any.
+    :param epsilon_server: privacy loss against the aggregator, over all tasks; inf allows any. With `per`, of each such
+        period; without it, for ever.
+    :param per: length of a period, such as "90d". Needs `epsilon_lifetime`.
+    :param epsilon_lifetime: with `per`, the limit over all periods together; inf allows any.
     :param delta: the delta of that epsilon.
     :param memory_mib: for training; 0 takes a share of the board's memory.
     :param noise_preference: how many times the standard noise this device adds, where a method lets devices choose
@@ -174,7 +178,7 @@ class LimitsSection(Checked):
     """
 
     epsilon_server: PositiveOrInf
-    delta: Probability = 1e-5
+    delta: Probability = DEFAULT_DELTA
     memory_mib: Count = 0
     noise_preference: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     accounting: Accounting = "strict"
@@ -184,6 +188,19 @@ class LimitsSection(Checked):
     honest_fraction: Share = HONEST_FRACTION
     constant_time: bool | None = None
     tell_new: bool = False
+    per: str | None = None
+    epsilon_lifetime: PositiveOrInf | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Budget.of(asdict(self))
+
+    @property
+    def budget(self) -> Budget:
+        """The owner's limits on what is spent, as the ledger is held to them."""
+        budget = Budget.of(asdict(self))
+        assert budget is not None
+        return budget
 
     @classmethod
     def of_simulation(cls, privacy: PrivacySpec, **others: Any) -> LimitsSection:

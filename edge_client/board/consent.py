@@ -16,9 +16,19 @@ from hushfleet.wire.format.messages import RoundPlan
 
 
 def allowed_charge(
-    plan: RoundPlan, spec: TaskSpec, method: TaskMethod, terms: RoundTerms, *, limits: LimitsSection, ledger: LedgerView
+    plan: RoundPlan,
+    spec: TaskSpec,
+    method: TaskMethod,
+    terms: RoundTerms,
+    *,
+    limits: LimitsSection,
+    ledger: LedgerView,
+    now: int,
 ) -> Charge:
-    """The charge of the round to the device. Raises `Declined` with the code `no-privacy`, or `BudgetExceeded`."""
+    """Returns the charge of the round to the device. Raises `Declined` (`no-privacy`) or `BudgetExceeded`.
+
+    :param now: counted unix seconds.
+    """
     charge = method.charge(terms)
     if spec.privacy.secure is not None:
         check_trust(spec.privacy.secure, limits)
@@ -34,7 +44,7 @@ def allowed_charge(
             f"this device would send with a noise multiplier of {charge.noise_multiplier:.4g}; its "
             f"limits.min_noise_multiplier is {limits.min_noise_multiplier:g}"
         )
-    ledger.check_budget(charge, delta=limits.delta, epsilon_limit=limits.epsilon_server)
+    limits.budget.check(ledger, charge, now=now)
     return charge
 
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import stat
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,10 @@ from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.board.process import return_small_blocks
+from hushfleet.edge_client.storage.arrivals import sample_key
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
+from hushfleet.privacy.periods import Period
 
 Stamp = tuple[int, int]
 
@@ -87,6 +90,7 @@ class LocalData:
     :param may_be_empty: whether the task takes a device without samples, since what it sends is noise all the same.
     :param note: says what was left out of the data.
     :param settled_s: a file that has changed later than so long ago may be half written.
+    :param arrivals: notes samples by their keys, and tells when each arrived; None: windows of data are not asked for.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class LocalData:
         may_be_empty: bool = False,
         note: Note | None = None,
         settled_s: float = 0.0,
+        arrivals: Callable[[Sequence[bytes]], list[int]] | None = None,
     ) -> None:
         self._section = section
         self._model = model
@@ -105,8 +110,10 @@ class LocalData:
         self._may_be_empty = may_be_empty
         self._note = note or Note(None)
         self._settled_s = settled_s
+        self._arrivals = arrivals
+        self._keys: dict[tuple[str, int, int], bytes] = {}  # of files, by path, date and size
         self._told: set[str] = set()
-        self._stamp: Stamp | None = None
+        self._stamp: tuple[Stamp, Period | None] | None = None
         self._samples: LabelledSamples | None = None
 
     @property
@@ -114,13 +121,17 @@ class LocalData:
         """Whether they are in memory, though perhaps not the newest."""
         return self._samples is not None
 
-    def samples(self) -> LabelledSamples:
-        """All samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
+    def samples(self, window: Period | None = None) -> LabelledSamples:
+        """All samples, or those that arrived in a window.
+
+        Raises `BadInput` where there are none and must be some, or they do not fit the task.
+        """
         path = Path(self._section.path)
-        stamp, unfinished = _look(path, self._settled_s)
+        look, unfinished = _look(path, self._settled_s)
+        stamp = look, window
         if self._samples is None or stamp != self._stamp:
             self._samples, self._stamp, skipped = None, stamp, list[str]()
-            self._samples = self._load(path, unfinished, skipped)
+            self._samples = self._load(path, unfinished, skipped, window)
             return_small_blocks()
         return self._samples
 
@@ -133,11 +144,13 @@ class LocalData:
         return_small_blocks()
         return inputs
 
-    def _load(self, path: Path, unfinished: Collection[str], skipped: list[str]) -> LabelledSamples:
+    def _load(
+        self, path: Path, unfinished: Collection[str], skipped: list[str], window: Period | None
+    ) -> LabelledSamples:
         """:param skipped: is told what is left out."""
-        failed = ""
+        failed, others = "", 0
         try:
-            samples = self._read(path, unfinished, skipped)
+            samples, others = self._read(path, unfinished, skipped, window)
             if not len(samples) and not self._may_be_empty:
                 where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
                 cure = f"; put images into {path}/CLASS/, the classes are {names}" * (self._section.kind == "folder")
@@ -152,21 +165,47 @@ class LocalData:
         if len(samples):
             _warn_of_another_unit(samples, path)
         inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
-        self._tell(path, DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty), skipped)
+        use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others)
+        self._tell(path, use, skipped)
         return inputs
 
-    def _read(self, path: Path, unfinished: Collection[str], skipped: list[str]) -> Samples:
+    def _read(
+        self, path: Path, unfinished: Collection[str], skipped: list[str], window: Period | None
+    ) -> tuple[Samples, int]:
+        """Reads the samples of a window, or all; and the number of those that arrived in others."""
         model, lenient = self._model, skipped if self._may_be_empty else None
+        if self._section.kind == "folder":
+            asked = {} if window is None else self._in_window(path, window, unfinished)
+            samples, found = scan_folder(
+                path, lenient=True, unfinished=unfinished, keep=lambda file: asked.get(str(file), True), **_form(model)
+            )
+            skipped += found
+            return samples, len(asked) - sum(asked.values())
         if self._section.kind == "arrays":
             samples = load_arrays(path, model, skipped=lenient)
             warn_of_row_numbers(samples.images, str(path))
-            return samples
-        if self._section.kind == "csv":
+        else:
             skips = skipped if path.is_dir() else lenient
-            return load_csv(path, model, skipped=skips, unfinished=unfinished)
-        samples, found = scan_folder(path, lenient=True, unfinished=unfinished, **_form(model))
-        skipped += found
-        return samples
+            samples = load_csv(path, model, skipped=skips, unfinished=unfinished)
+        if window is None or self._arrivals is None:
+            return samples, 0
+        arrived = self._arrivals([sample_key(row.tobytes()) for row in samples.images])
+        (places,) = np.nonzero([window.holds(at) for at in arrived])
+        return samples.take(places), len(samples) - len(places)
+
+    def _in_window(self, path: Path, window: Period, unfinished: Collection[str]) -> dict[str, bool]:
+        """Tells of each finished image file whether it arrived in the window; files that cannot be read are missing."""
+        assert self._arrivals is not None
+        keys: dict[str, bytes] = {}
+        for file in set(files_below(path, data=path)) - set(unfinished):
+            with suppress(OSError):
+                status = os.stat(file)
+                if stat.S_ISREG(status.st_mode):
+                    place = file, status.st_mtime_ns, status.st_size
+                    keys[file] = self._keys.get(place) or sample_key(Path(file).read_bytes())
+                    self._keys[place] = keys[file]
+        arrived = self._arrivals(list(keys.values()))
+        return {file: window.holds(at) for file, at in zip(keys, arrived, strict=True)}
 
     def _none(self) -> Samples:
         model = self._model

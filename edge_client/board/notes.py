@@ -23,12 +23,14 @@ class DataUse:
     :param used: samples that it trains with; `left_out`: those that do not fit it.
     :param why: why these were left out, or why the data could not be read at all; empty: all are used.
     :param noise_alone: whether the device takes part all the same where none is used.
+    :param other_windows: samples that arrived in another window than the one that the task trains on.
     """
 
     used: int
     left_out: int = 0
     why: str = ""
     noise_alone: bool = False
+    other_windows: int = 0
 
 
 class Note:

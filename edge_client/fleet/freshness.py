@@ -24,6 +24,12 @@ SAVE_EVERY_S = 900.0
 FILE_NAME = "newest.json"
 
 
+def newest_said_at(state_dir: Path) -> float:
+    """Returns when the newest word of the fleet service was said, unix seconds; 0 before the first."""
+    newest = Freshness(state_dir).newest
+    return 0.0 if newest is None else float(newest.said_at)
+
+
 class Freshness:
     """Counts how long no newer statement has come.
 

@@ -11,6 +11,7 @@ from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.methods.state import DeviceState
 from hushfleet.privacy.ledger import LedgerView
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.periods import Period
 from hushfleet.wire.format.identity import Identity
 
 
@@ -88,6 +89,7 @@ class RoundCommit:
     :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
     :param context: of the secure sum that the update is masked for (`SecureRound.context`); None where it is not.
     :param package: SHA-256 of the task package that it was trained for, for `DeviceStore.package_of`.
+    :param at, window: as in `LedgerEntry`.
     """
 
     task: str
@@ -99,6 +101,8 @@ class RoundCommit:
     residual: np.ndarray | None = None
     context: bytes | None = None
     package: bytes | None = None
+    at: int = 0
+    window: Period | None = None
 
     @property
     def written_bytes(self) -> int:

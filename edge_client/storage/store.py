@@ -26,6 +26,7 @@ import numpy as np
 
 from hushfleet.edge_client.storage.answers import Answers
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
+from hushfleet.edge_client.storage.arrivals import Arrivals
 from hushfleet.edge_client.storage.kept import ChosenAccelerator, KeptHead, RosterMark
 from hushfleet.edge_client.storage.round_commit import OutboxEntry, RoundCommit
 from hushfleet.edge_client.storage.store_file import (
@@ -93,6 +94,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
                 """The device's Ed25519 key, made when the store was created; it never leaves the store."""
                 self.ledger = Ledger(self._connection, device=device)
                 self.answers = Answers(self._connection, self._transaction)
+                self.arrivals = Arrivals(self._connection, self._transaction)
                 if not inspect:
                     self._prepare_to_write(durable=durable)
                 self._opened = opened.pop_all()
@@ -315,7 +317,9 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         size, arrays = int(np.asarray(state.public.mask).size), pack_arrays({**state.private, **residual})
         digest = hashlib.sha256(update).digest()
         with self._transaction(f"commit round {round} of task {task}"):
-            self.ledger.charge(commit.charge, task=task, round=round, payload_digest=digest)
+            self.ledger.charge(
+                commit.charge, task=task, round=round, payload_digest=digest, at=commit.at, window=commit.window
+            )
             run = self._connection.execute
             run(
                 "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, 'pending', NULL, ?)",

@@ -264,6 +264,8 @@ class TaskSpec(Checked):
     :param memory_mib: what a round is expected to need on a device, an estimate with head-room.
     :param continues: the task whose model this one goes on from.
     :param after_new: with fewer new samples, a device leaves a round out if its owner lets it say so.
+    :param data_window_s: length of the windows of data, seconds: a round trains on the samples that arrived in the
+        present window alone; 0: on all.
     """
 
     task: TaskId
@@ -278,6 +280,7 @@ class TaskSpec(Checked):
     version: int = SPEC_VERSION
     continues: EarlierTask | None = later(None)
     after_new: Count = later(0)
+    data_window_s: Count = later(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -98,7 +98,12 @@ def files_below(folder: Path, *, data: Path) -> Iterator[str]:
 
 
 def scan_folder(
-    path: Path, *, lenient: bool = False, unfinished: Collection[str] = (), **form: Unpack[ImageForm]
+    path: Path,
+    *,
+    lenient: bool = False,
+    unfinished: Collection[str] = (),
+    keep: Callable[[Path], bool] = lambda file: True,
+    **form: Unpack[ImageForm],
 ) -> tuple[Samples, tuple[str, ...]]:
     """The readable images by class folder, then by file name, and `class/file: reason` for each that was not read.
 
@@ -106,6 +111,7 @@ def scan_folder(
         missing, and image files that lie outside a class folder count as skipped.
     :param lenient: images of no class of the task are skipped, and there may be no readable image at all.
     :param unfinished: files that are being written: they are not read, and not counted as skipped.
+    :param keep: whether a file is looked at at all.
     :raises BadInput: no such folder, or, unless `lenient`, a sub-folder that is no class, or not one readable image.
     """
     input_shape, class_names = form["input_shape"], form["class_names"]
@@ -138,7 +144,7 @@ def scan_folder(
             )
         files = sorted(Path(file) for file in files_below(entry, data=path) if file not in unfinished)
         for file in counted(files, f"reading images of {entry.name}", total=len(files)):
-            if any(part.startswith(".") for part in file.relative_to(entry).parts):
+            if any(part.startswith(".") for part in file.relative_to(entry).parts) or not keep(file):
                 continue
             image = _read(file, input_shape)
             if isinstance(image, str):

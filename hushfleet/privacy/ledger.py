@@ -10,6 +10,9 @@ number of entries and the last hash. An entry that was changed, removed or added
 found at the next reading, and the device then stops taking part.
 
 An entry also names what left without noise (`Charge.raw`). No number covers that: epsilon is infinite from then on.
+
+An entry has the time at which it was allowed (`LedgerEntry.at`), and the window of samples that it trained on. Entries
+of earlier versions have neither, and keep their hashes. What a period has spent is computed by `privacy.budget`.
 """
 
 from __future__ import annotations
@@ -19,23 +22,32 @@ import math
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from hushfleet.errors import BudgetExceeded, LedgerError, PrivacyError
 from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.periods import Period
 from hushfleet.privacy.terms import Accountant
 
 DIGEST_BYTES = 32
 _CHARGE = ("unit", "adjacency", "mechanism", "noise_multiplier", "noise_split", "sample_rate", "steps")
-_COLUMNS = ("seq", "task", "round", *_CHARGE, "payload_digest", "hash", "raw")
+_LATER = {
+    "raw": "TEXT NOT NULL DEFAULT ''",
+    **dict.fromkeys(("at", "arrived_from", "arrived_until"), "INTEGER NOT NULL DEFAULT 0"),
+}
+"""Columns that later versions have added."""
+_WITHOUT = ("", 0, 0, 0)
+_COLUMNS = ("seq", "task", "round", *_CHARGE, "payload_digest", "hash", *_LATER)
 _GENESIS = bytes(DIGEST_BYTES)
 _RAW_SEPARATOR = "\n"
 
+_TIME = """CREATE TABLE IF NOT EXISTS privacy_ledger_time (
+    only INTEGER PRIMARY KEY CHECK (only = 1), began INTEGER NOT NULL, now INTEGER NOT NULL)"""
 _SCHEMA = (
-    """CREATE TABLE IF NOT EXISTS privacy_ledger (
+    f"""CREATE TABLE IF NOT EXISTS privacy_ledger (
         seq INTEGER PRIMARY KEY,
         task TEXT NOT NULL,
         round INTEGER NOT NULL,
@@ -48,13 +60,14 @@ _SCHEMA = (
         steps INTEGER NOT NULL,
         payload_digest BLOB NOT NULL,
         hash BLOB NOT NULL,
-        raw TEXT NOT NULL DEFAULT '',
+        {", ".join(f"{name} {kind}" for name, kind in _LATER.items())},
         UNIQUE (task, round, unit))""",
     """CREATE TABLE IF NOT EXISTS privacy_ledger_head (
         only INTEGER PRIMARY KEY CHECK (only = 1),
         device TEXT NOT NULL,
         entries INTEGER NOT NULL,
         hash BLOB NOT NULL)""",
+    _TIME,
     """CREATE TRIGGER IF NOT EXISTS privacy_ledger_keep BEFORE DELETE ON privacy_ledger
         BEGIN SELECT RAISE(ABORT, 'the privacy ledger is append-only'); END""",
     """CREATE TRIGGER IF NOT EXISTS privacy_ledger_fix BEFORE UPDATE ON privacy_ledger
@@ -62,14 +75,31 @@ _SCHEMA = (
 )
 
 
+class CountedTime(NamedTuple):
+    """The time that a device counts for its budget, whole unix seconds.
+
+    :param began: when it was counted first. Entries of before have this time.
+    :param now: when it was kept last.
+    """
+
+    began: int
+    now: int
+
+
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One release: what it cost, and the SHA-256 of the bytes that were stored for sending."""
+    """One release: its cost, and the SHA-256 of the bytes that were stored for sending.
+
+    :param at: counted unix seconds at which it was allowed; 0: no time was counted yet.
+    :param window: when the samples arrived that it trained on; None: it may have trained on all.
+    """
 
     task: str
     round: int
     charge: Charge
     payload_digest: bytes
+    at: int = 0
+    window: Period | None = None
 
 
 class LedgerView:
@@ -178,18 +208,30 @@ class Ledger(LedgerView):
             raise LedgerError(f"the privacy ledger could not be created: {error}") from error
 
     def upgrade_schema(self) -> None:
-        """Adds the column that a ledger of an earlier version lacks; its entries stay as they are."""
+        """Adds the columns that a ledger of an earlier version lacks; its entries stay as they are."""
         try:
             columns = self._connection.execute("SELECT name FROM pragma_table_info('privacy_ledger')").fetchall()
-            if ("raw",) not in columns:
-                self._connection.execute("ALTER TABLE privacy_ledger ADD COLUMN raw TEXT NOT NULL DEFAULT ''")
+            for name, kind in _LATER.items():
+                if (name,) not in columns:
+                    self._connection.execute(f"ALTER TABLE privacy_ledger ADD COLUMN {name} {kind}")
+            self._connection.execute(_TIME)
         except sqlite3.Error as error:
             raise LedgerError(f"the privacy ledger could not be brought to this version: {error}") from error
 
-    def charge(self, charge: Charge, *, task: str, round: int, payload_digest: bytes) -> None:
+    def charge(
+        self,
+        charge: Charge,
+        *,
+        task: str,
+        round: int,
+        payload_digest: bytes,
+        at: int = 0,
+        window: Period | None = None,
+    ) -> None:
         """Write one entry into the caller's open transaction; the caller commits it with the payload.
 
         :param payload_digest: SHA-256 (32 bytes) of the stored update.
+        :param at, window: as in `LedgerEntry`; without `at` the time that was kept last.
 
         Raises `LedgerError` for a second charge of the same (task, round, unit), if no transaction holds
         it together with the payload, or if the database refuses.
@@ -199,17 +241,22 @@ class Ledger(LedgerView):
                 f"an entry needs a task, a round of 0 or more and a {DIGEST_BYTES}-byte digest, got "
                 f"{task!r}, {round!r} and {len(payload_digest)} bytes"
             )
+        if at < 0 or (window is not None and not 0 <= window.start < window.stop):
+            raise LedgerError(f"an entry was allowed at a time of 0 or more, got {at!r} and the window {window!r}")
         connection = self._connection
         commits_alone = connection.isolation_level is None or getattr(connection, "autocommit", -1) is True
         if commits_alone and not connection.in_transaction:
             raise LedgerError("no transaction is open: begin one, charge, store the payload, commit both")
         try:
             count, previous = self._head()
-            fields, raw = _fields(task, round, charge, payload_digest), _RAW_SEPARATOR.join(charge.raw)
-            row_hash = _link(previous, count + 1, fields, raw)
+            fields = _fields(task, round, charge, payload_digest)
+            counted = self.counted()
+            at = int(at) or (0 if counted is None else counted.now)
+            later = _RAW_SEPARATOR.join(charge.raw), at, *(window or (0, 0))
+            row_hash = _link(previous, count + 1, fields, later)
             connection.execute(
                 f"INSERT INTO privacy_ledger ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})",
-                (count + 1, *fields, row_hash, raw),
+                (count + 1, *fields, row_hash, *later),
             )
             connection.execute("UPDATE privacy_ledger_head SET entries = ?, hash = ?", (count + 1, row_hash))
         except sqlite3.IntegrityError as error:
@@ -227,22 +274,40 @@ class Ledger(LedgerView):
             rows = self._connection.execute("SELECT * FROM privacy_ledger ORDER BY seq").fetchall()
         except sqlite3.Error as error:
             raise LedgerError(f"the privacy ledger cannot be read: {error}") from error
-        previous, entries = self._first_hash(), []
+        previous, entries, counted = self._first_hash(), [], self.counted()
+        began = 0 if counted is None else counted.began
         for expected, row in enumerate(rows, start=1):
-            seq, *fields, row_hash, raw = (*row, "")[: len(_COLUMNS)]  # the last column came later
-            if seq != expected or _link(previous, seq, tuple(fields), raw) != row_hash:
+            lacking = len(_COLUMNS) - len(row)  # in a ledger of an earlier version that is only read
+            full = (*row, *_WITHOUT[len(_WITHOUT) - lacking :])
+            (seq, *fields, row_hash), later = full[: -len(_LATER)], full[-len(_LATER) :]
+            if seq != expected or _link(previous, seq, tuple(fields), later) != row_hash:
                 raise LedgerError(
                     f"the privacy ledger of device {self.device!r} was changed at entry {expected}: what "
                     f"was spent is no longer known, so this device must not take part any more"
                 )
             previous = row_hash
-            entries.append(_entry(fields, raw))
+            entries.append(_entry(fields, later, untimed_at=began))
         if len(rows) != count or previous != head:
             raise LedgerError(
                 f"the privacy ledger of device {self.device!r} has {len(rows)} entries where {count} were "
                 f"written: what was spent is no longer known, so this device must not take part any more"
             )
         return entries if task is None else [entry for entry in entries if entry.task == task]
+
+    def counted(self) -> CountedTime | None:
+        """Returns the time that was counted last; None before the first."""
+        try:
+            row = self._connection.execute("SELECT began, now FROM privacy_ledger_time").fetchone()
+        except sqlite3.Error:  # a ledger of an earlier version that is only read
+            return None
+        return None if row is None else CountedTime(*row)
+
+    def keep_counted(self, time: CountedTime) -> None:
+        """Keeps the counted time. Raises `LedgerError`."""
+        try:
+            self._connection.execute("INSERT OR REPLACE INTO privacy_ledger_time VALUES (1, ?, ?)", time)
+        except sqlite3.Error as error:
+            raise LedgerError(f"the counted time could not be kept: {error}") from error
 
     def _head(self) -> tuple[int, bytes]:
         row = self._connection.execute("SELECT device, entries, hash FROM privacy_ledger_head").fetchone()
@@ -307,16 +372,19 @@ def _fields(task: str, round: int, charge: Charge, payload_digest: bytes) -> tup
     return task, round, *(getattr(exact, name) for name in _CHARGE), bytes(payload_digest)
 
 
-def _entry(fields: list[Any], raw: str) -> LedgerEntry:
-    task, round, *values, payload_digest = fields
+def _entry(fields: list[Any], later: tuple[Any, ...], *, untimed_at: int) -> LedgerEntry:
+    (task, round, *values, payload_digest), (raw, at, *window) = fields, later
     charge = dict(zip(_CHARGE, values, strict=True))
     named = tuple(raw.split(_RAW_SEPARATOR)) if raw else ()
-    return LedgerEntry(task, round, Charge(**charge, raw=named), payload_digest)
+    trained_on = Period(*window) if any(window) else None
+    return LedgerEntry(task, round, Charge(**charge, raw=named), payload_digest, at or untimed_at, trained_on)
 
 
-def _link(previous: bytes, seq: int, fields: tuple[Any, ...], raw: str) -> bytes:
+def _link(previous: bytes, seq: int, fields: tuple[Any, ...], later: tuple[Any, ...]) -> bytes:
     """The hash of one entry: over the hash before it, its number and its columns (doubles, exactly).
 
-    `raw` is part of it where there is any, so that entries from before it was written keep their hash.
+    Later columns are part of it as far as they are used, so that entries from before they were written keep their hash.
     """
-    return hashlib.sha256(previous + msgpack.packb([seq, *fields, *([raw] if raw else [])])).digest()
+    raw, *times = later
+    used = later if any(times) else (raw,) if raw else ()
+    return hashlib.sha256(previous + msgpack.packb([seq, *fields, *used])).digest()

@@ -62,6 +62,24 @@ def test_budget_is_kept_over_rounds(make_bench: MakeBench, config: DeviceConfig)
     assert bench.store.ledger.rounds_charged() == 1
 
 
+def test_a_spent_period_is_declined_until_it_is_over(make_bench: MakeBench, config: DeviceConfig) -> None:
+    limits = replace(config.limits, epsilon_server=2.5, per="1d", epsilon_lifetime=100.0)
+    bench = make_bench(config=replace(config, limits=limits))
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    public = bench.store.load_state("digits-test").public
+    bench.server.open_round(2, cohort={DEVICE: public.digest()})
+    bench.until(lambda: bench.server.declines != [])
+    assert bench.server.declines[0].code == "budget"
+    assert "that its owner allows in 1 day" in bench.server.declines[0].reason
+    assert "takes part again, in " in bench.server.declines[0].reason
+    bench.clock.now += 86400.0
+    bench.server.open_round(3, cohort={DEVICE: public.digest()})
+    bench.until(lambda: bench.entry_status(3) == "acked")
+    first, second = bench.store.ledger.entries()
+    assert second.at >= first.at + 86400
+
+
 def test_no_noise_is_no_privacy_for_a_limited_device(make_bench: MakeBench, package: Package) -> None:
     naked = package.with_spec(privacy=PrivacySpec("device", "strict", 1.0, 0.0, 1e-5), task="naked")
     assert the_decline(make_bench(package=naked))[0] == "budget"

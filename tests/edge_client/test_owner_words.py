@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hushfleet.edge_client.status import sentences
+from hushfleet.edge_client.status import _describe_windows, sentences
 
 REPORT: dict[str, Any] = {
     "data_kind": "folder",
@@ -81,9 +81,30 @@ def test_the_four_sentences() -> None:
             {"epsilon_limit": "Infinity"},
             "6.57 is spent (epsilon; weak protection), and its owner has set",
         ),
+        (
+            "privacy",
+            {"period": {"words": "1.2 of 2 in these 90 days, which end in 31 days"}, "since": 1_746_100_000},
+            "1.2 of 2 in these 90 days, which end in 31 days; 6.57 of 8 in all since May 2025 (epsilon; ",
+        ),
         ("privacy", {"epsilon_server": "Infinity"}, "no limit holds any more"),
         ("privacy", {"epsilon_server": 0.0, "rounds_left": None}, "0 of 8 is spent (epsilon; strong protection); for"),
     ],
 )
 def test_each_is_true_of_other_boards(name: str, changes: dict[str, Any], said: str) -> None:
     assert sentences({**REPORT, **changes})[name].startswith(said)
+
+
+def test_both_numbers_of_windows_are_said_and_whose_they_are() -> None:
+    windows = [
+        {"start": 0, "stop": 30 * 86400, "rounds": 2, "epsilon_server": 1.2},
+        {"start": 30 * 86400, "stop": 60 * 86400, "rounds": 3, "epsilon_server": 1.5},
+    ]
+    said = _describe_windows({"windows": windows, "epsilon_server": 2.1})
+    assert "one window alone has spent epsilon_server 1.500 at most (1970-01-31 to 1970-03-02)" in said
+    assert said.endswith("whoever appears in all of them, 2.100")
+
+
+def test_samples_of_other_windows_are_counted() -> None:
+    use = {"used": 9, "left_out": 0, "why": "", "other_windows": 120}
+    said = sentences({**REPORT, "data": use})["photographs"]
+    assert said == "9 photographs are used, none left out, 120 came in another window of time than the task's"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hushfleet.durations import duration_s
+from hushfleet.durations import describe_duration, duration_s
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,11 @@ def test_durations_are_read(text: str, seconds: float) -> None:
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no duration: write a number above 0 and one of s, min, h, d, w"):
         duration_s(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(90 * 86400, "90 days"), (86400, "1 day"), (5400, "1.5 hours"), (61, "1.02 minutes"), (1, "1 second")],
+)
+def test_a_duration_in_words(seconds: float, words: str) -> None:
+    assert describe_duration(seconds) == words

@@ -37,12 +37,15 @@ def _task(
 ) -> None:  # fmt: skip
     """Give the fleet its next task. Each run has its own folder, DIR/runs/NAME; boards go on with their ledgers.
 
+    A task whose rounds too few boards can pay, by the limits of their cards, is refused, and what they can pay proposed.
+
     `fleet up` takes it at once. To go on with an earlier run, give its file: DIR/runs/NAME/task.toml.
     """
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.next_task import set_task
+    from hushfleet.aggregator.fleet.task_check import spread
     from hushfleet.aggregator.fleet.watch import FleetWatch
 
     folder = FleetFolder(path)
@@ -67,6 +70,8 @@ def _task(
             f"note: its {checked.round.rounds} rounds follow each other without a pause, on the images that boards have "
             'now; for a round a day add to the task: [schedule] with every = "24h"'
         )
+    if (slowly := spread(checked, folder)) is not None:
+        print(f"note: {slowly}")
 
 
 @app.command("pause")

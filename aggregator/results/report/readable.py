@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.result import Lifetime, WireInfo
+from hushfleet.privacy.budget import describe_since
 
 NOT_MEASURED = "not measured"
 NARROW = "\N{NO-BREAK SPACE}"
@@ -30,9 +31,10 @@ def number(value: float | None) -> str:
 
 def format_lifetime(lifetime: Lifetime) -> str:
     """The same in the report, on the terminal and on a fleet's page."""
+    period = "".join(f"; {words}, as the aggregator counts" for words in (lifetime.period, lifetime.window) if words)
     return (
-        f"epsilon_server {number(lifetime.epsilon_server)} (exchange {number(lifetime.exchange_server)}) {LIFETIME}, "
-        f"at delta {number(lifetime.delta)}"
+        f"epsilon_server {number(lifetime.epsilon_server)} (exchange {number(lifetime.exchange_server)}) {LIFETIME}"
+        f"{describe_since(lifetime.since)}, at delta {number(lifetime.delta)}{period}"
     )
 
 

@@ -26,6 +26,7 @@ from hushfleet.errors import HushfleetError, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.ledger import LedgerEntry, LedgerView
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.periods import Period
 from hushfleet.schema import pack, unpack
 from hushfleet.simulator.run_folder import DeviceFolder
 from hushfleet.wire.format.identity import Identity
@@ -130,7 +131,10 @@ class DeviceFile:
             raise LedgerError(f"round {commit.round} of task {commit.task!r} is already charged")
         digest, state = hashlib.sha256(commit.update).digest(), commit.state
         own = state.own if self._keeps_own and not isinstance(state.own, NotKept) else None
-        entries = [*self.ledger.entries(), LedgerEntry(commit.task, commit.round, commit.charge, digest)]
+        entries = [
+            *self.ledger.entries(),
+            LedgerEntry(commit.task, commit.round, commit.charge, digest, commit.at, commit.window),
+        ]
         kept = {
             "round": commit.round,
             "package": commit.package,
@@ -179,4 +183,6 @@ def _read(path: Path) -> tuple[dict[str, Any], np.ndarray | None]:
 
 def _entry(plain: dict[str, Any]) -> LedgerEntry:
     charge = Charge(**{**plain["charge"], "raw": tuple(plain["charge"]["raw"])})
-    return LedgerEntry(plain["task"], plain["round"], charge, plain["payload_digest"])
+    window = plain.get("window")
+    timed = plain.get("at", 0), window and Period(*window)
+    return LedgerEntry(plain["task"], plain["round"], charge, plain["payload_digest"], *timed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,9 @@ Boards with unequal classes:
 
 `hushfleet plan --devices 60 --images 40 --classes 4 --epsilon 4 --boards raspberry-pi-zero-2-w --out task.toml`
 
+A task every quarter, until epsilon 8 is spent in all:
+`hushfleet plan --devices 200 --images 40 --classes 10 --epsilon 2 --per 90d --lifetime 8`
+
 Measured on images like yours: `hushfleet plan --devices 60 --images 20 --epsilon 4 --data photos/ --shape 3,32,32`
 
 More devices help most, then a larger epsilon. The number of images hardly changes the shared model, but a board with
@@ -46,6 +50,8 @@ def register(app: typer.Typer) -> None:
         boards: Annotated[str, typer.Option(metavar="A,B,...", help="Boards whose time is shown; see `hushfleet boards`.")] = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb",
         honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Least share of honest devices; the others may work with the server.")] = HONEST_FRACTION,
         alpha: Annotated[float | None, typer.Option(min=0.01, help="Dirichlet parameter of the devices' labels: 0.5 is very unequal. Default: equal.")] = None,
+        per: Annotated[str | None, typer.Option(metavar="90d", help="Repeat the task in each such period, and show the years: --epsilon is of one period.")] = None,
+        lifetime: Annotated[float, typer.Option(min=0.0, help="With --per: epsilon over all periods, after which boards stop.")] = math.inf,
         local: Annotated[bool, typer.Option("--local", help="Trust nobody: each device adds all of the noise.")] = False,
         shape: Annotated[str | None, typer.Option(metavar="C,H,W", help="Shape of images: channels (1 grey, 3 colour), height, width. Default: 1,28,28; with filters 1,8,8.")] = None,
         data: Annotated[str | None, typer.Option(metavar="FOLDER|NAME", help="Public images to measure on: class folders, or a data set.")] = None,
@@ -61,6 +67,7 @@ def register(app: typer.Typer) -> None:
 
         from hushfleet.aggregator.observe.progress import show_progress
         from hushfleet.aggregator.planning.advice import Advice, Question
+        from hushfleet.aggregator.planning.year import Year
         from hushfleet.firmware_profiles import load_board
         from hushfleet.simulator.studies.plan.needs import BoardCosts, needs
         from hushfleet.simulator.studies.plan.show import show, to_plain
@@ -69,6 +76,8 @@ def register(app: typer.Typer) -> None:
 
         if out is not None and checked_file(out).exists():
             raise BadInput(f"--out {out}: it is there already; choose another file")
+        if per is None and lifetime != math.inf:
+            raise BadInput("--lifetime needs --per: without periods --epsilon is the limit over everything")
         if local and honest_fraction != HONEST_FRACTION:
             raise BadInput("--honest-fraction does nothing with --local: each device adds all of the noise")
         profiles = [load_board(name.strip()) for name in boards.split(",") if name.strip()]
@@ -88,13 +97,18 @@ def register(app: typer.Typer) -> None:
                     asked = replace(asked, classes=own.classes, shape=own.train.images.shape[1:])
                     table = measured_table(asked, own)
             advice, needed = Advice.on(asked, table), needs(asked, table)
+            year = None
+            if per is not None:
+                year = Year.of(
+                    advice, rounds=needed.rounds, multiplier=needed.noise_multiplier, per=per, lifetime=lifetime
+                )
         except PrivacyError as error:
             raise BadInput(str(error)) from error
         costs = [BoardCosts.of(board, asked, needed, table) for board in profiles]
         if as_json:
-            print(json.dumps(to_plain(advice, needed, costs), indent=2))
+            print(json.dumps(to_plain(advice, needed, costs, year), indent=2))
         else:
-            show(Console(highlight=False), advice, needed, costs)
+            show(Console(highlight=False), advice, needed, costs, year)
         if out is not None:
             try:
                 with out.open("x", encoding="utf-8") as file:

@@ -10,7 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from hushfleet.aggregator.planning.advice import BETWEEN_DATA, Advice, Answer, Question
+from hushfleet.aggregator.planning.year import Year
 from hushfleet.aggregator.results.report.readable import percent, size
+from hushfleet.plain_json import to_json
 from hushfleet.privacy.protection import protection
 from hushfleet.simulator.studies.plan.needs import BoardCosts, Needs
 from hushfleet.simulator.units import format_seconds
@@ -18,7 +20,7 @@ from hushfleet.simulator.units import format_seconds
 _STYLES: dict[Answer, str] = {"yes": "bold green", "no": "bold red", "perhaps": "bold yellow"}
 
 
-def to_plain(advice: Advice, needed: Needs, boards: list[BoardCosts]) -> dict[str, object]:
+def to_plain(advice: Advice, needed: Needs, boards: list[BoardCosts], year: Year | None) -> dict[str, object]:
     return {
         "question": asdict(advice.question),
         "answer": advice.answer,
@@ -32,10 +34,11 @@ def to_plain(advice: Advice, needed: Needs, boards: list[BoardCosts]) -> dict[st
         "least_epsilon": advice.least_epsilon(),
         "needs": asdict(needed),
         "boards": [asdict(each) for each in boards],
+        "year": None if year is None else to_json(asdict(year) | {"ends_after_s": year.ends_after_s}),
     }
 
 
-def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCosts]) -> None:
+def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCosts], year: Year | None) -> None:
     """Prints the answer for people."""
     asked, found = advice.question, advice.estimate.accuracies
     console.print(f"[{_STYLES[advice.answer]}]{escape(advice.in_words)}[/].\n", soft_wrap=True)
@@ -52,6 +55,11 @@ def show(console: Console, advice: Advice, needed: Needs, boards: list[BoardCost
     for name, text in (_turning(advice) | _promise(asked, needed) | _costs(needed) | _boards(needed, boards)).items():
         takes.add_row(name, text)
     console.print(takes)
+    if year is not None:
+        years = Table(show_header=False, title="the same task in each period", title_justify="left")
+        for name, text in year.rows().items():
+            years.add_row(name, text)
+        console.print(years)
     console.print(
         f"{_measured(advice)} How long a round lasts is up to the slowest board: hushfleet forecast.", soft_wrap=True
     )

@@ -170,6 +170,7 @@ def test_a_register_of_an_earlier_version_keeps_working(tmp_path: Path, version:
         ]
         assert register.refused_births() == [RefusedBirth("who", bytes(32), 3, 9.0)]
         assert register.charges("board-1") == [("t-1", 1, b"\1")] * (version == 2)
+        assert (register.first_charged_at("board-1") > 0) == (version == 2), "now, since the day is not known"
 
 
 @pytest.mark.parametrize("how", ["told", "not told", "killed"])

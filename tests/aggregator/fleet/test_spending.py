@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.spending import Spending
-from hushfleet.aggregator.fleet.view import BoardView, RunView
+from hushfleet.aggregator.fleet.view import BoardView, FleetView, RunView
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.results.server_sees import SumFacts
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.privacy.accounting.epsilon import Adjacency, Step, epsilon
+from hushfleet.privacy.mechanism import GaussianMechanism
+from hushfleet.schema import pack
 from support.local_link import LocalHub
 from support.whole import Whole, prepared_digits
 
@@ -132,3 +135,44 @@ def test_a_number_above_the_cards_limit_is_explained(whole: Whole, register: Dev
     (problem,) = view.problems
     assert problem.what == f"has spent epsilon_server {number(spent)}, above the limit of {number(card)} on its card"
     assert "Its owner has raised limits.epsilon_server" in problem.advice
+
+
+def test_a_period_is_told_beside_all_that_was_spent(register: DeviceRegister) -> None:
+    charge, day = pack(GaussianMechanism(2.0).charge()), 86400
+    register.note_charges("t", 1, {"board-1": charge}, certain=False)
+    began = register.first_charged_at("board-1")
+    register.note_charges("t", 1, {"board-1": charge}, certain=True)
+    assert register.first_charged_at("board-1") == began, "noted once"
+    limits = {"epsilon_server": 2.0, "per": "90d", "epsilon_lifetime": 4.0, "delta": DELTA}
+    soon = Spending(limits, clock=lambda: float(began))
+    soon.update(register)
+    now = soon.most("t", register)
+    assert now is not None
+    later = Spending(limits, clock=lambda: began + 90.0 * day)
+    later.update(register)
+    then = later.most("t", register)
+    assert then is not None
+    assert now[1].period.startswith(f"{spent_in(1):.3g} of 2 in these 90 days, which end in ")
+    assert then[1].period.startswith("0 of 2 in these 90 days, which end in ")
+    assert (now[1].rounds, then[1].rounds) == (0, 1), "the lifetime limit has room for two rounds more"
+    said = descriptions.privacy_left(FleetView("f", 0.0, privacy_left=now[1]))
+    assert said.startswith(
+        f"board-1, which has spent most, stands at {number(spent_in(1))} of the 4 that its card allows"
+    )
+    assert f"in all since {time.strftime('%B %Y', time.gmtime(began))}, and at {now[1].period} (epsilon; " in said
+    assert f"; {now[1].period}, as the aggregator counts" in format_lifetime(now[0])
+
+
+def test_windows_have_a_number_of_their_own(register: DeviceRegister) -> None:
+    charge = pack(GaussianMechanism(2.0).charge())
+    for task in ("windows-1", "all-1"):
+        for round in (1, 2):
+            register.note_charges(task, round, {"board-1": charge}, certain=True)
+    now = register.first_charged_at("board-1")
+    later = Spending(LIMITS, clock=lambda: now + 31.0 * 86400)
+    for spending, rounds in ((Spending(LIMITS, clock=lambda: float(now)), 4), (later, 2)):
+        lifetime = spending.lifetimes(register, "windows-1", window_s=30 * 86400)["board-1"]
+        alone = f"whoever appears in the samples of the present window of 30 days alone: {spent_in(rounds):.3g}"
+        assert format_lifetime(lifetime).endswith(f"; {alone}, as the aggregator counts")
+        assert lifetime.epsilon_server == pytest.approx(spent_in(4)), "whoever appears in all"
+    assert later.lifetimes(register)["board-1"].window == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.processes import _print_obstacles
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.sightings import Listener
-from hushfleet.aggregator.fleet.task_check import boards_needed, first_charge, obstacles
+from hushfleet.aggregator.fleet.task_check import boards_needed, first_charge, obstacles, spread
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
@@ -169,4 +170,49 @@ def test_ports_that_were_made_equal_later_are_refused_too(tmp_path: Path) -> Non
     file = folder.path / FILE_NAME
     file.write_text(file.read_text().replace(str(one), str(other)))
     with pytest.raises(BadInput, match=f"both {other}"):
+        FleetFolder(folder.path)
+
+
+def with_limits(folder: FleetFolder, limits: str) -> FleetFolder:
+    text = (folder.path / FILE_NAME).read_text()
+    (folder.path / FILE_NAME).write_text(text.replace("epsilon_server = 8.0", limits))
+    return FleetFolder(folder.path)
+
+
+MANY_ROUNDS = ("rounds = 2", "rounds = 40")
+
+
+def test_a_task_that_boards_cannot_pay_to_its_end_is_refused_and_one_that_they_can_is_proposed(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    file = task_file(tmp_path / "next.toml", MANY_ROUNDS)
+    with pytest.raises(BadInput, match=r"0 of 2 boards can pay for the 40 rounds of next") as caught:
+        set_task(folder, file)
+    form = r"round.rounds = (\d+)\. With all 40 rounds they can pay for privacy.epsilon = (\d+(?:\.\d+)?)"
+    proposed = re.search(form, str(caught.value))
+    assert proposed is not None
+    rounds, epsilon = int(proposed[1]), proposed[2]
+    assert obstacles(load_task(file, (f"round.rounds={rounds}",)), folder) == []
+    assert obstacles(load_task(file, (f"round.rounds={rounds + 1}",)), folder) != []
+    quieter = task_file(tmp_path / "quieter.toml", MANY_ROUNDS, ("noise_multiplier = 1.0", f"epsilon = {epsilon}"))
+    assert obstacles(load_task(quieter), folder) == []
+    (folder.path / "runs" / "next").mkdir(parents=True)
+    assert obstacles(load_task(file), folder) == [], "a run that was begun goes on as far as it can"
+
+
+def test_periods_spread_the_rounds_of_a_task(tmp_path: Path) -> None:
+    limits = 'epsilon_server = 8.0\nper = "90d"\nepsilon_lifetime = inf'
+    folder = with_limits(make_folder(tmp_path / "fleet"), limits)
+    task = load_task(task_file(tmp_path / "next.toml", MANY_ROUNDS))
+    assert obstacles(task, folder) == []
+    said = spread(task, folder)
+    assert said is not None
+    assert re.match(r"cards allow epsilon 8 in 90 days, which pays for (\d+) of the 40 rounds", said)
+    assert spread(load_task(task_file(tmp_path / "short.toml")), folder) is None
+    folder = with_limits(folder, "epsilon_server = 0.5")
+    (why,) = obstacles(task, folder)
+    assert "no board can pay for a round of next: it costs epsilon" in why
+    assert "and cards allow 0.5 in 90 days" in why
+    text = (folder.path / FILE_NAME).read_text()
+    (folder.path / FILE_NAME).write_text(text.replace('per = "90d"', 'per = "soon"'))
+    with pytest.raises(BadInput, match=r"device.limits.per = 'soon'"):
         FleetFolder(folder.path)

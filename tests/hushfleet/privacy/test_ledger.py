@@ -197,6 +197,9 @@ COLUMNS = {
     "payload_digest": "zeroblob(32)",
     "hash": "zeroblob(32)",
     "raw": "'accuracy'",
+    "at": "5",
+    "arrived_from": "1",
+    "arrived_until": "1",
 }
 
 
@@ -234,10 +237,11 @@ def test_raw_values_are_kept_and_cost_infinity(ledger, connection):
 
 
 def test_a_ledger_of_an_earlier_version_goes_on(connection):
-    """It lacks the column `raw`; its chain was hashed without one."""
+    """It lacks the later columns; its chain was hashed without them."""
     old = Ledger(connection, device="board-7")
     old.create_schema()
-    connection.execute("ALTER TABLE privacy_ledger DROP COLUMN raw")
+    for later in ("raw", "at", "arrived_from", "arrived_until"):
+        connection.execute(f"ALTER TABLE privacy_ledger DROP COLUMN {later}")
     connection.execute("BEGIN")
     fields = ["t", 0, "device", DEVICE_CHARGE.adjacency, "gaussian", 2.0, 4, 1.0, 1, DIGEST]
     first = hashlib.sha256(bytes(32) + b"board-7").digest()

@@ -136,3 +136,31 @@ def test_a_slow_board_takes_longer() -> None:
 def test_it_needs_no_torch() -> None:
     code = "import sys; import hushfleet.simulator.studies.plan.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_year_of_periods_is_composed_exactly_and_ends_with_the_lifetime_limit(app: typer.Typer) -> None:
+    asked = [*OPTIONS[:-1], "2", "--per", "90d", "--lifetime", "8"]
+    found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
+    year, needed = found["year"], found["needs"]
+
+    def after(periods: int) -> float:
+        return epsilon([Step(needed["noise_multiplier"], 1.0, needed["rounds"] * periods)], delta=1e-5)
+
+    assert year["epsilon_in_all"] == {
+        "1": pytest.approx(after(4)),
+        "2": pytest.approx(after(8)),
+        "5": pytest.approx(after(year["periods"])),
+    }
+    assert after(year["periods"]) <= 8.0 < after(year["periods"] + 1)
+    assert year["ends_after_s"] == year["periods"] * 90 * 86400
+    assert year["rounds_a_month"] == pytest.approx(needed["rounds"] * 365 / 12 / 90)
+    assert year["gain"] == found["accuracy"]["gain"] <= year["gain_of_year"]
+    words = " ".join(CliRunner().invoke(app, asked, env={"COLUMNS": "250"}).output.split())
+    assert 'epsilon_server = 2, per = "90d", epsilon_lifetime = 8' in words
+    assert f"after {year['periods']} periods" in words
+    for wrong, said in (
+        (["--per", "quarter"], "--per 'quarter' is no duration"),
+        (["--per", "90d", "--lifetime", "1"], "must be at least --epsilon 4"),
+        (["--lifetime", "9"], "--lifetime needs --per"),
+    ):
+        assert said in str(CliRunner().invoke(app, [*OPTIONS, *wrong]).exception)

@@ -1,0 +1,115 @@
+"""A fleet over the years: an epsilon in each period, what it adds up to, and when a lifetime limit ends it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from hushfleet.aggregator.planning.advice import Advice
+from hushfleet.durations import describe_duration, duration_s
+from hushfleet.errors import BadInput
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.ledger import rounds_left
+from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
+
+DAY_S = 86400.0
+YEAR_S, MONTH_S = 365 * DAY_S, 365 * DAY_S / 12
+MOST_PERIODS = 10_000
+
+
+@dataclass(frozen=True)
+class Year:
+    """The same task in each period, by the plan of one.
+
+    :param per: length of a period, as it is written in DEVICE.toml.
+    :param per_s: the same, seconds.
+    :param budget: the owner's limits.
+    :param rounds_a_month: on average.
+    :param epsilon_in_period: of one period, for who appears in the data of one period alone (`data.window`).
+    :param epsilon_in_all: after one year, two and five years, for who appears in all periods; composed exactly.
+    :param gain: of one period's task over staying alone, by the gain table; a share of 1.
+    :param gain_of_year: by the gain table, of one task with the whole epsilon of the first year, on the same data.
+        Tasks that go on from each other's model were not measured.
+    :param periods: how many the lifetime limit pays for; None: it has no end.
+    """
+
+    per: str
+    per_s: float
+    budget: Budget
+    rounds_a_month: float
+    epsilon_in_period: float
+    epsilon_in_all: dict[int, float]
+    gain: float
+    gain_of_year: float
+    periods: int | None
+
+    @classmethod
+    def of(cls, advice: Advice, *, rounds: int, multiplier: float, per: str, lifetime: float) -> Year:
+        """Raises `BadInput` for a period in no known form, or a lifetime limit below one period's epsilon.
+
+        :param rounds: of a period's task; `multiplier`: its noise multiplier.
+        :param lifetime: the largest epsilon over everything; inf: any.
+        """
+        asked = advice.question
+        try:
+            per_s = duration_s(per)
+        except ValueError as error:
+            raise BadInput(f"--per {error}") from error
+        if lifetime < asked.epsilon:
+            raise BadInput(
+                f"--lifetime {lifetime:g}: must be at least --epsilon {asked.epsilon:g}, as one period spends"
+            )
+        charge = Charge("device", DEVICE_ADJACENCY, "gaussian", multiplier, steps=rounds)
+        periods = (
+            None
+            if math.isinf(lifetime)
+            else rounds_left([], charge, delta=asked.delta, limit=lifetime, at_most=MOST_PERIODS)
+        )
+
+        def in_all(years: int) -> float:
+            done = max(1, int(years * YEAR_S / per_s))
+            done = done if periods is None else min(done, max(1, periods))
+            return epsilon([Step(multiplier, 1.0, rounds * done)], delta=asked.delta)
+
+        whole = {years: in_all(years) for years in (1, 2, 5)}
+        best = replace(asked, epsilon=whole[1]).estimate(advice.table).accuracies.gain
+        return cls(
+            per=per,
+            per_s=per_s,
+            budget=Budget(asked.delta, lifetime, asked.epsilon, per_s),
+            rounds_a_month=rounds * MONTH_S / per_s,
+            epsilon_in_period=asked.epsilon,
+            epsilon_in_all=whole,
+            gain=advice.estimate.accuracies.gain,
+            gain_of_year=best,
+            periods=periods,
+        )
+
+    @property
+    def ends_after_s(self) -> float | None:
+        """When the lifetime limit is spent, seconds after the beginning; None: never."""
+        return None if self.periods is None else self.periods * self.per_s
+
+    def rows(self) -> dict[str, str]:
+        """Returns rows for people: what is asked, and the answer."""
+        length, after = describe_duration(self.per_s), self.epsilon_in_all
+        limit = "inf" if math.isinf(self.budget.lifetime) else f"{self.budget.lifetime:g}"
+        ends = "never: there is no limit over everything"
+        if self.ends_after_s is not None:
+            years = f"{self.ends_after_s / YEAR_S:.1f} years"
+            ends = f"after {self.periods} periods, {years}: the next would exceed {limit} over everything"
+        return {
+            "rounds a month": f"{self.rounds_a_month:.3g}",
+            f"epsilon in {length}": f"{self.epsilon_in_period:g}, for who appears in the data of one such period alone "
+            f'(data.window = "{self.per}")',
+            "epsilon in all": ", ".join(
+                f"{value:.3g} after {years} year{'s' * (years > 1)}" for years, value in after.items()
+            )
+            + ", for who appears in all",
+            "gain of a period": f"{100 * self.gain:+.1f} points over staying alone, begun anew; one task with "
+            f"the whole epsilon of the first year, on the same data, {100 * self.gain_of_year:+.1f}",
+            "the budget ends": ends,
+            "limits on the boards": f'epsilon_server = {self.epsilon_in_period:g}, per = "{self.per}", '
+            f"epsilon_lifetime = {limit}",
+        }

@@ -1,0 +1,80 @@
+"""The time that a board counts for its budget: a wrong clock may hold it back, and cannot set it forward.
+
+A board without a battery wakes with a wrong clock, and whoever answers its questions for the time can set it. If a jump
+of the clock began a new period, a spent budget would be there again. So counted time grows in two ways alone: by the
+seconds that the client has run, by the monotonic clock; and up to the earlier of the board's clock and the newest
+signed word of the fleet service (`hushfleet.release.Newest.said_at`, once a day), which covers the time without power.
+Neither the clock nor the service can set it forward alone. It never goes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from hushfleet.errors import HushfleetError, LedgerError
+from hushfleet.privacy.ledger import CountedTime, Ledger
+
+SAVE_EVERY_S = 3600
+"""What a client that is killed has counted since is lost."""
+
+_log = logging.getLogger("hushfleet.edge")
+
+
+class BudgetClock:
+    """Counts the time of a ledger's device.
+
+    :param wall: the board's clock, unix seconds.
+    :param monotonic: monotonic seconds.
+    :param witness: the newest time that somebody else has signed, unix seconds; 0: none.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        witness: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._ledger, self._wall, self._monotonic, self._witness = ledger, wall, monotonic, witness
+        self._kept: CountedTime | None = None
+        self._counted = self._counted_at = self._due_at = 0.0
+
+    def tick(self) -> None:
+        """Counts while no round asks for the time; call it often."""
+        if self._kept is None or self._monotonic() >= self._due_at:
+            with contextlib.suppress(HushfleetError):  # each round says what is wrong
+                self.now()
+
+    def now(self) -> int:
+        """Returns counted unix seconds, and keeps them now and then. Raises `LedgerError` if the ledger was changed."""
+        kept = self._kept or self._begin()
+        at = self._monotonic()
+        self._counted += max(0.0, at - self._counted_at)
+        self._counted_at = at
+        self._counted = max(self._counted, min(self._wall(), self._witness()))
+        self._due_at = at + SAVE_EVERY_S
+        if self._counted >= kept.now + SAVE_EVERY_S:
+            self._keep(CountedTime(kept.began, int(self._counted)))
+        return int(self._counted)
+
+    def _begin(self) -> CountedTime:
+        """Goes on from what is kept. Before the first charge there is nothing to refresh, and the clock counts."""
+        kept, entries = self._ledger.counted(), self._ledger.entries()
+        if kept is None or not entries:
+            began = max(1, int(self._wall()))
+            kept = CountedTime(began, began)
+            self._ledger.keep_counted(kept)
+        self._counted, self._counted_at = float(max([kept.now, *(entry.at for entry in entries)])), self._monotonic()
+        self._kept = kept
+        return kept
+
+    def _keep(self, time: CountedTime) -> None:
+        try:
+            self._ledger.keep_counted(time)
+            self._kept = time
+        except LedgerError as error:  # a full disk: it is counted on, and kept when there is room
+            _log.warning("%s", error)

@@ -1,0 +1,43 @@
+"""When each sample of a board arrived: noted when it is seen first, by its content, and never changed.
+
+So a sample lies in one window of each length, whatever becomes of its name, its folder or the clock. It is part of the
+store because it must not be lost: a sample that arrived a second time could be trained on in two windows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+KEY_BYTES = 16
+_SCHEMA = "CREATE TABLE IF NOT EXISTS arrivals (sample BLOB PRIMARY KEY, arrived_at INTEGER NOT NULL) WITHOUT ROWID"
+
+
+def sample_key(content: bytes) -> bytes:
+    """Returns the key of a sample: a digest of its content."""
+    return hashlib.sha256(content).digest()[:KEY_BYTES]
+
+
+class Arrivals:
+    """The table of a `DeviceStore`, which gives its connection, and its transactions with their errors."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, transaction: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        self._connection = connection
+        self._transaction = transaction
+
+    def of(self, keys: Sequence[bytes], *, now: int) -> list[int]:
+        """Returns when each of these samples arrived, counted unix seconds; those that are new arrive `now`.
+
+        What is returned is on the disk. Raises `StoreError`.
+        """
+        with self._transaction("note the arrival of samples"):
+            run = self._connection.execute
+            run(_SCHEMA)
+            known: dict[bytes, int] = dict(run("SELECT sample, arrived_at FROM arrivals"))
+            new = set(keys) - known.keys()
+            self._connection.executemany("INSERT INTO arrivals VALUES (?, ?)", [(key, now) for key in sorted(new)])
+        return [known.get(key, now) for key in keys]

@@ -1,0 +1,177 @@
+"""Windows of data on a board: each sample lies in one of them for ever, and what is sent follows from one alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec
+from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
+from hushfleet.edge_client.board.local_data import LocalData
+from hushfleet.edge_client.board.notes import notes_in, read_data_use
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.methods import method_of
+from hushfleet.params import ParamLayout
+from hushfleet.privacy.periods import Period
+from support.device import config, make_bench, package  # noqa: F401
+from support.edge import DEVICE, Bench, Package
+
+DAY = 86400
+FIRST, SECOND = Period(10 * DAY, 20 * DAY), Period(20 * DAY, 30 * DAY)
+GRAPH = BlobRef(bytes(32), 1)
+MODEL = ModelSpec(
+    "own", ParamLayout(("w",), ((2,),)), (1, 4, 4), ("cat", "dog"), (0.5,), (0.25,), (), GRAPH, GRAPH
+)  # fmt: skip
+
+
+class Board:
+    """A board's data, with a clock that a test sets."""
+
+    def __init__(self, folder: Path, store: DeviceStore, section: OwnDataSection) -> None:
+        self.now = FIRST.start
+        self.path, (note, _) = Path(section.path), notes_in(folder)
+        self.data = LocalData(
+            section, MODEL, may_be_empty=True, note=note, arrivals=lambda keys: store.arrivals.of(keys, now=self.now)
+        )
+
+    def photograph(self, name: str, grey: int) -> None:
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4), grey, np.uint8)).save(self.path / name)
+
+    def seen(self, window: Period | None = None) -> list[int]:
+        return sorted(self.data.samples(window).images.reshape(-1, 16)[:, 0].tolist())
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with DeviceStore(tmp_path / "state" / "store.sqlite", device="board-7", durable=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def board(tmp_path: Path, store: DeviceStore) -> Board:
+    return Board(tmp_path, store, OwnDataSection("folder", str(tmp_path / "photos")))
+
+
+def test_a_photograph_is_in_the_window_in_which_it_came(board: Board, tmp_path: Path) -> None:
+    board.photograph("cat/1.png", 10)
+    assert board.seen(FIRST) == [10]
+    board.now = SECOND.start
+    board.photograph("dog/2.png", 20)
+    assert board.seen(SECOND) == [20]
+    assert board.seen(FIRST) == [10]
+    assert board.seen() == [10, 20]
+    board.seen(SECOND)
+    use = read_data_use(tmp_path)
+    assert use is not None
+    assert (use.used, use.other_windows) == (1, 1)
+
+
+def test_a_name_a_folder_a_date_or_a_clock_moves_it_into_no_other(board: Board) -> None:
+    board.photograph("cat/1.png", 10)
+    board.seen(FIRST)
+    for now in (SECOND.start, 0, 900 * DAY):
+        board.now = now
+        assert board.seen(Period.of(now, 10 * DAY)) == []
+        assert board.seen(FIRST) == [10]
+    os.rename(board.path / "cat/1.png", board.path / "cat/other.png")
+    assert (board.seen(SECOND), board.seen(FIRST)) == ([], [10])
+    board.photograph("dog/copy.png", 10)
+    os.utime(board.path / "dog/copy.png", (1, 1))
+    assert (board.seen(SECOND), board.seen(FIRST)) == ([], [10, 10])
+
+
+def test_a_deleted_photograph_is_gone_and_comes_back_to_its_own_window(board: Board) -> None:
+    board.photograph("cat/1.png", 10)
+    board.photograph("cat/2.png", 20)
+    assert board.seen(FIRST) == [10, 20]
+    (board.path / "cat/1.png").unlink()
+    assert board.seen(FIRST) == [20]
+    board.now = SECOND.start
+    board.photograph("cat/1.png", 10)
+    assert (board.seen(SECOND), board.seen(FIRST)) == ([], [10, 20])
+
+
+@pytest.mark.parametrize("kind", ["arrays", "csv"])
+def test_rows_of_a_file_have_windows_of_their_own(kind: str, tmp_path: Path, store: DeviceStore) -> None:
+    path = tmp_path / "values"
+    board = Board(tmp_path, store, OwnDataSection(kind, str(path)))  # type: ignore[arg-type] - of two kinds
+
+    def write(*values: int) -> None:
+        rows = np.repeat(np.array(values, np.float32), 16).reshape(-1, 1, 4, 4)
+        if kind == "arrays":
+            with path.open("wb") as file:
+                np.savez(file, x=rows, y=["cat"] * len(rows))
+        else:
+            lines = [",".join(["cat", *map(str, row.ravel())]) for row in rows]
+            path.write_text("\n".join([",".join(["label", *(f"v{index}" for index in range(16))]), *lines]))
+
+    write(1, 2)
+    assert board.seen(FIRST) == [1, 2]
+    board.now = SECOND.start
+    write(3, 2, 1)
+    assert (board.seen(SECOND), board.seen(FIRST)) == ([3], [1, 2])
+
+
+@pytest.mark.parametrize("window_s", [DAY, 0])
+def test_a_round_follows_from_its_own_window_alone(
+    window_s: int,
+    make_bench: Callable[..., Bench],  # noqa: F811
+    config: DeviceConfig,  # noqa: F811
+    package: Package,  # noqa: F811
+) -> None:
+    """The head that `fedper` keeps on the board would carry the first window's samples into the second's updates."""
+    privacy = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
+    task = package.with_spec(method="fedper", privacy=privacy, data_window_s=window_s)
+    ends = []
+    for seed in (1, 2):
+        folder = Path(config.device.state_dir).with_name(f"board-{seed}")
+        folder.mkdir()
+        data = replace(config.data, path=str(folder / "train.npz"))
+        bench = make_bench(
+            package=task,
+            config=replace(config, device=replace(config.device, state_dir=str(folder / "state")), data=data),
+        )
+        write(folder, seed)
+        newcomer = method_of(task.spec).init_state().public
+        bench.server.open_round(1, cohort={DEVICE: newcomer.digest()})
+        bench.until(lambda: bench.entry_status(1) == "acked")  # noqa: B023
+        bench.clock.now += DAY
+        write(folder, 3)
+        state = bench.store.load_state("digits-test")
+        assert state is not None
+        bench.server.open_round(2, cohort={DEVICE: state.public.digest()})
+        bench.until(lambda: bench.entry_status(2) == "acked")  # noqa: B023
+        first, second = bench.store.ledger.entries()
+        if window_s:
+            assert second.window == Period(first.window.start + DAY, first.window.stop + DAY)
+            assert second.window.holds(second.at)
+        else:
+            assert first.window is second.window is None
+        after = bench.store.load_state("digits-test")
+        assert after is not None
+        ends.append(after.own)
+    assert np.array_equal(*ends) == bool(window_s)
+
+
+def write(folder: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    np.savez(
+        folder / "train.npz", images=rng.integers(0, 256, (16, 1, 8, 8), dtype=np.uint8), labels=np.arange(16) % 10
+    )
+
+
+def test_a_method_that_would_decline_without_samples_is_refused(
+    make_bench: Callable[..., Bench],  # noqa: F811
+    package: Package,  # noqa: F811
+) -> None:
+    bench = make_bench(package=package.with_spec(data_window_s=DAY))
+    bench.server.open_round(1)
+    bench.until(lambda: bench.server.declines != [])
+    assert "takes no device without samples" in bench.server.declines[0].reason

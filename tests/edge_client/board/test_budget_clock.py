@@ -1,0 +1,91 @@
+"""Counted time: a wrong clock never sets it forward, and the clock with the service's word together do."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from hushfleet.edge_client.board.budget_clock import SAVE_EVERY_S, BudgetClock
+from hushfleet.privacy.ledger import Ledger
+from hushfleet.privacy.mechanism import GaussianMechanism
+
+TODAY, DAY = 1_750_000_000, 86400
+
+
+class Times:
+    def __init__(self) -> None:
+        self.wall, self.ran, self.said = float(TODAY), 0.0, 0.0
+
+    def clock(self, ledger: Ledger) -> BudgetClock:
+        return BudgetClock(ledger, wall=lambda: self.wall, monotonic=lambda: self.ran, witness=lambda: self.said)
+
+    def run(self, seconds: float) -> None:
+        self.wall, self.ran = self.wall + seconds, self.ran + seconds
+
+
+@pytest.fixture
+def ledger():
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        made = Ledger(connection, device="board-7")
+        made.create_schema()
+        yield made
+
+
+def charge(ledger: Ledger, at: int) -> None:
+    ledger._connection.execute("BEGIN")
+    ledger.charge(GaussianMechanism(4.0).charge(), task="t", round=at, payload_digest=bytes(32), at=at)
+    ledger._connection.execute("COMMIT")
+
+
+def test_it_counts_what_the_client_runs_and_ignores_jumps(ledger: Ledger) -> None:
+    times = Times()
+    clock = times.clock(ledger)
+    assert clock.now() == TODAY
+    charge(ledger, TODAY)
+    times.run(DAY)
+    assert clock.now() == TODAY + DAY
+    times.wall += 3650 * DAY
+    assert clock.now() == TODAY + DAY, "a jump forward"
+    times.wall = 0.0
+    assert clock.now() == TODAY + DAY, "a jump back"
+    times.ran -= 5.0
+    assert clock.now() == TODAY + DAY
+
+
+def test_time_without_power_counts_by_clock_and_word_together(ledger: Ledger) -> None:
+    times = Times()
+    times.clock(ledger).now()
+    charge(ledger, TODAY)
+    times.wall += 100 * DAY  # without power
+    clock = times.clock(ledger)
+    assert clock.now() == TODAY, "the clock alone"
+    times.said = TODAY + 99 * DAY
+    assert clock.now() == TODAY + 99 * DAY, "as far as both say"
+    times.said = TODAY + 4000 * DAY
+    assert clock.now() == TODAY + 100 * DAY, "the word alone"
+
+
+def test_it_survives_restarts_and_loses_no_more_than_an_hour(ledger: Ledger) -> None:
+    times = Times()
+    clock = times.clock(ledger)
+    clock.now()
+    charge(ledger, TODAY)
+    for _ in range(10):
+        times.run(SAVE_EVERY_S)
+        clock.tick()
+    times.run(SAVE_EVERY_S - 1)
+    clock.tick()
+    times.wall, times.ran = 0.0, 0.0
+    assert times.clock(ledger).now() == TODAY + 10 * SAVE_EVERY_S
+    charge(ledger, TODAY + 20 * SAVE_EVERY_S)
+    assert times.clock(ledger).now() == TODAY + 20 * SAVE_EVERY_S, "no earlier than the last charge"
+
+
+def test_before_the_first_charge_the_clock_counts(ledger: Ledger) -> None:
+    times = Times()
+    times.wall = 5.0
+    assert times.clock(ledger).now() == 5
+    times.wall = TODAY
+    assert times.clock(ledger).now() == TODAY
