@@ -204,7 +204,7 @@ def test_what_twenty_thousand_rounds_have_cost_comes_in_parts(talk: Talk, monkey
     packed = {key: pack(Charge("device", "one device's update", "gaussian", cost)) for key, cost in spent.items()}
     with talk.desk.register.transaction():
         rows = [(DEVICE, task, number, charge) for (task, number), charge in packed.items()]
-        talk.desk.register.write_all("INSERT INTO charges VALUES (?, ?, ?, ?)", rows)
+        talk.desk.register.write_all("INSERT INTO charges VALUES (?, ?, ?, ?, 1)", rows)
     spent["small-00000000", 3] = 2.0
     store, asking = talk.board.store, talk.board.asking()
     asked = 0

@@ -19,6 +19,10 @@ from hushfleet.errors import PrivacyError
 from hushfleet.privacy.accounting import epsilon as accounting
 from hushfleet.privacy.accounting.epsilon import Step, check_delta
 from hushfleet.privacy.accounting.renyi import DEFAULT_ORDERS, _log_erfc, rdp
+from hushfleet.privacy.budget import charges_on
+from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
+from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
+from hushfleet.privacy.periods import Period
 
 epsilon = partial(accounting.epsilon, accountant="rdp")
 noise_multiplier_for = partial(accounting.noise_multiplier_for, accountant="rdp")
@@ -254,3 +258,16 @@ def test_log_erfc_against_scipy():
     x = np.concatenate([np.linspace(-30, 30, 2001), np.geomspace(20, 1e6, 200)])
     expected = math.log(2) + special.log_ndtr(-x * math.sqrt(2))
     np.testing.assert_allclose(_log_erfc(x), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_windows_of_records_cost_no_more_than_opacus_says() -> None:
+    first, second = Period(0, 10), Period(10, 20)
+    entries = [
+        LedgerEntry("t", round, Charge("record", RECORD_ADJACENCY, "gaussian", z, 1, 0.01, steps), b"", 1, window)
+        for round, (window, z, steps) in enumerate([(first, 1.1, 200), (first, 0.9, 100), (second, 1.3, 300)])
+    ]
+    for charges in (charges_on(first, entries), charges_on(second, entries), [entry.charge for entry in entries]):
+        asked = RDPAccountant()
+        asked.history = [(charge.noise_multiplier, charge.sample_rate, charge.steps) for charge in charges]
+        said = asked.get_epsilon(1e-5)
+        assert 0.6 * said < epsilon_server_of(charges, delta=1e-5) < said

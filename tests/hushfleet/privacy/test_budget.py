@@ -13,7 +13,7 @@ from hushfleet.errors import BudgetExceeded
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.budget import Budget, charges_on, windows_of
 from hushfleet.privacy.ledger import CountedTime, Ledger, epsilon_server_of
-from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge, GaussianMechanism
+from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.periods import Period
 
 DAY = 86400
@@ -113,20 +113,3 @@ def test_periods_and_windows_agree_with_a_slow_composition(ledger, seed):
             if entry.window is None or set(range(*window, DAY)) & set(range(*entry.window, DAY))
         ]
         assert epsilon_server_of(charges_on(window, entries), delta=1e-5) == pytest.approx(slowly(touched), rel=1e-9)
-
-
-def test_windows_of_records_cost_no_more_than_opacus_says(ledger):
-    accountants = pytest.importorskip("opacus.accountants")
-    first, second = Period.of(START, 30 * DAY), Period.of(START + 30 * DAY, 30 * DAY)
-    ledger._connection.execute("BEGIN")
-    for round, (window, multiplier, steps) in enumerate([(first, 1.1, 200), (first, 0.9, 100), (second, 1.3, 300)]):
-        what = Charge("record", RECORD_ADJACENCY, "gaussian", multiplier, sample_rate=0.01, steps=steps)
-        at = window.start + round
-        ledger.charge(what, task="t", round=round, payload_digest=bytes(32), at=at, window=window)
-    ledger._connection.execute("COMMIT")
-    entries = ledger.entries()
-    for charges in (charges_on(first, entries), charges_on(second, entries), [entry.charge for entry in entries]):
-        asked = accountants.RDPAccountant()
-        asked.history = [(charge.noise_multiplier, charge.sample_rate, charge.steps) for charge in charges]
-        spent, said = epsilon_server_of(charges, delta=1e-5), asked.get_epsilon(1e-5)
-        assert 0.6 * said < spent < said
