@@ -33,6 +33,7 @@ from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
+from hushfleet.model.anomaly import divided
 
 Stamp = tuple[int, int]
 
@@ -126,6 +127,8 @@ class LocalData:
         failed = ""
         try:
             samples = self._read(path, skipped)
+            if self._model.targets.are_inputs:
+                samples, _ = divided(samples)
             if not len(samples) and not self._may_be_empty:
                 where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
                 cure = f"; put images into {path}/CLASS/, the classes are {names}" * (self._section.kind == "folder")
@@ -145,12 +148,8 @@ class LocalData:
 
     def _read(self, path: Path, skipped: list[str]) -> Samples:
         model, lenient = self._model, skipped if self._may_be_empty else None
-        if self._section.kind == "arrays":
-            samples = load_arrays(path, model, skipped=lenient)
-            warn_of_row_numbers(samples.images, str(path))
-            return samples
-        if self._section.kind == "csv":
-            return load_csv(path, model, skipped=lenient)
+        if self._section.kind in _FILES:
+            return load_file(path, model, kind=self._section.kind, skipped=lenient)
         samples, found = scan_folder(path, lenient=True, **_form(model))
         skipped += found
         return samples
@@ -193,6 +192,18 @@ def _form(model: ModelSpec) -> ImageForm:
     }
 
 
+def load_file(path: Path, model: ModelSpec, *, kind: str = "", skipped: list[str] | None = None) -> Samples:
+    """Reads a file of samples; parameters and errors as `load_arrays`.
+
+    :param kind: `arrays` or `csv`; by default what its name says.
+    """
+    if (kind or path.suffix) not in ("arrays", ".npz"):
+        return load_csv(path, model, skipped=skipped)
+    samples = load_arrays(path, model, skipped=skipped)
+    warn_of_row_numbers(samples.images, str(path))
+    return samples
+
+
 def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
     """An .npz with samples `x` (or `images`), as `as_values` takes them, and labels `y` (or `labels`): whole numbers,
     names of classes, or what else the task has as targets. Raises `BadInput`.
@@ -201,9 +212,13 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
     """
     with opened(path) as arrays:
         x, y = ("images", "labels") if "images" in arrays else ("x", "y")
-        if missing := {x, y} - set(arrays):
-            raise BadInput(f"{path} lacks the array {min(missing)!r}; it needs {x!r} and {y!r}")
-        values, labels = arrays[x], arrays[y]
+        needed = {x} if model.targets.are_inputs else {x, y}
+        if missing := needed - set(arrays):
+            raise BadInput(
+                f"{path} lacks the array {min(missing)!r}; it needs {' and '.join(map(repr, sorted(needed)))}"
+            )
+        values = arrays[x]
+        labels = arrays[y] if y in arrays else model.targets.blank(len(values), len(model.class_names))
     if y == "y" and model.targets.are_classes:  # a simulation's own files have places
         check_one_reading(labels, model.class_names, f"{path}: {y}")
     if skipped is not None:
@@ -214,7 +229,9 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
 def load_csv(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
     """Reads a CSV file (`hushfleet.data.csv_file`); parameters as `load_arrays`. Raises `BadInput`."""
     outputs = () if model.targets.are_classes else model.class_names
-    values, labels, _, names = read_csv(path, input_shape=model.image_shape, outputs=outputs, skipped=skipped)
+    values, labels, _, names = read_csv(
+        path, input_shape=model.image_shape, outputs=outputs, series=model.targets.are_inputs, skipped=skipped
+    )
     warn_of_row_numbers(values, str(path), names)
     if skipped is not None:
         values, labels = _usable(values, labels, model, skipped)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,7 +94,8 @@ def _test_one(job: _Job) -> tuple[AccuracyByWay, AccuracyByWay, Predictions]:
 def _train_one(job: _Job) -> Alone:
     run = loaded_run(job.path, job.runtime)
     spec, layout = run.spec, run.spec.model.layout
-    plain = replace(spec.privacy, unit="device", clip_norm=math.inf, noise_multiplier=0.0)
+    unbounded: dict[str, Any] = {"clip_norm": math.inf, "noise_multiplier": 0.0}
+    plain = replace(spec.privacy, unit="device", accounting="strict", secure=None, noise_split=1, **unbounded)
     # Adds nothing to the loss; a gradient that could distil has no teacher, and so gives the cross-entropy's.
     alone = bind(Method(), run.method.config, plain, layout)
     state, params = alone.init_state(), job.initial
