@@ -21,6 +21,7 @@ import numpy as np
 
 from hushfleet.array_api import Array, array_namespace
 
+ACCURACY = "accuracy"
 FAULT = "fault"
 """The name of the label of a `Reconstruction`: the column of a CSV file."""
 _PASSES = 3  # over the outputs, in the search for the best constant
@@ -39,7 +40,7 @@ class Loss:
     of_classes: ClassVar[bool] = False
     of_numbers: ClassVar[bool] = False
     of_inputs: ClassVar[bool] = False
-    measure: ClassVar[str] = "accuracy"
+    measure: ClassVar[str] = ACCURACY
     misfit: ClassVar[str]
     """Describes targets that do not `fit`."""
 

@@ -44,6 +44,7 @@ from hushfleet.aggregator.results.events import EventTail
 from hushfleet.aggregator.results.fleet_state import Event, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.errors import BadInput
+from hushfleet.losses import ACCURACY
 from hushfleet.wire.format.health import Problem
 
 LOST_HEARTBEATS = 3
@@ -85,7 +86,7 @@ class Course(RunState):
             answered=sum(parts[part] for part in ("accepted", "declined", "refused")),
             accepted=parts["accepted"],
             finished=self.finished or 0 < self.rounds <= self.rounds_closed,
-            accuracy=self.accuracy_global,
+            accuracy=self.accuracy_global if self.measure == ACCURACY else None,
             epsilon=self.epsilon_server,
             epsilon_release=self.epsilon_release,
             delta=self.delta,
@@ -127,7 +128,10 @@ class Course(RunState):
 
     def _on_round_close(self, event: Event) -> None:
         super()._on_round_close(event)
-        sent, accuracy = event.get("uplink_bytes") or 0, event.get("accuracy_global")
+        sent, accuracy = (
+            event.get("uplink_bytes") or 0,
+            event.get("accuracy_global") if self.measure == ACCURACY else None,
+        )
         self.points.append(RoundPoint(self.rounds_closed, event.get("participants") or 0, sent, accuracy))
 
 
