@@ -1,7 +1,8 @@
 """Class probabilities of one image, or the numbers that the task predicts, by the device's own model.
 
 The personalised model of the current task if this device has trained, else the last global model. Of a linear model,
-the head that the device has chosen by its own images (`hushfleet.model.own_head`).
+the head that the device has chosen by its own images (`hushfleet.model.own_head`); of an autoencoder that is shared as
+a whole, the global model.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from hushfleet.graphs.features import FeatureGraph, check_features
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.graphs.shapes import check_cost
+from hushfleet.methods import method_of
+from hushfleet.methods.personal import Personal
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.model.own_head import inputs_of_own, own_logits
 
@@ -106,10 +109,13 @@ def _no_model_of(spec: TaskSpec) -> BadInput:
 
 def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]:
     """Gives the flat vector, and how it is called."""
-    head, own = store.own_head(spec.task), store.own_params(spec.task)
-    if own is not None and (head is not None or not spec.model.chooses_head):
+    head, own, shared = store.own_head(spec.task), store.own_params(spec.task), None
+    if spec.model.targets.are_inputs and type(method_of(spec).parts.personal) is Personal:
+        # A model that has trained on few own samples last takes whatever they do not show for unusual.
+        shared = global_params(store, spec.model.layout.size)
+    if shared is None and own is not None and (head is not None or not spec.model.chooses_head):
         return own, "personalised" if head is None else head.choice.plain
-    return global_params(store, spec.model.layout.size), "global"
+    return global_params(store, spec.model.layout.size) if shared is None else shared, "global"
 
 
 def global_params(store: DeviceStore, size: int) -> np.ndarray | None:
