@@ -83,7 +83,9 @@ def measure(shape: Shape, seed: int, folder: Path) -> dict[str, Found]:
     make(folder / "machines.npz", machines=shape.boards, train=shape.windows, seed=seed)
     changes = {"data.path": str(folder / "machines.npz"), "data.devices": shape.boards, "seed": seed}
     task = hf.task(EXAMPLE / "task.toml", {**changes, "privacy.epsilon": shape.epsilon or NO_NOISE})
-    done = hf.simulate(task, out=folder / "run", local_only=False, evaluate_every=task.round.rounds, quiet=True)
+    done = hf.simulate(
+        task, out=folder / "run", local_only=False, evaluate_every=task.round.rounds, runtime="vmap", quiet=True
+    )
     run = LoadedRun(folder / "run", "onnx")
     initial = get_model("autoencoder", input_shape=run.spec.model.input_shape).init(seed)
     shared = flat(done, "global")
