@@ -84,6 +84,11 @@ def test_a_board_says_how_unusual_a_window_is(
     bench = make_bench(package=series, config=replace(config, data=data, simulation=None))
     bench.server.open_round(1)
     bench.until(lambda: bench.entry_status(1) == "acked")
+    bench.server.global_params = bench.server.global_params + np.float32(1e-6)
+    final = bench.server.open_round(5, phase="finished").global_digest
+    bench.until(
+        lambda: bench.store.global_digest == final
+    )  # it predicts with the shared model, and fetches the last one
     path = device_toml(tmp_path, 'held_out = "known.csv"\n')
     assert main(["predict", str(path), str(tmp_path / "later.csv"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
