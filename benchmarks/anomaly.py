@@ -40,7 +40,7 @@ make = runpy.run_path(str(EXAMPLE / "make_data.py"))["make"]
 Errors = Callable[[LabelledSamples], np.ndarray]
 
 
-class Shape(NamedTuple):
+class PumpFleet(NamedTuple):
     """A fleet: boards, windows that each has, and the epsilon of each; None: no noise."""
 
     boards: int
@@ -48,14 +48,14 @@ class Shape(NamedTuple):
     epsilon: float | None
 
 
-SHAPES = (
-    *(Shape(60, 20, epsilon) for epsilon in (8, None, 2)),
-    *(Shape(boards, windows, 8) for boards, windows in ((20, 20), (60, 80))),
+FLEETS = (
+    *(PumpFleet(60, 20, epsilon) for epsilon in (8, None, 2)),
+    *(PumpFleet(boards, windows, 8) for boards, windows in ((20, 20), (60, 80))),
 )
 
 
 class Found(NamedTuple):
-    """What a model reaches on a board's test windows, in fractions of 1."""
+    """The figures of a model on a board's test windows, in fractions of 1."""
 
     auroc: float
     f1: float
@@ -78,11 +78,11 @@ def components(train: LabelledSamples) -> Errors:
     return lambda samples: np.square(samples.y - mean - (samples.y - mean) @ kept.T @ kept).mean(1)
 
 
-def measure(shape: Shape, seed: int, folder: Path) -> dict[str, Found]:
+def measure(fleet: PumpFleet, seed: int, folder: Path) -> dict[str, Found]:
     """The means over boards, by model."""
-    make(folder / "machines.npz", machines=shape.boards, train=shape.windows, seed=seed)
-    changes = {"data.path": str(folder / "machines.npz"), "data.devices": shape.boards, "seed": seed}
-    task = hf.task(EXAMPLE / "task.toml", {**changes, "privacy.epsilon": shape.epsilon or NO_NOISE})
+    make(folder / "machines.npz", machines=fleet.boards, train=fleet.windows, seed=seed)
+    changes = {"data.path": str(folder / "machines.npz"), "data.devices": fleet.boards, "seed": seed}
+    task = hf.task(EXAMPLE / "task.toml", {**changes, "privacy.epsilon": fleet.epsilon or NO_NOISE})
     done = hf.simulate(
         task, out=folder / "run", local_only=False, evaluate_every=task.round.rounds, runtime="vmap", quiet=True
     )
@@ -113,18 +113,18 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the first fleet with one seed")
     options = parser.parse_args()
     figures: Figures = {"seeds": SEEDS[: 1 if options.quick else None], "fleets": []}
-    for shape in SHAPES[: 1 if options.quick else None]:
+    for fleet in FLEETS[: 1 if options.quick else None]:
         by_seed = []
         for seed in figures["seeds"]:
             with tempfile.TemporaryDirectory() as folder:
-                by_seed.append(measure(shape, seed, Path(folder)))
+                by_seed.append(measure(fleet, seed, Path(folder)))
         for name in by_seed[0]:
             columns = zip(*(each[name] for each in by_seed), strict=True)
             spread = {
                 field: [round(value, 4) for value in each] for field, each in zip(Found._fields, columns, strict=True)
             }
-            figures["fleets"].append({**shape._asdict(), "model": name, **spread})
-        table(f"{shape}", [row(each) for each in figures["fleets"][-len(by_seed[0]) :]])
+            figures["fleets"].append({**fleet._asdict(), "model": name, **spread})
+        table(f"{fleet}", [row(each) for each in figures["fleets"][-len(by_seed[0]) :]])
         write(options, figures)
     return 0
 

@@ -41,7 +41,7 @@ class Unusual(NamedTuple):
         return [place for place in order if self.scores[place] > 1]
 
     def to_json(self) -> dict[str, object]:
-        """For other programs."""
+        """Gives it as other programs read it."""
         samples = [{"sample": n, "score": score, "unusual": score > 1} for n, score in enumerate(self.scores)]
         chosen = self.threshold._asdict()
         return {"task": self.task, "model": self.model, "threshold": chosen, "samples": samples}

@@ -1,4 +1,4 @@
-"""What a device calls unusual: samples that its autoencoder gives back worse than nearly all of its held-out ones.
+"""Anomaly detection: a device calls a sample unusual that is given back worse than nearly all held-out ones.
 
 Nobody labels anything. A device trains on four of five of its samples, and the errors of the fifth, which is never
 trained on, set its threshold. Both stay on the device. The threshold is a conformal one (Laxhammar and Falkman,
