@@ -100,7 +100,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="{run,predict,status,add,label,update}", required=True)
     for name, text in (
         ("run", "run the device (the default)"),
-        ("predict", "classify an image with the device's own model"),
+        ("predict", "classify an image with the device's own model, or say how unusual series of sensor values are"),
         ("status", "show the device's state, its model, and the privacy that it has spent"),
         ("add", "add images of one class to what the device trains on"),
         ("label", "label new images from the inbox, on a page for a browser or a telephone"),
@@ -112,8 +112,12 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         if name == "update":
             command.add_argument("release", metavar="FILE.hfr", type=Path, help="the release")
         if name == "predict":
-            command.add_argument("image", metavar="IMAGE", type=Path, help="a JPEG, PNG, ... file")
-            command.add_argument("--top", type=int, default=3, metavar="N", help="classes to print (default 3)")
+            command.add_argument(
+                "file", metavar="FILE", type=Path, help="a JPEG, PNG, ... file; a CSV or .npz file of sensor values"
+            )
+            command.add_argument(
+                "--top", type=int, default=3, metavar="N", help="classes, or unusual samples, to print (default 3)"
+            )
         if name == "add":
             command.add_argument("photos", metavar="PHOTO", type=Path, nargs="+", help="a JPEG, PNG, ... file")
             command.add_argument("--label", required=True, metavar="CLASS", help="what is on them")
@@ -224,16 +228,24 @@ def _run(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from hushfleet.edge_client.board.config import load_config
-    from hushfleet.edge_client.predict import predict
+    from hushfleet.edge_client.predict import own_model, predict
     from hushfleet.edge_client.status import describe_model
+    from hushfleet.edge_client.unusual import judge
 
-    with _inspected(load_config(options.config)) as store:
-        prediction = predict(store, options.image)
+    config = load_config(options.config)
+    with _inspected(config) as store:
+        own = own_model(store)
+        if own.spec.model.targets.are_inputs:
+            found = judge(store, own, config.data, options.file)
+            of_model = f"{options.file}: by {describe_model(found.model)}, of {found.task}"
+            print(json.dumps(found.to_json()) if options.json else "\n".join([of_model, *found.words(options.top)]))
+            return 0
+        prediction = predict(store, options.file)
     top = prediction.classes if prediction.are_numbers else prediction.classes[: max(1, options.top)]
     if options.json:
         print(json.dumps({"task": prediction.task, "model": prediction.model, "classes": dict(top)}))
     else:
-        print(f"{options.image}: by {describe_model(prediction.model)}, of {prediction.task}")
+        print(f"{options.file}: by {describe_model(prediction.model)}, of {prediction.task}")
         for name, value in top:
             print(f"  {value:10.5g}  {name}" if prediction.are_numbers else f"  {100 * value:5.1f} %  {name}")
     return 0

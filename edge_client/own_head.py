@@ -3,7 +3,8 @@
 It costs no privacy, since nothing of it leaves. It is done when nothing waits to be sent; a device that hides how long
 it works waits for the task's end. After the last round the final global model is fetched for it, also by a device that
 was in no round; if that does not come, the head of an earlier model stays. Images without labels are read for the head
-of the final model alone, so that they delay no round. A simulated device leaves it all to the simulator.
+of the final model alone, so that they delay no round. A device with an autoencoder, which predicts with the shared
+model, fetches the final one too. A simulated device leaves it all to the simulator.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class OwnHeads:
         """
         finished = plan.phase == "finished"
         wanted = plan.task, plan.global_digest, finished
-        if self._done == wanted or not task.spec.model.chooses_head or not (finished or not task.constant_time):
+        model = task.spec.model
+        if self._done == wanted or not (model.chooses_head or (model.targets.are_inputs and finished)):
+            return False
+        if not finished and task.constant_time:
             return False
         try:
             if finished:
@@ -48,8 +52,8 @@ class OwnHeads:
             else:
                 data = self._store.blob(plan.global_digest)
             self._done = wanted
-            if data is not None:
-                self._choose(plan, task, np.frombuffer(data, "<f4", count=task.spec.model.layout.size))
+            if data is not None and model.chooses_head:
+                self._choose(plan, task, np.frombuffer(data, "<f4", count=model.layout.size))
             return finished
         except Exception as error:  # the rounds go on without it, and so does an older head
             self._done = wanted

@@ -1,12 +1,12 @@
 """Class probabilities of one image, or the numbers that the task predicts, by the device's own model.
 
 The personalised model of the current task if this device has trained, else the last global model. Of a linear model,
-the head that the device has chosen by its own images (`hushfleet.model.own_head`).
+the head that the device has chosen by its own images (`hushfleet.model.own_head`); of an autoencoder that is shared as
+a whole, the global model.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,15 +15,16 @@ import numpy as np
 from hushfleet.config.spec import MAX_GRAPH_BYTES, BlobRef, ModelSpec, TaskSpec
 from hushfleet.data.images import read_image
 from hushfleet.data.samples import LabelledSamples, Samples
-from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.board.local_data import LocalData, inputs_of
+from hushfleet.edge_client.board.local_data import inputs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph, check_features
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.graphs.shapes import check_cost
-from hushfleet.model.evaluation import LogitsOf, evaluate_each
+from hushfleet.methods import method_of
+from hushfleet.methods.personal import Personal
+from hushfleet.model.evaluation import LogitsOf
 from hushfleet.model.own_head import inputs_of_own, own_logits
 
 LoadedGraphs = tuple[InferenceGraph, FeatureGraph | None]
@@ -84,7 +85,7 @@ def predict(store: DeviceStore, image: Path, loaded: dict[bytes, LoadedGraphs] |
     loaded = {} if loaded is None else loaded
     if (key := BlobRef.of(spec.to_bytes()).digest) not in loaded:
         loaded.clear()
-        loaded[key] = _graphs(store, spec)
+        loaded[key] = graphs_of(store, spec)
     (graph, features), model = loaded[key], spec.model
     logits_of, samples = own.answers(graph, inputs_of(_read(image, model), features))
     [predicted] = model.targets.predicted(logits_of(params, samples.x))
@@ -93,52 +94,7 @@ def predict(store: DeviceStore, image: Path, loaded: dict[bytes, LoadedGraphs] |
     return Prediction(spec.task, kind, tuple((model.class_names[i], float(predicted[i])) for i in order), are_numbers)
 
 
-class OwnAccuracy(NamedTuple):
-    """How right the own model is on images of this device that it was not trained on; private, as they are.
-
-    :param right: how many of `images` it got right; None where nothing is held out.
-    :param which: what the images are, in words.
-    :param fleet_right: of the same images, how many the fleet's model gets right as it is; `alone_right`: a model that
-        was trained on this board alone. None where that is not known.
-    """
-
-    task: str
-    model: str
-    right: int | None = None
-    images: int | None = None
-    which: str = ""
-    fleet_right: int | None = None
-    alone_right: int | None = None
-
-
-def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None:
-    """Measures by `data.held_out`; or else takes, for an own head, the cross-validation that chose it. None without a
-    model.
-
-    Raises `BadInput` where the held-out images cannot be read.
-    """
-    try:
-        own = own_model(store)
-    except BadInput:
-        return None
-    spec, kind, params, _ = own
-    if data.held_out is not None:
-        graph, features = _graphs(store, spec)
-        samples = LocalData(replace(data, path=data.held_out), spec.model, features=features).samples()
-        logits_of, inputs = own.answers(graph, samples)
-        right = int(evaluate_each(logits_of, params, inputs).correct.sum())
-        shared = params if kind == "global" else _global_params(store, spec.model.layout.size)
-        fleet_right = None if shared is None else int(evaluate_each(graph, shared, samples).correct.sum())
-        return OwnAccuracy(spec.task, kind, right, len(samples), "held-out images", fleet_right)
-    head = store.own_head(spec.task)
-    if head is None or not head.choice.images:
-        return OwnAccuracy(spec.task, kind)
-    choice = head.choice
-    fleet, alone = choice.right_shared, choice.right_alone
-    return OwnAccuracy(spec.task, kind, choice.right, choice.images, "own images, cross-validated", fleet, alone)
-
-
-def _graphs(store: DeviceStore, spec: TaskSpec) -> LoadedGraphs:
+def graphs_of(store: DeviceStore, spec: TaskSpec) -> LoadedGraphs:
     """Gives the graph of inference, and of its features, if any. Raises `BadInput` or `GraphRefused`."""
     model = spec.model
     graph = store.blob(model.inference.digest)
@@ -161,13 +117,17 @@ def _no_model_of(spec: TaskSpec) -> BadInput:
 
 def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]:
     """Gives the flat vector, and how it is called."""
-    head, own = store.own_head(spec.task), store.own_params(spec.task)
-    if own is not None and (head is not None or not spec.model.chooses_head):
+    head, own, shared = store.own_head(spec.task), store.own_params(spec.task), None
+    if spec.model.targets.are_inputs and type(method_of(spec).parts.personal) is Personal:
+        # A model that has trained on few own samples last takes whatever they do not show for unusual.
+        shared = global_params(store, spec.model.layout.size)
+    if shared is None and own is not None and (head is not None or not spec.model.chooses_head):
         return own, "personalised" if head is None else head.choice.plain
-    return _global_params(store, spec.model.layout.size), "global"
+    return global_params(store, spec.model.layout.size) if shared is None else shared, "global"
 
 
-def _global_params(store: DeviceStore, size: int) -> np.ndarray | None:
+def global_params(store: DeviceStore, size: int) -> np.ndarray | None:
+    """The last global model that this device has, float32 `[size]`."""
     data = store.blob(store.global_digest) if store.global_digest else None
     return None if data is None else np.frombuffer(data, "<f4", count=size).astype(np.float32)
 

@@ -19,7 +19,7 @@ from hushfleet.edge_client.board.notes import read_data_use, read_training
 from hushfleet.edge_client.board.waiting import read_waiting
 from hushfleet.edge_client.fleet.freshness import Freshness
 from hushfleet.edge_client.fleet.installed import standing_of
-from hushfleet.edge_client.predict import own_accuracy
+from hushfleet.edge_client.own_accuracy import own_accuracy
 from hushfleet.edge_client.storage.kept import RosterMark
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.storage.store_file import is_in_use

@@ -6,6 +6,7 @@
 | `binary` | float32 `[n, outputs]` of 0 and 1 | mean binary cross-entropy of outputs | yes or no in all outputs |
 | `squared` | float32 `[n, outputs]` | mean squared error of outputs, not halved | all outputs within the tolerance |
 | `huber` | float32 `[n, outputs]` | mean Huber loss of outputs, which turns linear at an error of 1 | as `squared` |
+| `reconstruction` | the sample itself, float32 `[n, values]` | mean squared error | see `Reconstruction` |
 
 A new loss is a class below and its place in `LOSSES`: tasks, boards, every runtime and the report follow. `each` is
 written once for NumPy and PyTorch. Boards and compiled programs have no automatic differentiation and take the slope
@@ -20,6 +21,9 @@ import numpy as np
 
 from hushfleet.array_api import Array, array_namespace
 
+ACCURACY = "accuracy"
+FAULT = "fault"
+"""The name of the label of a `Reconstruction`: the column of a CSV file."""
 _PASSES = 3  # over the outputs, in the search for the best constant
 
 
@@ -28,11 +32,15 @@ class Loss:
 
     :cvar of_classes: the targets are classes, int64 `[n]`.
     :cvar of_numbers: the targets have a unit, in which they may be scaled, and a tolerance.
+    :cvar of_inputs: the targets are the network's inputs; labels, where there are any, say which samples are faults.
+    :cvar measure: the name of the score of a model.
     """
 
     name: ClassVar[str]
     of_classes: ClassVar[bool] = False
     of_numbers: ClassVar[bool] = False
+    of_inputs: ClassVar[bool] = False
+    measure: ClassVar[str] = ACCURACY
     misfit: ClassVar[str]
     """Describes targets that do not `fit`."""
 
@@ -72,6 +80,10 @@ class Loss:
     def constant_right(self, targets: np.ndarray, reach: float) -> float:
         """The share of `targets` `[n, outputs]` that the best constant answer gets right; n above 0."""
         return float(np.unique(targets, axis=0, return_counts=True)[1].max() / len(targets))
+
+    def scored(self, right: np.ndarray, losses: np.ndarray) -> float:
+        """The score of a model in [0, 1], by what `right` and the loss give for its samples; NaN: none."""
+        return float(right.mean()) if len(right) else float("nan")
 
     def score(self, tolerance: float | None) -> str:
         """Says what the score counts; empty where it is plain accuracy."""
@@ -187,6 +199,50 @@ class Huber(Numbers):
         return slopes * (errors - slopes / 2), slopes
 
 
+class Reconstruction(Squared):
+    """The squared error of an autoencoder, whose target is its own input, so that no labels are needed.
+
+    A label marks a fault, by 1. Faults are never trained on. The score is the area under the ROC curve, for which the
+    samples are ranked by their errors; so `right` marks those that are normal.
+    """
+
+    name = "reconstruction"
+    of_numbers = False
+    of_inputs = True
+    measure = "AUROC"
+    misfit = Binary.misfit
+
+    def fit(self, targets: np.ndarray) -> np.ndarray:
+        return LOSSES["binary"].fit(targets)
+
+    def right(self, outputs: np.ndarray, targets: np.ndarray, reach: float) -> np.ndarray:
+        return normal(targets)
+
+    def scored(self, right: np.ndarray, losses: np.ndarray) -> float:
+        return auroc(losses[right], losses[~right])
+
+    def constant_right(self, targets: np.ndarray, reach: float) -> float:
+        return 0.5
+
+    def score(self, tolerance: float | None) -> str:
+        return "the probability that a sample with a fault has a larger reconstruction error than a normal one"
+
+
+def normal(labels: np.ndarray) -> np.ndarray:
+    """Marks the samples that no label calls a fault, bool `[n]`, by labels `[n, outputs]` of a `Reconstruction`."""
+    return np.asarray((labels == 0).all(1))
+
+
+def auroc(normal: np.ndarray, faults: np.ndarray) -> float:
+    """The share of all pairs of a fault's and a normal sample's error in which the fault's is larger; of two equal ones
+    one half. NaN without pairs."""
+    if not (len(normal) and len(faults)):
+        return float("nan")
+    ordered = np.sort(normal)
+    below = (np.searchsorted(ordered, faults, side) for side in ("left", "right"))
+    return float(np.mean(list(below)) / len(ordered))
+
+
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """The logarithms of the softmax over the last axis of `[B, C]`."""
     shifted = logits - logits.max(1, keepdims=True)
@@ -194,7 +250,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return normalized
 
 
-LOSSES: dict[str, Loss] = {each.name: each for each in (CrossEntropy(), Binary(), Squared(), Huber())}
+LOSSES: dict[str, Loss] = {each.name: each for each in (CrossEntropy(), Binary(), Squared(), Huber(), Reconstruction())}
 
 
 def find_loss(name: str) -> Loss:

@@ -24,10 +24,14 @@ _FILES = {
     **dict.fromkeys(
         ("cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"), "compact"
     ),
+    "autoencoder": "autoencoder",
     "linear": "linear",
     "resnet8-gn": "resnet",
     "resnet18-gn": "resnet",
 }
+
+
+_ANY_SHAPE = ("autoencoder", "linear")
 
 
 def model_names() -> list[str]:
@@ -55,7 +59,7 @@ def get_model(
 ) -> Model:
     """The network called `name`, with the outputs of its own data set, or `classes` outputs. Raises `BadInput`.
 
-    :param input_shape: of `linear`, which takes any, and of your own; the other networks have theirs.
+    :param input_shape: of those that take any, and of your own; the other networks have theirs.
     :param loss, by_record: what your own is checked for (`models.module.model_of`).
     """
     if is_own(name):
@@ -71,7 +75,7 @@ def get_model(
     if classes is not None and classes < 1:
         raise BadInput(f"classes = {classes}: a network needs at least one output")
     given: dict[str, Any] = {} if classes is None else {"classes": classes}
-    if name == "linear" and input_shape is not None:
+    if name in _ANY_SHAPE and input_shape is not None:
         given["input_shape"] = input_shape
     make = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name.replace("-", "_"))
     model: Model = make(**given)

@@ -121,7 +121,10 @@ def make_fleet(task: Task, dataset: DataSet, *, boards: tuple[str, ...] = ("gene
         )
     devices = []
     for index, (name, indices) in enumerate(zip(device_names(section.devices), parts, strict=True)):
-        if section.test_fraction > 0:
+        tested = None if dataset.test_owners is None else np.flatnonzero(dataset.test_owners == index)
+        if tested is not None and len(tested) and section.partition == "given":
+            own, local_test = indices, Subset(dataset.test, partial(np.asarray, tested))
+        elif section.test_fraction > 0:
             own, held_out = split_local(indices, strata, test_fraction=section.test_fraction, seed=seed + index)
             local_test = Subset(train, partial(np.asarray, held_out))
         else:

@@ -14,8 +14,9 @@ from hushfleet.aggregator.results.gains import final_by_device
 from hushfleet.aggregator.results.report.comparison import comparison_json, comparison_rows, load_runs
 from hushfleet.aggregator.results.report.readable import percent
 from hushfleet.aggregator.results.report.verdict import answer, judge, privacy_answer
-from hushfleet.aggregator.results.result import Result
+from hushfleet.aggregator.results.result import Result, renamed
 from hushfleet.errors import BadInput
+from hushfleet.losses import ACCURACY
 from hushfleet.simulator.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -44,11 +45,13 @@ class Run:
     @property
     def rounds(self) -> pd.DataFrame:
         """One row a round, see `hushfleet.aggregator.results.result.RoundRow`."""
-        return pd.DataFrame([row.model_dump() for row in self.result.rounds]).set_index("round")
+        rows = [self._named(row.model_dump()) for row in self.result.rounds]
+        return pd.DataFrame(rows).set_index("round")
 
     @property
     def devices(self) -> pd.DataFrame:
-        """One row a device: accuracies at the end (fractions of 1), what it sent, what it spent."""
+        """One row a device: accuracies at the end (fractions of 1), what it sent, what it spent. Another score than the
+        accuracy has its own name, as `auroc_own`."""
         details = self.result.details
         ends = {
             "accuracy_own": final_by_device(details.accuracy_own_common, len(details.devices)),
@@ -58,7 +61,8 @@ class Run:
             "rounds_accepted": details.rounds_accepted,
             "uplink_bytes": details.uplink_bytes,
         }
-        frame = pd.DataFrame({name: values for name, values in ends.items() if values}, index=details.devices)
+        known = {name: values for name, values in ends.items() if values}
+        frame = pd.DataFrame(self._named(known), index=details.devices)
         spent = self.privacy
         return frame.join(spent[["epsilon_server", "epsilon_release"]]) if len(spent) else frame
 
@@ -122,8 +126,9 @@ class Run:
 
     def plot_accuracy(self, ax: Axes | None = None) -> Axes:
         """Accuracy over rounds, means over devices; dashed: each device trained alone."""
-        frame = _measured(self.rounds[list(_ACCURACIES)].rename(columns=_ACCURACIES))
-        axes: Axes = frame.interpolate(limit_area="inside").plot(ax=ax, ylabel="accuracy", grid=True)
+        columns, measure = self._named(_ACCURACIES), self.result.details.measure
+        frame = _measured(self.rounds[list(columns)].rename(columns=columns))
+        axes: Axes = frame.interpolate(limit_area="inside").plot(ax=ax, ylabel=measure, grid=True)
         alone = self.result.local_only.accuracy_own_common
         if alone is not None:
             axes.axhline(alone, linestyle="--", color="gray", label="alone, common test")
@@ -132,21 +137,29 @@ class Run:
 
     def plot_devices(self, ax: Axes | None = None) -> Axes:
         """Accuracy of each device on its own data: federated against alone."""
-        shown = {"accuracy_alone_local": "alone", "accuracy_own_local": "federated"}
+        shown = self._named({"accuracy_alone_local": "alone", "accuracy_own_local": "federated"})
         frame = self.devices.rename(columns=shown)
         columns = [name for name in shown.values() if name in frame]
-        axes: Axes = _measured(frame[columns]).plot.bar(ax=ax, ylabel="accuracy, own data", grid=True)
+        axes: Axes = _measured(frame[columns]).plot.bar(
+            ax=ax, ylabel=f"{self.result.details.measure}, own data", grid=True
+        )
         return axes
 
     def _repr_html_(self) -> str:
+        measure = escape(self.result.details.measure)
         rows = "".join(
             f"<tr><th>{escape(name)}</th><td>{percent(each.federated)}</td><td>{percent(each.alone)}</td></tr>"
             for name, each in judge(self.result).rows
         )
         return (
-            f"<p>{escape(self.summary)}</p><table><tr><th>accuracy</th><th>federated</th><th>alone</th></tr>{rows}"
+            f"<p>{escape(self.summary)}</p><table><tr><th>{measure}</th><th>federated</th><th>alone</th></tr>{rows}"
             f'</table><p><a href="{escape(self.report().as_posix())}">report</a></p>'
         )
+
+    def _named(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values with names that begin with the measure of this run."""
+        named: dict[str, Any] = renamed(values, ACCURACY, self.result.details.measure.lower())
+        return named
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}): {self.summary}"

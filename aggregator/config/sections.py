@@ -71,8 +71,10 @@ class ModelSection(Checked):
     others, and devices keep their own parts of the model. Network and features must be the same.
 
     `loss` says what the network learns (`hushfleet.losses`): `cross-entropy`, one class of several; `binary`,
-    yes or no to each output (multi-label); or `squared` or `huber`, numbers (regression), which need `tolerance`: an
-    answer is right within so much of its target, in the target's unit, in every output.
+    yes or no to each output (multi-label); `squared` or `huber`, numbers (regression), which need `tolerance`: an
+    answer is right within so much of its target, in the target's unit, in every output; or `reconstruction`, to give
+    the input back, which needs no labels: what it gives back badly is unusual. A board's threshold is chosen so that
+    the share `false_alarms` of its normal samples lies above it.
     """
 
     name: str
@@ -83,6 +85,7 @@ class ModelSection(Checked):
     start: str | None = None
     loss: str = "cross-entropy"
     tolerance: Tolerance | None = None
+    false_alarms: Probability | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,6 +105,18 @@ class ModelSection(Checked):
             raise ValueError(
                 "tolerance and a loss of numbers ('squared', 'huber') need each other; tolerance is how far a "
                 "prediction may be from its target and still count as right, for example 0.5"
+            )
+        inputs = find_loss(self.loss).of_inputs
+        if self.false_alarms is not None and not inputs:
+            raise ValueError(f"false_alarms = {self.false_alarms:g} belongs to loss = 'reconstruction'")
+        if inputs and (self.name == "linear" or self.share == "head"):
+            raise ValueError(
+                "loss = 'reconstruction' needs a network with a narrow layer, which one linear layer does not have; "
+                "take name = 'autoencoder', or your own with one output for each value of a sample"
+            )
+        if self.name == "autoencoder" and not inputs:
+            raise ValueError(
+                f"name = 'autoencoder' gives its input back; set loss = 'reconstruction', not {self.loss!r}"
             )
         for key, path in (
             ("features", self.features),

@@ -31,7 +31,7 @@ from hushfleet.config.toml_text import without_none
 from hushfleet.config.written import faults, with_lines
 from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput, Malformed, PrivacyError
-from hushfleet.losses import find_loss
+from hushfleet.losses import FAULT, find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
 from hushfleet.methods.server import ServerHalf
@@ -42,6 +42,7 @@ from hushfleet.schema import Checked, Count, from_plain, hints, later, read_file
 from hushfleet.wire.format.topics import Name
 
 RECORD_DELTA = 1e-5
+FALSE_ALARMS = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +133,14 @@ class Task(Checked):
 
     @property
     def targets(self) -> Targets:
-        section = self.data
-        return Targets(self.model.loss, self.model.tolerance, section.target_mean, section.target_std)
+        model, section = self.model, self.data
+        false_alarms = (model.false_alarms or FALSE_ALARMS) if find_loss(model.loss).of_inputs else None
+        return Targets(model.loss, model.tolerance, section.target_mean, section.target_std, false_alarms)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of classes or outputs, of a reconstruction what a label marks; empty where the data say them."""
+        return self.data.class_names or ((FAULT,) if self.targets.are_inputs else ())
 
     def _check_loss(self) -> None:
         """Refuses settings that are defined for classes alone if the loss is another one."""
@@ -150,6 +157,9 @@ class Task(Checked):
             "your own": section.partition not in ("iid", "given"),
             "data.test_fraction = 0 draws test parts by the shares of classes; set for example 0.2": (
                 section.test_fraction == 0
+            ),
+            f"data.augment = {section.augment!r} changes the input and not the target; take 'none'": (
+                find_loss(loss).of_inputs and section.augment != "none"
             ),
             f"method.name = {self.method.name!r} is defined for classes alone; take for example 'dp-fedavg' or "
             "'fedper'": self.parts().of_classes,

@@ -45,6 +45,7 @@ from hushfleet.aggregator.results.fleet_state import Event, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.durations import duration_s
 from hushfleet.errors import BadInput
+from hushfleet.losses import ACCURACY
 from hushfleet.schema import read_file
 from hushfleet.wire.format.health import Problem
 
@@ -88,7 +89,7 @@ class Course(RunState):
             accepted=parts["accepted"],
             finished=self.finished or 0 < self.rounds <= self.rounds_closed,
             next_opening=self.next_opening,
-            accuracy=self.accuracy_global,
+            accuracy=self.accuracy_global if self.measure == ACCURACY else None,
             epsilon=self.epsilon_server,
             epsilon_release=self.epsilon_release,
             delta=self.delta,
@@ -130,7 +131,10 @@ class Course(RunState):
 
     def _on_round_close(self, event: Event) -> None:
         super()._on_round_close(event)
-        sent, accuracy = event.get("uplink_bytes") or 0, event.get("accuracy_global")
+        sent, accuracy = (
+            event.get("uplink_bytes") or 0,
+            event.get("accuracy_global") if self.measure == ACCURACY else None,
+        )
         self.points.append(RoundPoint(self.rounds_closed, event.get("participants") or 0, sent, accuracy))
 
 

@@ -40,6 +40,7 @@ from hushfleet.aggregator.results.report.verdict import (
 )
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.rounds.schedule import moment_text
+from hushfleet.losses import ACCURACY
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, protection
 from hushfleet.privacy.terms import Accountant
 
@@ -128,7 +129,7 @@ class FleetDisplay:
         parts = [
             f"round {state.rounds_closed}/{state.rounds}",
             f"{event.get('participants', '?')} devices",
-            "accuracy " + (", ".join(f"{name} {words}" for name, words in measured) or NOT_MEASURED),
+            f"{state.measure} " + (", ".join(f"{name} {words}" for name, words in measured) or NOT_MEASURED),
             f"epsilon_server {number(state.epsilon_server)}, epsilon_release {number(state.epsilon_release)}",
             f"up {size(state.round_bytes)}, down {size(event.get('downlink_bytes'))}",
             *([] if wall is None else [f"{wall:.1f} s"]),
@@ -175,7 +176,7 @@ class FleetDisplay:
         rows.add_column(ratio=1, overflow="fold")
         rows.add_row("rounds", self._progress)
         rows.add_row("devices", self._devices())
-        rows.add_row("accuracy", _pairs(_accuracies(state)))
+        rows.add_row(state.measure, _pairs(_accuracies(state)))
         rows.add_row("privacy", self._privacy())
         rows.add_row("bytes", self._bytes())
         if state.paused or state.next_opening is not None:
@@ -234,7 +235,7 @@ def summary_table(result: Result) -> RenderableType:
         for name, row in headline.rows
     ]
     title = f"{result.method} on {result.dataset}, {result.devices} devices, {len(result.rounds)} rounds"
-    heads = (result.details.score or "accuracy", "federated", "alone", "difference")
+    heads = (_measure_or_score(result), "federated", "alone", "difference")
     table = terminal_table(page.Table(heads, rows), title=title)
     epsilons = ", ".join(f"{name} {words}" for name, words in headline.epsilons)
     bits = "" if result.bits_per_value is None else f"{number(result.bits_per_value)} bits per parameter"
@@ -265,6 +266,12 @@ def _difference(row: MeanAccuracies) -> page.PageCell:
     if row.verdict == "nothing":
         return page.PageCell(VERDICTS[row.verdict], row.verdict)
     return page.PageCell("" if row.gain is None else gained(row.gain), row.verdict or "")
+
+
+def _measure_or_score(result: Result) -> str:
+    """Heads the column of tests: what an accuracy counts, or else the measure."""
+    detail = result.details
+    return detail.score if detail.score and detail.measure == ACCURACY else detail.measure
 
 
 def _accuracies(state: RunState) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.aggregator.config.sections import OWN_DATA, DataSection
+from hushfleet.aggregator.config.sections import OWN_DATA
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.start import EarlierModel
 from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, TaskSpec
@@ -22,7 +22,6 @@ from hushfleet.data.csv_file import LABEL, load_csv_set
 from hushfleet.data.folder import load_folder_set
 from hushfleet.data.samples import DataSet, LabelledSamples
 from hushfleet.data.sets import load
-from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.graphs.session import InferenceGraph
@@ -80,7 +79,7 @@ def prepare(
     :param features_cache: a folder where features of images are kept, if the task has some.
     """
     dataset = _load_data(task, data_dir)
-    class_names = dataset.class_names if dataset else task.data.class_names
+    class_names = dataset.class_names if dataset else task.class_names
     shape = dataset.input_shape if dataset else task.data.input_shape
     if shape is None or not class_names:
         raise BadInput(
@@ -102,9 +101,8 @@ def prepare(
     input_shape = shape if extractor is None else (extractor.shared, 1, 1)
     name = task.model.name if task.model.share == "all" else "linear"
     by_record = task.privacy.unit == "record"
-    model = get_model(
-        name, classes=len(class_names), input_shape=input_shape, loss=task.model.loss, by_record=by_record
-    )
+    outputs = task.targets.outputs(class_names, input_shape)
+    model = get_model(name, classes=outputs, input_shape=input_shape, loss=task.model.loss, by_record=by_record)
     _check_shape(task, model.input_shape, input_shape)
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     sent = model.layout.size - int(np.count_nonzero(task.parts().personal.mask(model.layout)))
@@ -215,7 +213,7 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
         shape, names = section.input_shape, section.class_names
         return load_folder_set(section.path, input_shape=shape, class_names=names, mean=mean, std=std)
     if section.name in OWN_DATA:
-        return _load_own(section, task.targets)
+        return _load_own(task)
     dataset = load(section.name, data_dir=data_dir)
     if task.model.features is None:
         return dataset
@@ -224,9 +222,10 @@ def _read_data(task: Task, data_dir: Path | None) -> DataSet | None:
     return replace(dataset, train=train, test=test)
 
 
-def _load_own(section: DataSection, targets: Targets) -> DataSet | None:
+def _load_own(task: Task) -> DataSet | None:
     """Loads `arrays` and `csv`."""
-    path, shape, names = section.path, section.input_shape, section.class_names
+    section, targets = task.data, task.targets
+    path, shape, names = section.path, section.input_shape, task.class_names
     if path is None:
         return None
     if section.name == "arrays":
@@ -235,7 +234,7 @@ def _load_own(section: DataSection, targets: Targets) -> DataSet | None:
         data = load_csv_set(path, input_shape=shape)
     else:
         names = names or (LABEL,)
-        data = load_csv_set(path, input_shape=shape, outputs=names)
+        data = load_csv_set(path, input_shape=shape, outputs=names, series=targets.are_inputs)
     moments = {"mean": section.mean, "std": section.std}
     dataset = data.dataset(section.name, class_names=names, **moments, targets=targets, where=str(path))
     if shape not in (None, dataset.input_shape):

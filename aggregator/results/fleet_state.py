@@ -26,6 +26,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from hushfleet.aggregator.results.fleet_timeline import Activity
+from hushfleet.losses import ACCURACY
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.terms import Accountant
 
@@ -211,7 +212,7 @@ class RunState(FleetState):
         super().__init__()
         self.delta, self.accountant = delta, accountant
         self.task = self.method = self.engine = self.broker = ""
-        self.unit = "device"
+        self.unit, self.measure = "device", ACCURACY
         self.rounds = self.device_count = self.round = self.rounds_closed = 0
         self.uplink_bytes = self.round_bytes = self.downlink_bytes = 0
         self.accuracy_global: float | None = None
@@ -262,7 +263,7 @@ class RunState(FleetState):
         return self.rounds_closed + sum(not device.is_open for device in asked) / len(asked)
 
     def _on_run(self, event: Event) -> None:
-        for name in ("task", "method", "unit", "engine", "broker", "delta", "accountant", "rounds"):
+        for name in ("task", "method", "unit", "engine", "broker", "delta", "accountant", "rounds", "measure"):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
         self.raw_values = tuple(event.get("raw_values", ()))

@@ -128,6 +128,7 @@ def record(
             devices=names,
             class_names=list(spec.model.class_names),
             score=spec.model.targets.describe(),
+            measure=spec.model.targets.measure,
             eq20_bytes=[summary.eq20_bytes for summary in summaries],
             float32_bytes=[summary.float32_bytes for summary in summaries],
             values_sent=[sum(row.shared for row in rows) for rows in rows_by_device],

@@ -20,6 +20,7 @@ from hushfleet.aggregator.results.json_record import Count, Fraction, JsonRecord
 from hushfleet.aggregator.results.server_sees import RosterBy
 from hushfleet.config.spec import Form
 from hushfleet.errors import BadInput
+from hushfleet.losses import ACCURACY
 from hushfleet.privacy.terms import Accountant, Accounting, TrustModel
 
 SCHEMA: Literal[1] = 1
@@ -240,6 +241,7 @@ class Details(JsonRecord):
     Lists by round follow `rounds`, lists by device follow `devices`, lists by layer follow `model.layers`.
 
     :param score: what an accuracy counts where targets are no classes, as "within 0.5 of the target"; empty: classes.
+    :param measure: the name of the score. In the file, keys that begin with "accuracy_" begin with it.
     :param chance: of such targets, what the best constant answer reaches on all samples, and on own ones.
     """
 
@@ -256,6 +258,7 @@ class Details(JsonRecord):
     label_counts: list[list[Count]] = []
     class_names: list[str] = []
     score: str = ""
+    measure: str = ACCURACY
     chance: Annotated[list[Fraction], Field(min_length=2, max_length=2)] | None = None
     eq20_bytes: PerRound = []
     float32_bytes: PerRound = []
@@ -353,7 +356,8 @@ class Result(JsonRecord):
 
     def save(self, path: Path) -> None:
         """Writes the file whole or not at all. Raises `StoreError`."""
-        write_whole(path, _laid_out(self.model_dump(mode="json", by_alias=True), 1) + "\n")
+        named = renamed(self.model_dump(mode="json", by_alias=True), ACCURACY, self.details.measure.lower())
+        write_whole(path, _laid_out(named, 1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Result:
@@ -371,8 +375,10 @@ class Result(JsonRecord):
                 f"{path} has schema {schema!r}, and this Hushfleet reads schema {SCHEMA}: "
                 "open it with the version that wrote it (key `versions`)"
             )
+        details = data.get("details")
+        measure = details.get("measure") if isinstance(details, dict) else None
         try:
-            return cls.model_validate(data, extra="ignore")
+            return cls.model_validate(renamed(data, str(measure or ACCURACY).lower(), ACCURACY), extra="ignore")
         except ValidationError as error:
             first, *others = mistakes(error)
             more = f" (and {len(others)} more)" if others else ""
@@ -382,6 +388,19 @@ class Result(JsonRecord):
 def write_whole(path: Path, text: str) -> None:
     """Replaces a file of text, whole or not at all. Raises `StoreError`."""
     atomic_file.write_whole(Path(path), text.encode(), durable=True)
+
+
+def renamed(value: Any, old: str, new: str) -> Any:
+    """A value of JSON whose keys begin with another measure where they began with `old` and an underscore."""
+    if isinstance(value, list) and old != new:
+        return [renamed(item, old, new) for item in value]
+    if not isinstance(value, dict) or old == new:
+        return value
+    begin = f"{old}_"
+    return {
+        f"{new}_{name.removeprefix(begin)}" if name.startswith(begin) else name: renamed(item, old, new)
+        for name, item in value.items()
+    }
 
 
 def last_measured(rows: Sequence[Any], value: Callable[[Any], float | None]) -> float | None:

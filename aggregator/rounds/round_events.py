@@ -8,6 +8,7 @@ from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.results.metrics import snr_db
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.config.spec import TaskSpec
+from hushfleet.losses import ACCURACY
 from hushfleet.methods import method_of, title_of
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.terms import AS_PUBLISHED
@@ -28,6 +29,7 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
         "accountant": spec.privacy.accountant,
         "devices": devices,
         "rounds": spec.rounds,
+        **({"measure": measure} if (measure := spec.model.targets.measure) != ACCURACY else {}),
         "raw_values": list(method.cost(RoundTerms()).raw),
         "layers": [[layer.name, layer.size] for layer in spec.model.layout.layers],
     }

@@ -162,7 +162,7 @@ class AcceleratorTrial:
         for count in (1, 2, 8, 8):
             params = self._params(rng)
             x = rng.standard_normal((count, *model.input_shape), np.float32)
-            labels = objective.loss.random(count, len(model.class_names), rng)
+            labels = objective.loss.random(count, model.outputs, rng)
             masks = draw_dropout(model.dropout, count, rng)
             distillation: dict[str, Any] = {}
             if self._cpu.distills:

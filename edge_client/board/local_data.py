@@ -38,6 +38,7 @@ from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.edge_client.storage.arrivals import sample_key
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
+from hushfleet.model.anomaly import divided
 from hushfleet.privacy.periods import Period
 
 Stamp = tuple[int, int]
@@ -151,6 +152,8 @@ class LocalData:
         failed, others = "", 0
         try:
             samples, others = self._read(path, unfinished, skipped, window)
+            if self._model.targets.are_inputs:
+                samples, _ = divided(samples)
             if not len(samples) and not self._may_be_empty:
                 where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
                 cure = f"; put images into {path}/CLASS/, the classes are {names}" * (self._section.kind == "folder")
@@ -181,12 +184,8 @@ class LocalData:
             )
             skipped += found
             return samples, len(asked) - sum(asked.values())
-        if self._section.kind == "arrays":
-            samples = load_arrays(path, model, skipped=lenient)
-            warn_of_row_numbers(samples.images, str(path))
-        else:
-            skips = skipped if path.is_dir() else lenient
-            samples = load_csv(path, model, skipped=skips, unfinished=unfinished)
+        skips = skipped if path.is_dir() else lenient
+        samples = load_file(path, model, kind=self._section.kind, skipped=skips, unfinished=unfinished)
         if window is None or self._arrivals is None:
             return samples, 0
         arrived = self._arrivals([sample_key(row.tobytes()) for row in samples.images])
@@ -247,6 +246,25 @@ def _form(model: ModelSpec) -> ImageForm:
     }
 
 
+def load_file(
+    path: Path,
+    model: ModelSpec,
+    *,
+    kind: str = "",
+    skipped: list[str] | None = None,
+    unfinished: Collection[str] = (),
+) -> Samples:
+    """Reads a file of samples; parameters and errors as `load_arrays`.
+
+    :param kind: `arrays` or `csv`; by default what its name says.
+    """
+    if (kind or path.suffix) not in ("arrays", ".npz"):
+        return load_csv(path, model, skipped=skipped, unfinished=unfinished)
+    samples = load_arrays(path, model, skipped=skipped)
+    warn_of_row_numbers(samples.images, str(path))
+    return samples
+
+
 def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
     """An .npz with samples `x` (or `images`), as `as_values` takes them, and labels `y` (or `labels`): whole numbers,
     names of classes, or what else the task has as targets. Raises `BadInput`.
@@ -255,9 +273,13 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
     """
     with opened(path) as arrays:
         x, y = ("images", "labels") if "images" in arrays else ("x", "y")
-        if missing := {x, y} - set(arrays):
-            raise BadInput(f"{path} lacks the array {min(missing)!r}; it needs {x!r} and {y!r}")
-        values, labels = arrays[x], arrays[y]
+        needed = {x} if model.targets.are_inputs else {x, y}
+        if missing := needed - set(arrays):
+            raise BadInput(
+                f"{path} lacks the array {min(missing)!r}; it needs {' and '.join(map(repr, sorted(needed)))}"
+            )
+        values = arrays[x]
+        labels = arrays[y] if y in arrays else model.targets.blank(len(values), len(model.class_names))
     if y == "y" and model.targets.are_classes:  # a simulation's own files have places
         check_one_reading(labels, model.class_names, f"{path}: {y}")
     if skipped is not None:
@@ -273,7 +295,7 @@ def load_csv(
     :param unfinished: files that are being written.
     """
     outputs = () if model.targets.are_classes else model.class_names
-    form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs}
+    form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs, "series": model.targets.are_inputs}
     if path.is_dir():
         values, labels, names = _read_folder(path, form, [] if skipped is None else skipped, unfinished)
     else:

@@ -103,7 +103,7 @@ class ModelSpec(Checked):
     """The network as data: how the flat vector is read, and the graphs that compute with it.
 
     :param input_shape: channels, height, width of what the network takes: of one image, or with features (n, 1, 1).
-    :param class_names: one for each output.
+    :param class_names: one for each output; of a reconstruction, what a label marks.
     :param mean: per channel of an image, subtracted from pixels in [0, 1].
     :param std: per channel of an image, divided by afterwards.
     """
@@ -139,6 +139,11 @@ class ModelSpec(Checked):
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height, width of one image."""
         return self.input_shape if self.features is None else self.features.image_shape
+
+    @property
+    def outputs(self) -> int:
+        """The number of values that the network gives for a sample."""
+        return self.targets.outputs(self.class_names, self.input_shape)
 
     @property
     def chooses_head(self) -> bool:

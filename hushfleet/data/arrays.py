@@ -34,7 +34,7 @@ _UNREADABLE = (
     RuntimeError,  # zipfile's, for an encrypted file, and for a compression that it does not know
     tokenize.TokenError, SyntaxError,  # NumPy reads the head of an array as Python
 )  # fmt: skip
-_KEYS = ("train_x", "train_y", "test_x", "test_y", "train_device", "class_names", "column_names")
+_KEYS = ("train_x", "train_y", "test_x", "test_y", "train_device", "test_device", "class_names", "column_names")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +43,10 @@ class Data:
 
     :param train_x: `[n, C, H, W]`, `[n, C, T]` or `[n, F]`; None: a test part alone, as an aggregator in the field has.
     :param train_y: `[n]`: whole numbers from 0, or names of classes. Of other losses numbers, of "binary"
-        0 and 1, `[n, outputs]`, or `[n]` of one output.
+        0 and 1, `[n, outputs]`, or `[n]` of one output. Of "reconstruction" None, or 1 for a fault and else 0, `[n]`.
     :param test_x: None: a fifth of the data is held out, of each class alike.
     :param train_device: `[n]`, numbers or names: which device has a sample, for `data.partition = "given"`.
+    :param test_device: `[n]`, likewise: each device is tested on its own part. None: on some of its `train_x`.
     :param class_names: what labels 0, 1, ... mean; by default the labels themselves. Of other targets: what each output
         is; by default "output 0" and so on.
     :param column_names: what the values of a vector are called, for what is said of them; of a frame its columns.
@@ -56,6 +57,7 @@ class Data:
     test_x: Any = None
     test_y: Any = None
     train_device: Any = None
+    test_device: Any = None
     class_names: Sequence[str] = ()
     column_names: Sequence[str] = ()
 
@@ -105,6 +107,8 @@ class Data:
         parts = {}
         for part in ("train", "test"):
             x, y = getattr(self, f"{part}_x"), getattr(self, f"{part}_y")
+            if targets.are_inputs and y is None and x is not None:
+                y = np.zeros((len(x), 1), np.float32)
             if (x is None) != (y is None):
                 raise BadInput(f"{where}: {part}_x and {part}_y come together or not at all")
             if x is not None:
@@ -126,7 +130,7 @@ class Data:
             part: (x, as_targets(y, names, targets, count=len(x), where=f"{where}: {part}_y"))
             for part, (x, y) in parts.items()
         }
-        owners = None if self.train_device is None else _owners(self.train_device, made, where)
+        owners, test_owners = self._owners({part: len(y) for part, (_, y) in made.items()}, where)
         if "test" not in made:
             x, y = made["train"]
             rng = np.random.Generator(np.random.PCG64(_ORDER_SEED))
@@ -153,7 +157,22 @@ class Data:
         train, test = (Samples(*made[part], tuple(mean), tuple(std), targets) for part in ("train", "test"))
         for part, (values, _) in parts.items():
             refuse_far(values, train.mean, train.std, f"{where}: {part}_x")
-        return DataSet(name, train, test, names, owners)
+        return DataSet(name, train, test, names, owners, test_owners)
+
+    def _owners(self, counts: Mapping[str, int], where: str) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The device of each training sample and of each test sample, by the order of their names; -1: no training."""
+        train, test = (
+            None
+            if (given := getattr(self, key)) is None
+            else _devices(given, counts.get(key[:-7], 0), f"{where}: {key}")
+            for key in ("train_device", "test_device")
+        )
+        if train is None:
+            return None, None
+        devices, owners = np.unique(train, return_inverse=True)
+        place = {device: number for number, device in enumerate(devices.tolist())}
+        tested = None if test is None else np.array([place.get(each, -1) for each in test.tolist()], np.int64)
+        return owners.astype(np.int64), tested
 
 
 def load_arrays(path: Path) -> Data:
@@ -247,19 +266,18 @@ def _output_names(y: np.ndarray) -> tuple[str, ...]:
     return tuple(f"output {number}" for number in range(y.shape[1] if y.ndim > 1 else 1))
 
 
-def _owners(devices: Any, made: Mapping[str, Any], where: str) -> np.ndarray:
-    """Numbers from 0 in the order of the devices' names, int64 `[n]`."""
-    devices = unmasked(devices, f"{where}: train_device")
-    count = len(made["train"][1]) if "train" in made else 0
+def _devices(devices: Any, count: int, where: str) -> np.ndarray:
+    """The name or number of the device of each of `count` samples, `[n]`. Raises `BadInput`."""
+    devices = unmasked(devices, where)
     if not count or devices.shape != (count,) or devices.dtype.kind not in "iuUO":
         raise BadInput(
-            f"{where}: train_device is {devices.dtype} of shape {list(devices.shape)}; it must be a whole number or a "
-            f"name for each of the {count} samples of train_x"
+            f"{where} is {devices.dtype} of shape {list(devices.shape)}; it must be a whole number or a name for each "
+            f"of the {count} samples of its part"
         )
     if devices.dtype.kind in "UO":
-        check_present(devices, f"{where}: train_device", what="device")
+        check_present(devices, where, what="device")
         devices = texts_of(devices).astype(str)
-    return np.unique(devices, return_inverse=True)[1].astype(np.int64)
+    return devices
 
 
 def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -7,6 +7,12 @@ The column `label` names the class, `device` (of a simulation) who has the sampl
 their order: a vector, or with an input shape of (C, H, W) that many values, the last axis fastest. Of a task whose
 targets are no classes, the columns that its `class_names` name are the targets, by default `label` alone.
 
+A task that learns to give its input back needs no labels: its column `fault` may be missing, and is 0 for what is
+normal. Where a file has a column of values for each channel, and the input shape more values, a line is one step of a
+series, which is cut into windows without overlap; a window with a faulty step is a fault. The steps of one device
+follow each other, and those after its last whole window are left out. A line that cannot be used is left out too, and
+the window closes over the gap.
+
 Excel's files are read too: with semicolons or tabs between columns, and then perhaps with decimal commas; in UTF-16;
 with rows whose cells are all empty.
 """
@@ -35,20 +41,29 @@ _SEPARATORS = ",;\t"
 _BLOCK = 1 << 12  # lines
 
 
-def load_csv_set(path: Path, *, input_shape: tuple[int, int, int] | None = None, outputs: Sequence[str] = ()) -> Data:
-    """Reads a file, or a folder with `train.csv` and `test.csv`. Raises `BadInput`."""
+def load_csv_set(
+    path: Path,
+    *,
+    input_shape: tuple[int, int, int] | None = None,
+    outputs: Sequence[str] = (),
+    series: bool = False,
+) -> Data:
+    """Reads a file, or a folder with `train.csv` and `test.csv`; parameters as `read_csv`. Raises `BadInput`."""
     one = path.suffix == ".csv" or path.is_file()
     parts = {"train": path} if one else {part: path / f"{part}.csv" for part in ("train", "test")}
     if len(parts) == 2 and not parts["train"].exists():  # an aggregator in the field has a test part alone
         del parts["train"]
-    found = {part: read_csv(file, input_shape=input_shape, outputs=outputs) for part, file in parts.items()}
+    found = {
+        part: read_csv(file, input_shape=input_shape, outputs=outputs, series=series) for part, file in parts.items()
+    }
     if len({each[3] for each in found.values()}) > 1:
         raise BadInput(f"{parts['test']} must have the columns of values of {parts['train']}, in the same order")
     arrays: dict[str, Any] = {
         f"{part}_{key}": value for part, each in found.items() for key, value in zip("xy", each, strict=False)
     }
     names = next(iter(found.values()))[3]
-    return Data(**arrays, train_device=found["train"][2] if "train" in found else None, column_names=names)
+    devices = {f"{part}_device": each[2] for part, each in found.items()}
+    return Data(**arrays, **devices, column_names=names)
 
 
 def read_csv(
@@ -56,12 +71,14 @@ def read_csv(
     *,
     input_shape: tuple[int, int, int] | None = None,
     outputs: Sequence[str] = (),
+    series: bool = False,
     skipped: list[str] | None = None,
     unfinished: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
     """Values float32 `[n, F]`, or `[n, C, H, W]` of a given shape; labels and devices, as text `[n]`; names of values.
 
     :param outputs: the columns that are the targets; labels are then these, float32 `[n, outputs]`.
+    :param series: of a task without labels: these columns may be missing, and a line may be a step of a series.
     :param skipped: where lines that cannot be used are told, and left out; None: the first of them is an error.
     :param unfinished: whether the file is being written: a last line without its end is then left out.
     :raises BadInput: names the file, the line and the column.
@@ -71,21 +88,39 @@ def read_csv(
         errors = "strict" if skipped is None else "replace"
         with path.open("rb") as raw, io.TextIOWrapper(raw, _encoding(raw), errors, newline="") as file:
             first = file.readline()
-            separator = _separator(first, outputs or (LABEL,))
+            separator = _separator(first, () if series else outputs or (LABEL,))
             lines = (line for line in chain([first], file) if not unfinished or line.endswith(("\n", "\r")))
             reader = csv.reader(lines, delimiter=separator)
             header = [one_form(name.strip()) for name in next(reader, [])]
-            columns = _columns(path, header, input_shape, outputs)
-            places = columns + [header.index(name) for name in outputs]
+            columns = _columns(path, header, input_shape, outputs, series=series)
+            places = columns + [header.index(name) for name in outputs if name in header]
             table, texts = _table(path, reader, header, places, skipped, comma_separated=separator == ",")
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not {error.encoding.upper()} ({error.reason}); save it as CSV UTF-8") from error
     except (OSError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read as a CSV file: {error}") from error
-    values, targets = table[:, : len(columns)], table[:, len(columns) :]
+    if len(places) < len(columns) + len(outputs):  # all is normal
+        table = np.concatenate((table, np.zeros((len(table), len(outputs)), np.float32)), axis=1)
+    devices, names = texts.get(DEVICE), tuple(header[place] for place in columns)
+    if input_shape is not None and len(columns) < (size := math.prod(input_shape)):
+        steps = size // len(columns)
+        starts = _window_starts(len(table), devices, steps)
+        whole = table[starts[:, None] + np.arange(steps)]  # [windows, steps, places]
+        values = whole[..., : len(columns)].transpose(0, 2, 1).reshape(-1, size)
+        targets = whole[..., len(columns) :].max(1, initial=0)
+        devices = None if devices is None else devices[starts]
+        names = tuple(name for name in names for _ in range(steps))
+    else:
+        values, targets = table[:, : len(columns)], table[:, len(columns) :]
     shaped = values if input_shape is None else values.reshape(-1, *input_shape)
-    names = tuple(header[place] for place in columns)
-    return shaped, targets if outputs else texts[LABEL], texts.get(DEVICE), names
+    return shaped, targets if outputs else texts[LABEL], devices, names
+
+
+def _window_starts(lines: int, devices: np.ndarray | None, steps: int) -> np.ndarray:
+    """The first lines of windows of so many lines that follow each other and are of one device, int `[windows]`."""
+    changes = [] if devices is None else (np.flatnonzero(devices[1:] != devices[:-1]) + 1).tolist()
+    runs = zip([0, *changes], [*changes, lines], strict=True)
+    return np.concatenate([np.arange(first, last - steps + 1, steps) for first, last in runs])
 
 
 def _encoding(raw: io.BufferedReader) -> str:
@@ -93,7 +128,9 @@ def _encoding(raw: io.BufferedReader) -> str:
 
 
 def _separator(first: str, names: Sequence[str]) -> str:
-    """Finds the separator with which the first line has the required names."""
+    """Finds the separator with which the first line has the required names; without names the commonest one."""
+    if not names:
+        return max(_SEPARATORS, key=first.count)
     for separator in _SEPARATORS:
         header = [one_form(name.strip()) for name in next(csv.reader([first], delimiter=separator), [])]
         if set(names) <= set(header):
@@ -102,7 +139,12 @@ def _separator(first: str, names: Sequence[str]) -> str:
 
 
 def _columns(
-    path: Path, header: Sequence[str], input_shape: tuple[int, int, int] | None, outputs: Sequence[str]
+    path: Path,
+    header: Sequence[str],
+    input_shape: tuple[int, int, int] | None,
+    outputs: Sequence[str],
+    *,
+    series: bool,
 ) -> list[int]:
     """The places of the value columns. Raises `BadInput` for a header that does not fit."""
     check_names(header, str(path))
@@ -112,7 +154,7 @@ def _columns(
             raise BadInput(
                 f"{path}: columns {before} and {number} are both named {name!r}; rename one, or leave it out"
             )
-    for name in outputs or (LABEL,):
+    for name in () if series else outputs or (LABEL,):
         if name not in first:
             raise BadInput(
                 f"{path}: the first line must name the columns, one of them {name!r}; it is {header[:8]}"
@@ -120,8 +162,11 @@ def _columns(
             )
     columns = [place for place, name in enumerate(header) if name not in (LABEL, DEVICE, *outputs)]
     wanted = len(columns) if input_shape is None else math.prod(input_shape)
-    if len(columns) != wanted or not columns:
+    are_steps = series and input_shape is not None and len(columns) == input_shape[0]
+    if not (len(columns) == wanted or are_steps) or not columns:
         shown = "" if input_shape is None else f", the task wants {wanted}: {' x '.join(map(str, input_shape))}"
+        if series and input_shape is not None:
+            shown += f"; or {input_shape[0]}, where each line is one step of a series"
         raise BadInput(f"{path} has {len(columns)} columns of values{shown}")
     return columns
 

@@ -36,7 +36,7 @@ class LabelledSamples(Protocol):
 
     @property
     def y(self) -> npt.NDArray[Any]:
-        """The input of the loss: labels int64 `[n]`, or scaled targets float32 `[n, outputs]`."""
+        """The target of the loss: labels int64 `[n]`, scaled numbers float32 `[n, outputs]`, or the rows of `x`."""
 
     @property
     def labels(self) -> npt.NDArray[Any]:
@@ -134,8 +134,8 @@ class Samples:
 
     @property
     def y(self) -> npt.NDArray[Any]:
-        """The input of the loss: the labels, or scaled numbers."""
-        return self.targets.learned(self.labels)
+        """The target of the loss: the labels, scaled numbers, or the rows of `x`."""
+        return self.targets.learned(self.labels, self.x if self.targets.are_inputs else self.kept)
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> Samples:
         """The samples at `indices`, in that order."""
@@ -162,8 +162,8 @@ class FeatureSamples:
 
     @property
     def y(self) -> npt.NDArray[Any]:
-        """The input of the loss: the labels, or scaled numbers."""
-        return self.targets.learned(self.labels)
+        """The target of the loss: the labels, scaled numbers, or the rows of `x`."""
+        return self.targets.learned(self.labels, self.features)
 
     @property
     def x(self) -> npt.NDArray[np.float32]:
@@ -216,6 +216,7 @@ class DataSet:
     :param class_names: what labels 0, 1, ... mean; every name can serve as a folder name. Of other targets: what each
         output is.
     :param owners: int64 `[n]`, which device has a training sample, from 0; None where nobody says so.
+    :param test_owners: int64 `[n]`, likewise of a test sample; -1 where that device has no training sample.
     """
 
     name: str
@@ -223,6 +224,7 @@ class DataSet:
     test: Samples
     class_names: tuple[str, ...]
     owners: npt.NDArray[np.int64] | None = None
+    test_owners: npt.NDArray[np.int64] | None = None
 
     @property
     def classes(self) -> int:

@@ -1,11 +1,13 @@
 """The targets of a task: the loss by which they are learned, their scale, and when an answer is right.
 
 The score of a model is the share of right answers: accuracy, subset accuracy (scikit-learn's `accuracy_score`), or the
-share of predictions within the tolerance.
+share of predictions within the tolerance. Of an autoencoder it is the area under the ROC curve.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,7 +16,7 @@ from msgspec import Meta
 
 from hushfleet.losses import LOSSES, find_loss
 from hushfleet.objectives import Objective
-from hushfleet.schema import Checked, Finite, Positive, require
+from hushfleet.schema import Checked, Finite, Positive, Probability, later, require
 
 Tolerance = Annotated[float, Meta(gt=0, le=1e30, description="above 0")]
 
@@ -27,12 +29,14 @@ class Targets(Checked):
     :param loss: a name in `hushfleet.losses.LOSSES`.
     :param tolerance: for numbers: how far an output may be from its target, in the target's unit.
     :param mean: for numbers, one for each output: a network learns (target - mean) / std. Empty: 0 and 1.
+    :param false_alarms: for a reconstruction: the share of normal samples that a device may call unusual.
     """
 
     loss: str = "cross-entropy"
     tolerance: Tolerance | None = None
     mean: tuple[Finite, ...] = ()
     std: tuple[Positive, ...] = ()
+    false_alarms: Probability | None = later(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,6 +44,13 @@ class Targets(Checked):
         where += "does" if numbers else "does not"
         require((self.tolerance is not None) == numbers, "tolerance", self.tolerance, where)
         require(numbers or not (self.mean or self.std), "mean, std", self.mean, where)
+        inputs = find_loss(self.loss).of_inputs
+        require(
+            (self.false_alarms is not None) == inputs,
+            "false_alarms",
+            self.false_alarms,
+            "given for 'reconstruction' alone",
+        )
         require(len(self.mean) == len(self.std), "mean, std", len(self.mean), "one of each for an output")
 
     @property
@@ -50,6 +61,15 @@ class Targets(Checked):
     def are_numbers(self) -> bool:
         return LOSSES[self.loss].of_numbers
 
+    @property
+    def are_inputs(self) -> bool:
+        """Whether a network learns to give its own input, and labels say no more than which samples are faults."""
+        return LOSSES[self.loss].of_inputs
+
+    def outputs(self, class_names: Sequence[str], input_shape: Sequence[int]) -> int:
+        """The number of a network's outputs."""
+        return math.prod(input_shape) if self.are_inputs else len(class_names)
+
     def objective(self, of_method: Objective) -> Objective:
         """The objective whose gradient the task's graph computes.
 
@@ -57,8 +77,11 @@ class Targets(Checked):
         """
         return of_method if self.are_classes else Objective(self.loss)
 
-    def learned(self, targets: np.ndarray) -> np.ndarray:
-        """The targets as the loss takes them: `[n]`, or scaled `[n, outputs]`."""
+    def learned(self, labels: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """The targets as the loss takes them: `[n]`, or scaled `[n, outputs]`, or the network's inputs `x` as rows."""
+        return x.reshape(len(x), math.prod(x.shape[1:])) if self.are_inputs else self._scaled(labels)
+
+    def _scaled(self, targets: np.ndarray) -> np.ndarray:
         if not self.mean:
             return targets
         return np.asarray((targets - np.array(self.mean)) / np.array(self.std), np.float32)
@@ -75,6 +98,10 @@ class Targets(Checked):
         """
         return LOSSES[self.loss].right(self._in_unit(outputs), targets, self._reach)
 
+    def scored(self, right: np.ndarray, losses: np.ndarray) -> float:
+        """The score of a model, of what `right` and the loss give for its samples; NaN where there is none."""
+        return LOSSES[self.loss].scored(right, losses)
+
     def constant_right(self, targets: np.ndarray) -> float:
         """The share of `targets` `[n, outputs]` that guessing reaches: the best constant answer. Not for classes."""
         return LOSSES[self.loss].constant_right(targets, self._reach)
@@ -82,11 +109,16 @@ class Targets(Checked):
     def misfits(self, targets: np.ndarray) -> np.ndarray:
         """Marks the samples whose targets float32 `[n, outputs]`, in their own unit, cannot be learned, bool `[n]`."""
         with np.errstate(over="ignore"):  # becomes infinite, which does not fit
-            return ~LOSSES[self.loss].fit(self.learned(targets))
+            return ~LOSSES[self.loss].fit(self._scaled(targets))
 
     def blank(self, count: int, outputs: int) -> np.ndarray:
         """Zeros in place of targets that are not known."""
         return LOSSES[self.loss].blank(count, outputs)
+
+    @property
+    def measure(self) -> str:
+        """The name of the score, as reports call it."""
+        return LOSSES[self.loss].measure
 
     def describe(self) -> str:
         """Says what the score counts, for people; empty where it is plain accuracy."""

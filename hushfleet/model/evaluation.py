@@ -1,4 +1,4 @@
-"""Accuracy and loss of a model on labelled samples, in batches."""
+"""Score and loss of a model on labelled samples, in batches."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ from typing import NamedTuple
 import numpy as np
 
 from hushfleet.data.samples import LabelledSamples
+from hushfleet.data.targets import Targets
 from hushfleet.objectives import CROSS_ENTROPY
 
 EVALUATION_BATCH = 256
 
 
 class Evaluation(NamedTuple):
-    """`accuracy` in 0..1, the share of right answers (`hushfleet.data.targets`), and the mean `loss`, of a
-    cross-entropy in nats; NaN where there are no samples."""
+    """`accuracy` in 0..1, the share of right answers or what else the score is (`hushfleet.data.targets`), and the mean
+    `loss`, of a cross-entropy in nats; NaN where there are no samples, or none that have a score."""
 
     accuracy: float
     loss: float
 
 
 class Evaluations(NamedTuple):
-    """The result of each sample: `correct` bool `[n]`, `losses` float64 `[n]`."""
+    """The result of each sample: `correct` bool `[n]` as `Targets.right` marks it, `losses` float64 `[n]`."""
 
     correct: np.ndarray
     losses: np.ndarray
+    targets: Targets
 
     def mean(self) -> Evaluation:
-        """Gives accuracy and mean loss; NaN without samples."""
-        if not len(self.correct):
-            return Evaluation(float("nan"), float("nan"))
-        return Evaluation(float(self.correct.mean()), float(self.losses.mean()))
+        """Gives score and mean loss, of a reconstruction that of normal samples; NaN without samples."""
+        counted = self.losses[self.correct] if self.targets.are_inputs else self.losses
+        loss = float(counted.mean()) if len(counted) else float("nan")
+        return Evaluation(self.targets.scored(self.correct, self.losses), loss)
 
     def take(self, indices: np.ndarray) -> Evaluations:
         """Gives the samples at these indices, int `[k]`."""
-        return Evaluations(self.correct[indices], self.losses[indices])
+        return Evaluations(self.correct[indices], self.losses[indices], self.targets)
 
 
 LogitsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -57,7 +59,7 @@ def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamp
         part = slice(first, first + len(batch))
         losses[part], _ = objective.loss_and_cotangent(logits, batch.y)
         correct[part] = samples.targets.right(logits, batch.labels)
-    return Evaluations(correct, losses)
+    return Evaluations(correct, losses, samples.targets)
 
 
 def accuracies_on_parts(

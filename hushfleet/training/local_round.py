@@ -241,7 +241,7 @@ class OneClient:
 
     def _batch(self, indices: np.ndarray, out: np.ndarray) -> Batch:
         x, masks = drawn_inputs(self.samples, indices, self.inputs, self.rng)
-        y = self.samples.targets.learned(self.samples.labels[indices])
+        y = self.samples.targets.learned(self.samples.labels[indices], x)
         learned = distillation_inputs(self.teacher, indices) if self.training.objective.distills else {}
         batch = ClientBatch(self.gradient, x, y, masks, learned, out, self.scratch, self.failures)
         if self.record is None:

@@ -114,7 +114,7 @@ def heat_map(
     return rows_of_names(title, [heat], rows, note, xaxis={"title_text": x, **named(columns)})
 
 
-def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values) -> Plot:
+def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values, measure: str) -> Plot:
     """Per device, what it reaches alone and federated, joined by a line."""
     rows = list(zip(alone, federated, strict=True))
     worse = {n for n, (a, f) in enumerate(rows) if a is not None and f is not None and f < a}
@@ -137,8 +137,8 @@ def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values
         series.append(
             dots("worse", [f if n in worse else None for n, f in enumerate(federated)], color=ORANGE, symbol="square")
         )
-    accuracy = {"tickformat": "~%", "hoverformat": ".1%", "title_text": "accuracy"}
-    return rows_of_names(title, series, names, "", xaxis=accuracy, hovermode="y unified")
+    axis = {"tickformat": "~%", "hoverformat": ".1%", "title_text": measure}
+    return rows_of_names(title, series, names, "", xaxis=axis, hovermode="y unified")
 
 
 def sorted_gains(title: str, names: Sequence[str], gains: Sequence[float], *, note: str) -> Plot:

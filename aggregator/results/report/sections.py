@@ -34,6 +34,7 @@ from hushfleet.aggregator.results.report.sweeps import cost_db, noise_table, see
 from hushfleet.aggregator.results.report.verdict import SERVER_MEANINGS, Headline, seen_by_server, trust_of
 from hushfleet.aggregator.results.result import Result, RoundRow, SweepPoint
 from hushfleet.codecs.registry import codec_of
+from hushfleet.losses import ACCURACY
 from hushfleet.privacy.protection import LARGEST_EPSILON, NEGLIGIBLE_ABOVE
 from hushfleet.privacy.terms import TRUST
 
@@ -49,13 +50,20 @@ def rounds_of(result: Result) -> list[int]:
 
 
 def accuracy(result: Result, headline: Headline) -> Section:
-    why = "No accuracy was measured: devices in the field do not send theirs."
+    detail, name = result.details, title_of(result)
+    why = f"No {detail.measure} was measured: devices in the field do not send theirs."
     xs = rounds_of(result)
-    chart = over("Accuracy", _accuracies(xs, result.rounds, headline), why, **PERCENT)
+    chart = over(name, _accuracies(xs, result.rounds, headline), why, **PERCENT)
     lead = "Solid lines are the federation, dashed lines what each device reaches when it trains alone."
-    if result.details.score:
-        lead = f"Accuracy is the share of answers {result.details.score}. {lead}"
-    return Section("accuracy", "Accuracy", lead, [chart])
+    if detail.score:
+        counted = "the share of answers " if detail.measure == ACCURACY else ""
+        lead = f"{name} is {counted}{detail.score}. {lead}"
+    return Section("accuracy", name, lead, [chart])
+
+
+def title_of(result: Result) -> str:
+    """The measure with a capital letter."""
+    return result.details.measure[:1].upper() + result.details.measure[1:]
 
 
 def course(result: Result) -> Section:
@@ -93,9 +101,9 @@ def devices_against_alone(result: Result, headline: Headline) -> Section:
         rows = zip(detail.devices, final, alone, strict=False)
         gains = {device: f - a for device, f, a in rows if f is not None and a is not None}
         if not gains:
-            parts.append(missing(f"Accuracy on {tests} was not measured both federated and alone."))
+            parts.append(missing(f"{title_of(result)} on {tests} was not measured both federated and alone."))
         elif len(detail.devices) <= MOST_DUMBBELLS:
-            parts.append(charts.dumbbells(title, detail.devices, alone, final))
+            parts.append(charts.dumbbells(title, detail.devices, alone, final, detail.measure))
         else:
             values = list(gains.values())
             note = f"From {points(min(values), '')} to {points(max(values))}, orange below zero."
@@ -163,7 +171,7 @@ def privacy_sweep(result: Result, headline: Headline) -> Section | None:
     """The repetitions with other noise; None if there are none."""
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
     title, lead = (
-        "Accuracy against privacy",
+        f"{title_of(result)} against privacy",
         "The same run at other noise levels: what privacy costs here. * is the run itself.",
     )
     if not runs:
@@ -171,9 +179,9 @@ def privacy_sweep(result: Result, headline: Headline) -> Section | None:
     drawn = [run for run in runs if 0 < run.epsilon_server < math.inf]
     xs = [run.epsilon_server for run in drawn]
     chart = over(
-        "Accuracy",
+        title_of(result),
         _accuracies(xs, drawn, headline),
-        "No point of the sweep has a finite epsilon and a measured accuracy.",
+        f"No point of the sweep has a finite epsilon and a measured {result.details.measure}.",
         x="epsilon_server",
         note=f"Right of {NEGLIGIBLE_ABOVE:g} (dotted) protection against the server is negligible. A point without "
         "noise is in the table only.",

@@ -17,6 +17,7 @@ from hushfleet.graphs.features import FeatureGraph
 from hushfleet.graphs.session import InferenceGraph
 from hushfleet.methods import method_of
 from hushfleet.methods.task_method import TaskMethod
+from hushfleet.model.anomaly import divided
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
@@ -61,7 +62,7 @@ class LoadedRun:
     def gradient(self) -> GradientFunction:
         model = self.spec.model
         graph, objective = self._graph(model.gradient), model.targets.objective(self.method.objective)
-        names, shape = (self.network, len(model.class_names)), model.input_shape
+        names, shape = (self.network, model.outputs), model.input_shape
         return make_gradient(self.runtime, *names, model.layout, graph, objective, input_shape=shape)
 
     @cached_property
@@ -112,6 +113,8 @@ class LoadedRun:
         samples = self._train.pop(device, None)
         if samples is None:
             samples = self._load(self.folder.device(device).train)
+            if self.spec.model.targets.are_inputs:
+                samples, _ = divided(samples)
             self._train_bytes += samples.nbytes
         self._train[device] = samples
         while self._train_bytes > KEPT_BYTES and len(self._train) > 1:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from hushfleet.simulator.engines.fast.alone_on_features import (
     predict_alone,
 )
 from hushfleet.simulator.engines.fast.examples import answers, choose_examples
-from hushfleet.simulator.engines.fast.loaded_run import loaded_run
+from hushfleet.simulator.engines.fast.loaded_run import LoadedRun, loaded_run
 from hushfleet.simulator.engines.fast.runtimes import make_optimizer
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.run_folder import Simulation
@@ -93,20 +93,26 @@ def _test_one(job: _Job) -> tuple[AccuracyByWay, AccuracyByWay, Predictions]:
 
 def _train_one(job: _Job) -> Alone:
     run = loaded_run(job.path, job.runtime)
-    spec, layout = run.spec, run.spec.model.layout
-    plain = replace(spec.privacy, unit="device", clip_norm=math.inf, noise_multiplier=0.0)
-    # Adds nothing to the loss; a gradient that could distil has no teacher, and so gives the cross-entropy's.
-    alone = bind(Method(), run.method.config, plain, layout)
-    state, params = alone.init_state(), job.initial
-    samples = LoadedSamples(run.train(job.device), run.gradient, run.inference)
-    randomness, inputs = SeededRandomness(job.seed, job.index), Inputs(spec.model.dropout, spec.augment)
-    for round in range(1, spec.rounds + 1):
-        begun = LocalRound(alone, state, params, RoundTerms(), samples)
-        params = begun.train(inputs=inputs, rng=randomness.order(round), make_optimizer=make_optimizer).end
+    params = trained_alone(run, job.device, job.initial, SeededRandomness(job.seed, job.index))
     shown = run.common_test.take(choose_examples(run.common_test, seed=job.seed))
     return Alone(
         job.device,
         evaluate(run.inference, params, run.common_test).accuracy,
         evaluate(run.inference, params, run.local_test(job.device)).accuracy,
-        said=tuple(answers(run.inference, params, shown).tolist()) if spec.model.targets.are_classes else (),
+        said=tuple(answers(run.inference, params, shown).tolist()) if run.spec.model.targets.are_classes else (),
     )
+
+
+def trained_alone(run: LoadedRun, device: str, initial: np.ndarray, randomness: SeededRandomness) -> np.ndarray:
+    """The model of a device that trains for as many epochs as in all rounds, without noise, float32 `[d]`."""
+    spec, layout = run.spec, run.spec.model.layout
+    unbounded: dict[str, Any] = {"clip_norm": math.inf, "noise_multiplier": 0.0}
+    plain = replace(spec.privacy, unit="device", accounting="strict", secure=None, noise_split=1, **unbounded)
+    # Adds nothing to the loss; a gradient that could distil has no teacher, and so gives the cross-entropy's.
+    alone = bind(Method(), run.method.config, plain, layout)
+    state, params, inputs = alone.init_state(), initial, Inputs(spec.model.dropout, spec.augment)
+    samples = LoadedSamples(run.train(device), run.gradient, run.inference)
+    for round in range(1, spec.rounds + 1):
+        begun = LocalRound(alone, state, params, RoundTerms(), samples)
+        params = begun.train(inputs=inputs, rng=randomness.order(round), make_optimizer=make_optimizer).end
+    return params

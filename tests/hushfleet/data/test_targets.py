@@ -67,7 +67,7 @@ def test_right_is_subset_accuracy_or_within_the_tolerance_in_the_targets_unit(si
     assert scaled.right(z, numbers).tolist() == [
         bool((abs(a - y) <= 0.5).all()) for a, y in zip(answers, numbers, strict=True)
     ]
-    np.testing.assert_allclose(scaled.predicted(scaled.learned(numbers)), numbers, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scaled.predicted(scaled.learned(numbers, z)), numbers, rtol=1e-4, atol=1e-5)
 
 
 @given(st.lists(st.integers(-40, 40), min_size=1, max_size=12))

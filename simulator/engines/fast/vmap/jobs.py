@@ -38,7 +38,7 @@ def train_at_once(jobs: Sequence[Job], workers: WorkerPool) -> Iterator[JobAnswe
 def cohort_trainer(files: LoadedRun) -> CohortTrainer:
     """This process's trainer for a run; the clients' images stay on its device from round to round."""
     spec = files.spec.model
-    model = get_model(files.network, classes=len(spec.class_names), input_shape=spec.input_shape)
+    model = get_model(files.network, classes=spec.outputs, input_shape=spec.input_shape)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return CohortTrainer(
         TorchGradient(model, device=device, objective=spec.targets.objective(files.method.objective)), device

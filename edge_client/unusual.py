@@ -1,0 +1,95 @@
+"""How unusual the samples of a file are, by the own autoencoder and the own threshold (`hushfleet.model.anomaly`).
+
+All of it is computed when it is asked for, and stays on the board.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hushfleet.data.samples import LabelledSamples
+from hushfleet.edge_client.board.config import OwnDataSection
+from hushfleet.edge_client.board.local_data import load_file
+from hushfleet.edge_client.predict import OwnModel, global_params, graphs_of
+from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.losses import normal
+from hushfleet.model.anomaly import Threshold, divided, errors_of, threshold
+from hushfleet.model.evaluation import LogitsOf
+
+_LEAST = 1e-30  # of a threshold, which of constant samples is 0
+
+
+class Unusual(NamedTuple):
+    """The samples of a file beside the threshold.
+
+    :param model: `personalised` or `global`.
+    :param scores: the error of each sample in its order, over the threshold's: above 1 it is unusual.
+    """
+
+    task: str
+    model: str
+    threshold: Threshold
+    scores: tuple[float, ...]
+
+    @property
+    def places(self) -> list[int]:
+        """The unusual samples, from 0, the most unusual first."""
+        order = np.argsort(-np.array(self.scores), kind="stable").tolist()
+        return [place for place in order if self.scores[place] > 1]
+
+    def to_json(self) -> dict[str, object]:
+        """Gives it as other programs read it."""
+        samples = [{"sample": n, "score": score, "unusual": score > 1} for n, score in enumerate(self.scores)]
+        chosen = self.threshold._asdict()
+        return {"task": self.task, "model": self.model, "threshold": chosen, "samples": samples}
+
+    def words(self, top: int) -> list[str]:
+        """Lines for a person, with at most `top` of the samples."""
+        chosen, places = self.threshold, self.places
+        lines = [f"{len(places) or 'none'} of {len(self.scores)} samples {'is' if len(places) == 1 else 'are'} unusual"]
+        lines += [f"  sample {place}: {self.scores[place]:.3g} times the threshold" for place in places[:top]]
+        if not places and self.scores:
+            lines.append(f"  the largest error is {max(self.scores):.3g} times the threshold")
+        lines.append(
+            f"  the threshold is a mean squared error of {chosen.error:.3g}, by {chosen.held_out} samples of this "
+            f"board that were never trained on; of normal ones at most {100 * chosen.false_alarms:.2g} % lie above it"
+        )
+        return lines
+
+
+def judge(store: DeviceStore, own: OwnModel, data: OwnDataSection, file: Path) -> Unusual:
+    """Raises `BadInput` where the file or the board's own data cannot be read, or nothing is held out."""
+    spec = own.spec
+    graph, _ = graphs_of(store, spec)
+    chosen = threshold(graph, own.params, _held_out(own, data))
+    errors = errors_of(graph, own.params, load_file(file, spec.model))
+    return Unusual(spec.task, own.kind, chosen, tuple((errors / max(chosen.error, _LEAST)).tolist()))
+
+
+def alarms_right(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> tuple[int | None, int, str, int | None]:
+    """Counts the samples of `data.held_out` that the own model calls unusual exactly where a label says fault.
+
+    Gives that number, the number of samples, what they are, and how many the fleet's model has right. Raises `BadInput`
+    as `judge` does.
+    """
+    assert data.held_out is not None
+    spec = own.spec
+    graph, _ = graphs_of(store, spec)
+    held_out, test = _held_out(own, data), load_file(Path(data.held_out), spec.model, kind=data.kind)
+    shared = own.params if own.kind == "global" else global_params(store, spec.model.layout.size)
+    right, fleet_right = (
+        None if params is None else _right(graph, params, held_out, test) for params in (own.params, shared)
+    )
+    return right, len(test), "held-out samples", fleet_right
+
+
+def _right(graph: LogitsOf, params: np.ndarray, held_out: LabelledSamples, test: LabelledSamples) -> int:
+    chosen = threshold(graph, params, held_out)
+    return int(((errors_of(graph, params, test) > chosen.error) != normal(test.labels)).sum())
+
+
+def _held_out(own: OwnModel, data: OwnDataSection) -> LabelledSamples:
+    return divided(load_file(Path(data.path), own.spec.model, kind=data.kind, skipped=[]))[1]

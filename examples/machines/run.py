@@ -1,0 +1,15 @@
+"""The whole example: makes the data, trains, and prints who gained. `python run.py round.rounds=5` changes a key."""
+
+import sys
+from pathlib import Path
+
+import make_data
+
+import hushfleet as hf
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    make_data.make(here / "machines.npz")
+    run = hf.simulate(hf.task(here / "task.toml", dict(each.split("=", 1) for each in sys.argv[1:])))
+    print(run.devices[["auroc_own_local", "auroc_alone_local"]].round(3))
+    print(run.report())

@@ -1,0 +1,68 @@
+"""Anomaly detection: a device calls a sample unusual that is given back worse than nearly all held-out ones.
+
+Nobody labels anything. A device trains on four of five of its samples, and the errors of the fifth, which is never
+trained on, set its threshold. Both stay on the device. The threshold is a conformal one (Laxhammar and Falkman,
+Conformal Prediction for Distribution-Independent Anomaly Detection in Streaming Vessel Data, 2010): while a machine
+behaves as in the held-out samples, at most the wanted share of its samples lies above it, whatever the network is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from hushfleet.data.samples import LabelledSamples
+from hushfleet.errors import BadInput
+from hushfleet.losses import normal
+from hushfleet.model.evaluation import LogitsOf, evaluate_each
+
+EVERY = 5
+"""Every fifth sample is held out, so that samples that are appended later change nothing for those before."""
+
+
+def divided(samples: LabelledSamples) -> tuple[LabelledSamples, LabelledSamples]:
+    """The samples to train on and the held-out ones; faults that a label marks are in neither."""
+    (kept,) = np.nonzero(normal(samples.labels))
+    held = np.arange(len(kept)) % EVERY == EVERY - 1
+    return samples.take(kept[~held]), samples.take(kept[held])
+
+
+class Threshold(NamedTuple):
+    """The error above which a sample is unusual.
+
+    :param held_out: the number of samples that it was chosen by.
+    :param false_alarms: the share of normal samples that lies above it, at most.
+    """
+
+    error: float
+    held_out: int
+    false_alarms: float
+
+    @classmethod
+    def of(cls, errors: np.ndarray, false_alarms: float) -> Threshold:
+        """The smallest threshold that keeps to `false_alarms`; of too few samples the largest of their errors.
+
+        :param errors: of held-out normal samples, `[n]`. Raises `BadInput` for none.
+        """
+        count = len(errors)
+        if not count:
+            raise BadInput(
+                f"no sample is held out to choose a threshold by: every {EVERY}th normal sample of data.path is, so it "
+                f"needs {EVERY} of them at least"
+            )
+        rank = min(math.ceil((count + 1) * (1 - false_alarms)), count)
+        return cls(float(np.sort(errors)[rank - 1]), count, 1 - rank / (count + 1))
+
+
+def errors_of(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> np.ndarray:
+    """The reconstruction error of each sample, float64 `[n]`."""
+    return evaluate_each(logits_of, params, samples).losses
+
+
+def threshold(logits_of: LogitsOf, params: np.ndarray, held_out: LabelledSamples) -> Threshold:
+    """The threshold of a model by samples that it was not trained on."""
+    false_alarms = held_out.targets.false_alarms
+    assert false_alarms is not None
+    return Threshold.of(errors_of(logits_of, params, held_out), false_alarms)

@@ -1,0 +1,120 @@
+"""Anomaly detection from unlabelled windows to the report, and what a task of it may not ask for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hushfleet as hf
+from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.results.result import Result
+from hushfleet.data.arrays import Data
+from hushfleet.data.csv_file import load_csv_set, read_csv
+from hushfleet.errors import BadInput
+from hushfleet.simulator.fleet import make_fleet
+
+DEVICES, EACH, TESTED = 4, 25, 10
+
+
+def data() -> Data:
+    """Windows of a rank of one; a fault breaks it."""
+    rng = np.random.default_rng(0)
+
+    def windows(count: int) -> np.ndarray:
+        return rng.standard_normal((count, 1, 1)) * np.array([[1.0, 0.5, -1], [2, 1, 0]])
+
+    test = windows(TESTED * DEVICES)
+    is_fault = np.arange(len(test)) % TESTED < 3
+    test[is_fault] += rng.standard_normal((is_fault.sum(), 2, 3))
+    names = np.array([f"pump-{number}" for number in range(DEVICES)])
+    return Data(
+        windows(EACH * DEVICES).astype(np.float32),
+        test_x=test.astype(np.float32),
+        test_y=is_fault.astype(int),
+        train_device=np.repeat(names, EACH),
+        test_device=np.repeat(names, TESTED),
+    )
+
+
+def plain(**sections: Any) -> dict[str, Any]:
+    tables = {
+        "model": {"name": "autoencoder", "loss": "reconstruction"},
+        "method": {"name": "dp-fedavg", "learning_rate": 0.2, "local_epochs": 10},
+        "privacy": {"accounting": "secure", "epsilon": 1000.0, "clip_norm": 2.0},
+        "data": {"name": "arrays", "path": "data.npz", "devices": DEVICES, "partition": "given"},
+        "round": {"rounds": 3},
+    }
+    return {"name": "pumps", **{name: {**table, **sections.get(name, {})} for name, table in tables.items()}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model": {"name": "linear"}}, "needs a network with a narrow layer"),
+        ({"model": {"loss": "cross-entropy"}}, "'autoencoder' gives its input back; set loss = 'reconstruction'"),
+        ({"model": {"name": "linear", "loss": "binary", "false_alarms": 0.1}}, "belongs to loss = 'reconstruction'"),
+        ({"model": {"false_alarms": 1.0}}, "between 0 and 1"),
+        ({"data": {"augment": "flip-crop"}}, "changes the input and not the target"),
+        ({"data": {"partition": "pathological", "classes_per_device": 1}}, "take 'iid', or 'given'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_to_take(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        parse_task(plain(**changed))
+
+
+def test_each_device_is_tested_on_its_own_part_and_trains_on_all_of_its_windows() -> None:
+    task = parse_task(plain())
+    found = data().dataset("arrays", targets=task.targets, class_names=task.class_names)
+    fleet = make_fleet(task, found)
+    assert [len(device.train) for device in fleet.devices] == [EACH] * DEVICES
+    for number, device in enumerate(fleet.devices):
+        part = slice(number * TESTED, (number + 1) * TESTED)
+        np.testing.assert_array_equal(device.local_test.samples.images, found.test.images[part])
+    assert fleet.chance == (0.5, 0.5)
+
+
+@pytest.mark.slow
+def test_pumps_learn_in_secret_and_no_figure_is_called_accuracy(tmp_path: Path) -> None:
+    """Also each device alone, whose training bounds nothing while the task's sums are of whole numbers."""
+    run = hf.simulate(plain(), data=data(), out=tmp_path / "run", workers=1, quiet=True)
+    written = (tmp_path / "run" / "result.json").read_text()
+    rounds = json.loads(written)["rounds"]
+    assert "accuracy_" not in written
+    assert Result.load(tmp_path / "run" / "result.json").rounds[-1].accuracy_global == rounds[-1]["auroc_global"]
+    assert rounds[-1]["auroc_global"] > 0.8
+    assert rounds[-1]["loss"] < 0.5  # of normal windows, whose variance is 1
+    assert {"auroc_own_local", "auroc_alone_local"} <= set(run.devices)
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "AUROC is the probability that a sample with a fault has a larger reconstruction error" in report
+    assert ">Accuracy<" not in report
+    assert "<th>AUROC</th>" in run._repr_html_()
+
+
+def test_lines_that_are_steps_become_windows_of_one_device(tmp_path: Path) -> None:
+    lines = ["device,a,b,fault", *(f"x,{n},{n / 10},{int(n == 4)}" for n in range(7)), "y,10,1,0", "y,11,1.1,0"]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    (tmp_path / "test.csv").write_text("\n".join(lines))
+    values, faults, devices, names = read_csv(
+        tmp_path / "train.csv", input_shape=(2, 1, 2), outputs=("fault",), series=True
+    )
+    np.testing.assert_allclose(values[:, :, 0, :], [[[n, n + 1], [n / 10, (n + 1) / 10]] for n in (0, 2, 4, 10)])
+    assert faults.ravel().tolist() == [0, 0, 1, 0]
+    assert devices is not None
+    assert devices.tolist() == ["x", "x", "x", "y"]
+    assert names == ("a", "a", "b", "b")
+    both = load_csv_set(tmp_path, input_shape=(2, 1, 2), outputs=("fault",), series=True)
+    assert both.test_device.tolist() == devices.tolist()
+
+
+def test_a_file_without_labels_is_all_normal_and_a_line_may_be_a_whole_window(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a;b\n1,5;2\n3;4\n")
+    values, faults, _, _ = read_csv(tmp_path / "a.csv", input_shape=(1, 1, 2), outputs=("fault",), series=True)
+    np.testing.assert_allclose(values[:, 0, 0], [[1.5, 2], [3, 4]])
+    assert faults.tolist() == [[0], [0]]
+    with pytest.raises(BadInput, match="one of them 'fault'"):
+        read_csv(tmp_path / "a.csv", input_shape=(1, 1, 2), outputs=("fault",))
