@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands import aggregator as cli
-from hushfleet.aggregator.commands import devices as devices_cli
 from hushfleet.aggregator.commands import field_run
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.results.events import EventLog
@@ -24,10 +22,7 @@ OTHER = Identity.from_bytes(bytes(range(1, 33))).public_key
 
 
 def invoked(*words: object) -> Any:
-    app = typer.Typer()
-    devices_cli.register(app)
-    cli.register(app)
-    return CliRunner(env={"COLUMNS": "80"}).invoke(app, [str(word) for word in words])
+    return CliRunner(env={"COLUMNS": "80"}).invoke(build_app(), [str(word) for word in words])
 
 
 def refused(*words: object) -> str:

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.privacy import register
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.commands.privacy_figures import view_of
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -19,14 +19,7 @@ from hushfleet.privacy.protection import guess_rate
 
 @pytest.fixture
 def app() -> typer.Typer:
-    app = typer.Typer(rich_markup_mode="markdown")
-
-    @app.callback()
-    def several_commands() -> None:
-        """As in `hushfleet`, where `privacy` is one of many."""
-
-    register(app)
-    return app
+    return build_app()
 
 
 def run(app: typer.Typer, *arguments: object) -> str:
