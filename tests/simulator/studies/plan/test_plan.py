@@ -71,7 +71,7 @@ def test_a_plan_is_measured_on_a_folder_of_images(
     assert found["measured_on"].startswith("90 images")
     assert "18 devices of 100" in found["outside"][0]
     assert 0.5 < found["accuracy"]["alone"] <= 1
-    for changes, said in ((["--classes", "3"], "either --classes or --data"), (["--images", "20"], "too few for 8 devices")):
+    for changes, said in ((["--classes", "3"], "--classes or --data"), (["--images", "20"], "too few for 8 devices")):
         assert said in str(CliRunner().invoke(app, [*asked, *changes]).exception)
     (tmp_path / "empty").mkdir()
     assert "has too few images" in str(CliRunner().invoke(app, asked).exception)
