@@ -45,9 +45,9 @@ def _list(run: _Run) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hushfleet.aggregator.fleet.descriptions import ago
     from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
     from hushfleet.aggregator.results.events import iterate_events
+    from hushfleet.aggregator.results.report.readable import ago
 
     now = time.time()
     with _opened(run) as register:
@@ -107,7 +107,7 @@ def _forget(run: _Run, device: _Id) -> None:
     """
     with _opened(run) as register:
         if not register.forget(device):
-            raise BadInput(f"{device} is no known device of {run}; see: hushfleet devices list {run}")
+            raise BadInput(f"{device} is not a known device of {run}; see: hushfleet devices list {run}")
     print(f"{device} is forgotten; to accept it with another key: hushfleet devices add {run} {device} --key KEY")
 
 
@@ -166,14 +166,13 @@ def _roster(
 
 def _opened(run: Path, *, may_create: bool = False) -> DeviceRegister:
     from hushfleet.aggregator.devices.register import DeviceRegister
-    from hushfleet.aggregator.fleet.folder import FILE_NAME
     from hushfleet.aggregator.storage.store import AggregatorStore
 
-    if (run / FILE_NAME).exists():
+    if (run / "fleet.toml").exists():
         raise BadInput(
             f"{run} is a fleet's folder: use hushfleet fleet list|approve|block|forget, or fleet roster export"
         )
     if not (may_create or DeviceRegister.exists(run)):
-        hint = "its aggregator is of an earlier version" if AggregatorStore.exists(run) else "it is no run's folder"
+        hint = "its aggregator is of an earlier version" if AggregatorStore.exists(run) else "it is not a run's folder"
         raise BadInput(f"{run} has no list of devices: {hint}")
     return DeviceRegister(run)

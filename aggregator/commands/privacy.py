@@ -94,7 +94,7 @@ def privacy(
     if options.accounting == "strict" and noise_split != 1:
         raise BadInput("strict noise is not divided: leave out --noise-split")
     if (options.accounting == "secure") != (options.devices is not None):
-        raise BadInput("--accounting secure and --devices go together")
+        raise BadInput("--accounting secure needs --devices, and --devices needs --accounting secure")
     try:
         if options.devices is not None:
             if (
@@ -140,7 +140,7 @@ def privacy(
         sums = None
         if options.devices is not None:
             if options.parameters is None:
-                raise BadInput("how many bits a value takes depends on how many there are: give --parameters")
+                raise BadInput("the bits of a value depend on the number of values: give --parameters")
             sums = sums_of(noise_multiplier, noise_split, options.devices, options.parameters)
             notes.append(
                 f"{noise_split} of the fewest {least} devices are honest for certain; {sums['bits']} bits a value, "

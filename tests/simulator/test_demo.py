@@ -18,10 +18,10 @@ def test_files_of_others_are_refused_before_any_half_is_run(tmp_path: Path) -> N
     for name, words in (
         (
             "notes.txt",
-            r"out has files that are not of such a run: notes\.txt\. A run takes a folder of its own; choose",
+            r"out has other files: notes\.txt\. A run needs a folder of its own; choose",
         ),
-        ("report.html", r"out has files that are not of such a run: report\.html"),
-        ("secure/result.json", r"secure has files that are not of such a run: result\.json"),
+        ("report.html", r"out has other files: report\.html"),
+        ("secure/result.json", r"secure has other files: result\.json"),
         ("paper", r"--out .*paper: .*paper is a file"),
     ):
         (out / name).write_text("mine")

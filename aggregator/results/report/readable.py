@@ -14,6 +14,7 @@ from hushfleet.aggregator.results.result import Lifetime, WireInfo
 NOT_MEASURED = "not measured"
 NARROW = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
+_UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0))
 LIFETIME = "over all tasks known to this aggregator"
 
 
@@ -82,6 +83,23 @@ def size(count: float | None) -> str:
             amount = count / scale
             return (f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}") + NARROW + unit
     return f"{count:.0f}{NARROW}B"
+
+
+def format_seconds(seconds: float) -> str:
+    """A time in the unit that suits it: `3.2 min`."""
+    for unit, unit_s in _UNITS:
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def ago(at: float | None, now: float) -> str:
+    """The time since a moment: `3 min ago`."""
+    if at is None:
+        return "never"
+    passed = max(0.0, now - at)
+    unit, unit_s = next((each for each in _UNITS if passed >= each[1]), ("s", 1.0))
+    return f"{passed / unit_s:.0f} {unit} ago"
 
 
 def from_to(values: list[int]) -> str:

@@ -81,9 +81,7 @@ def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(
         words = (task_file, "--broker", "mqtt://localhost", "--out", folder, "--identity", tmp_path / "key")
         outcome = invoked(*words, *options)
     assert isinstance(outcome.exception, BadInput)
-    assert "has files that are not of such a run: report.html. A run takes a folder of its own" in str(
-        outcome.exception
-    )
+    assert "has other files: report.html. A run needs a folder of its own" in str(outcome.exception)
     assert not AggregatorStore.exists(folder)
     assert (folder / "report.html").read_text() == "mine"
 

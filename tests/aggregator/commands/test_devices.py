@@ -82,7 +82,7 @@ def test_the_list_shows_who_was_refused_and_who_was_seen(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("words", [["list"], ["forget", "one"]])
 def test_a_folder_that_is_no_runs_is_named(tmp_path: Path, words: list[str]) -> None:
-    assert "no run's folder" in refused("devices", words[0], tmp_path, *words[1:])
+    assert "not a run's folder" in refused("devices", words[0], tmp_path, *words[1:])
     assert not DeviceRegister.exists(tmp_path)
 
 
@@ -90,8 +90,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     assert "64 hex digits" in refused("devices", "add", tmp_path, "one", "--key", "abc")
     assert "Not An Id" in refused("devices", "add", tmp_path, "Not An Id")
     invoked("devices", "add", tmp_path, "one", "--key", KEY.hex())
-    assert "no known device" in refused("devices", "forget", tmp_path, "two")
-    assert "no two may share" in refused("devices", "add", tmp_path, "two", "--key", KEY.hex())
+    assert "not a known device" in refused("devices", "forget", tmp_path, "two")
+    assert "a key of its own" in refused("devices", "add", tmp_path, "two", "--key", KEY.hex())
     assert "devices forget" in refused("devices", "add", tmp_path, "one", "--key", OTHER.hex())
 
 
@@ -120,7 +120,7 @@ def test_a_list_may_be_given_again(tmp_path: Path) -> None:
         ("", "section [devices]"),
         ("[devices", "is not valid TOML"),
         ("[devices]\none = 7\n", "in quotes"),
-        ('[devices]\none = "key"\n', "the key of one"),
+        ('[devices]\none = "key"\n', "needs a key of its own"),
         ('[devices]\n"A B" = "certificate"\n', "A B"),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_secure_sum_has_one_number_and_a_ring(app):
         ((*HUNDRED, "--epsilon", 2, "--noise-split", 2), "alone"),
         ((*HUNDRED, "--epsilon", 2, "--honest-fraction", 0.05), "may have no honest device"),
         ((*HUNDRED, "--epsilon", 2, "--min-devices", 101), "101 of 100 devices"),
-        (("--devices", 100, "--epsilon", 2, "--rounds", 1, "--delta", 0.1), "go together"),
+        (("--devices", 100, "--epsilon", 2, "--rounds", 1, "--delta", 0.1), "needs --accounting secure"),
         (
             ("--accounting", "strict", "--noise-split", 2, "--epsilon", 2, "--rounds", 1, "--delta", 0.1),
             "strict noise is not divided",

@@ -223,7 +223,9 @@ def test_a_folder_of_data_that_cannot_be_copied_is_told(
     (tmp_path / "tasks/own").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "tasks")
     Path("task.toml").write_text(with_data(data, "linear"))
-    with pytest.raises(BadInput, match=r"the folder .* cannot be the task's own, nor hold the fleet's; put the data"):
+    with pytest.raises(
+        BadInput, match=r"the folder .* must not be the folder of the task, nor contain the fleet's; put the data"
+    ):
         fleet("init", fleets, "--broker-name", "broker.example", "--task", "task.toml")
     assert {path.name for path in tmp_path.rglob("*")} == {"tasks", "own", "task.toml"}
 

@@ -70,7 +70,7 @@ def test_elsewhere_it_is_read_and_never_copied(tmp_path: Path, given: str) -> No
 @pytest.mark.parametrize("wrong", ["ab" * 31, "missing.key", "."])
 def test_what_is_no_key_makes_no_fleet(tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match="is no file, and not 64 hex digits"):
+    with pytest.raises(BadInput, match="is neither a file nor 64 hex digits"):
         init(tmp_path / "plant", "--operator-key", wrong)
     (tmp_path / "short.key").write_bytes(b"short")
     with pytest.raises(BadInput, match=r"short\.key: a private key has 32 bytes"):

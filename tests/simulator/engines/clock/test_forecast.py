@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
+from hushfleet.aggregator.results.report.readable import format_seconds
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.boards import FleetMix, parse_mix
@@ -29,7 +30,6 @@ from hushfleet.simulator.engines.clock.forecast import AS_IN_TASK, Forecast, eps
 from hushfleet.simulator.engines.clock.show import print_forecasts, sample_counts
 from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.fleet import device_names, make_fleet
-from hushfleet.simulator.units import format_seconds
 
 ZERO, ORIN = "raspberry-pi-zero-2-w", "jetson-orin-nano"
 COSTS = Costs(batch_s=0.05, sample_s=0.0, release_s=0.0, start_s=0.0, load_s=0.0, accept_s=0.0, close_s=0.0)
@@ -244,5 +244,5 @@ def test_a_task_in_the_field_needs_to_be_told_the_samples(app: typer.Typer, tmp_
         '[data]\nname = "folder"\nclass_names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]\n'
         "input_shape = [1, 8, 8]\ndevices = 3\n"
     )
-    with pytest.raises(BadInput, match="say by --samples"):
+    with pytest.raises(BadInput, match="by --samples"):
         invoke(app, str(path))
