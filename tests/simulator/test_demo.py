@@ -39,7 +39,7 @@ def test_its_own_runs_stay_usable(tmp_path: Path) -> None:
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / file).touch()
         _check_folder(tmp_path, HALVES, resume=True)
-        with pytest.raises(BadInput, match=f"{name} holds a run already; go on with it by --resume"):
+        with pytest.raises(BadInput, match=f"{name} holds a run already"):
             _check_folder(tmp_path, [name], resume=False)
     (tmp_path / "report.html").touch()  # of both
     _check_folder(tmp_path, HALVES, resume=True)

@@ -140,9 +140,7 @@ def test_two_boards_with_one_key_are_not_added(tmp_path: Path) -> None:
     with FleetRegistry(folder.path) as registry:
         before = registry.boards()
     file.write_text(f"id,board,key\nshed,generic-x86,{key}\ntree,generic-x86,{key}\n")
-    with pytest.raises(
-        BadInput, match="tree has the key of shed; each board needs a key of its own; nothing was added"
-    ):
+    with pytest.raises(BadInput, match="tree has the key of shed"):
         run("add", folder.path, "--csv", file)
     with FleetRegistry(folder.path) as registry:
         assert registry.boards() == before

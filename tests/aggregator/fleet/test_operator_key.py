@@ -86,7 +86,7 @@ def test_a_key_that_boards_were_not_told_of_is_refused(tmp_path: Path) -> None:
     folder.operator_key.unlink()
     assert keys.operator(folder) is None
     folder.operator_public.write_text("no key")
-    with pytest.raises(BadInput, match="must hold the operator's public key, 64 hex digits, not 'no key'"):
+    with pytest.raises(BadInput, match="64 hex digits, not 'no key'"):
         keys.operator_public(folder)
     folder.operator_public.unlink()
     with pytest.raises(BadInput, match="write the operator's public key into it"):
