@@ -39,7 +39,7 @@ def test_a_certificate_of_another_device_is_found_before_connecting(
         "[limits]\nepsilon_server = 1.0\n"
     )
     assert main([str(file)]) == 2
-    assert "my certificate names greenhouse-02" in capsys.readouterr().err
+    assert "the certificate names greenhouse-02" in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
 
 
