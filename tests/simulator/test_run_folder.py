@@ -61,7 +61,7 @@ def test_a_start_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds a run already"):
         begin(task, tmp_path, data_dir=None)
     simulation.folder.task.unlink()
-    with pytest.raises(BadInput, match=r"a run: notes\.txt"):
+    with pytest.raises(BadInput, match=r"other files: notes\.txt"):
         begin(task, tmp_path, data_dir=None)
 
 

@@ -127,7 +127,7 @@ def test_targets_of_arrays_and_csv_are_the_same_and_scaled_for_the_loss_alone(tm
     ("loss", "y", "said"),
     [
         ("squared", [[1, 2], [1, np.nan]], r"1 samples, the first of them number 1 .* with \[1.0, nan\]"),
-        ("squared", [[1e39, 2], [1, 2]], "no finite float32"),
+        ("squared", [[1e39, 2], [1, 2]], "not finite float32"),
         ("squared", [1.0, 2.0], r"shape \[2, 1\]; with model.loss = 'squared' it must be \[2, 2\].*: load, heat"),
         ("squared", [["a", "b"]] * 2, "must be numbers"),
         ("binary", [[0, 1], [1, 0.5]], "first of them number 1 .* neither 0 nor 1"),
