@@ -15,7 +15,6 @@ from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.progress import show_progress
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report import write_report
-from hushfleet.aggregator.results.report.readable import format_seconds
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import AS_PUBLISHED
@@ -36,6 +35,7 @@ from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
 from hushfleet.simulator.sweep import sweep_noise, with_seeds, with_sweep
+from hushfleet.simulator.units import format_seconds
 from hushfleet.simulator.watch import Watch
 
 AUTO = "auto"

@@ -85,14 +85,6 @@ def size(count: float | None) -> str:
     return f"{count:.0f}{NARROW}B"
 
 
-def format_seconds(seconds: float) -> str:
-    """A time in the unit that suits it: `3.2 min`."""
-    for unit, unit_s in _UNITS:
-        if seconds >= 2 * unit_s:
-            return f"{seconds / unit_s:.1f} {unit}"
-    return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
-
-
 def ago(at: float | None, now: float) -> str:
     """The time since a moment: `3 min ago`."""
     if at is None:

@@ -112,12 +112,12 @@ def reproduce(
     if options.show_task:
         typer.echo(json.dumps(cells[0].plain, indent=1))
         return
-    from hushfleet.aggregator.results.report.readable import format_seconds
     from hushfleet.simulator.command import interrupted
     from hushfleet.simulator.studies.reproduce import table as tables
     from hushfleet.simulator.studies.reproduce.command import report, show_cells, to_run, under_way
     from hushfleet.simulator.studies.reproduce.kept import Kept
     from hushfleet.simulator.studies.reproduce.run import Failure, Shares, run_cells
+    from hushfleet.simulator.units import format_seconds
 
     kept = Kept(out, options.results)
     missing = missing_data({cell.data_set for cell in cells}, options.data_dir)

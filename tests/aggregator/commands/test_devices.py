@@ -120,7 +120,7 @@ def test_a_list_may_be_given_again(tmp_path: Path) -> None:
         ("", "section [devices]"),
         ("[devices", "is not valid TOML"),
         ("[devices]\none = 7\n", "in quotes"),
-        ('[devices]\none = "key"\n', "needs a key of its own"),
+        ('[devices]\none = "key"\n', "the key of one"),
         ('[devices]\n"A B" = "certificate"\n', "A B"),
     ],
 )

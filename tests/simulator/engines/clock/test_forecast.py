@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
-from hushfleet.aggregator.results.report.readable import format_seconds
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.boards import FleetMix, parse_mix
@@ -30,6 +29,7 @@ from hushfleet.simulator.engines.clock.forecast import AS_IN_TASK, Forecast, eps
 from hushfleet.simulator.engines.clock.show import print_forecasts, sample_counts
 from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.fleet import device_names, make_fleet
+from hushfleet.simulator.units import format_seconds
 
 ZERO, ORIN = "raspberry-pi-zero-2-w", "jetson-orin-nano"
 COSTS = Costs(batch_s=0.05, sample_s=0.0, release_s=0.0, start_s=0.0, load_s=0.0, accept_s=0.0, close_s=0.0)

@@ -1,0 +1,11 @@
+"""Seconds for people."""
+
+from __future__ import annotations
+
+
+def format_seconds(seconds: float) -> str:
+    """In the unit that suits it."""
+    for unit, unit_s in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
