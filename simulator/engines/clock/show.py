@@ -11,13 +11,14 @@ from rich.table import Table
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.results.report.readable import size
 from hushfleet.errors import BadInput
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.forecast import Forecast
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.fleet import make_fleet
-from hushfleet.simulator.units import format_seconds, size
+from hushfleet.simulator.units import format_seconds
 
 
 def sample_counts(task: Task, prepared: PreparedTask) -> list[int]:

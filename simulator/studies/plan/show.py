@@ -10,9 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from hushfleet.aggregator.planning.advice import BETWEEN_DATA, Advice, Answer, Question
+from hushfleet.aggregator.results.report.readable import percent, size
 from hushfleet.privacy.protection import protection
 from hushfleet.simulator.studies.plan.needs import BoardCosts, Needs
-from hushfleet.simulator.units import format_seconds, percent, size
+from hushfleet.simulator.units import format_seconds
 
 _STYLES: dict[Answer, str] = {"yes": "bold green", "no": "bold red", "perhaps": "bold yellow"}
 
