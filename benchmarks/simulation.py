@@ -21,6 +21,7 @@ import statistics
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,7 @@ import torch
 from benchmarks.common import Figures, cores, make_parser, names_option, table, write
 from benchmarks.frameworks.ours import task_of
 from benchmarks.frameworks.workload import WORKLOADS, TrainingJob, Workload, network_of
+from benchmarks.gpu_usage import GpuUsage, mean_or_none
 from benchmarks.processes import ROOT, ChildFailed, ReadyProcess
 from hushfleet.data.sets import load
 from hushfleet.models import get_model
@@ -139,6 +141,8 @@ def measure(
         return answer
 
     with ExitStack() as stack:
+        usage = stack.enter_context(GpuUsage()) if workload.device == "cuda" else None
+        busy: dict[str, list[float]] = {}
         starting = ThreadPoolExecutor(max(1, len(frameworks)))
         begun = [
             starting.submit(ReadyProcess, *each.command, python=each.python, root=each.root, variables=variables)
@@ -153,7 +157,12 @@ def measure(
                 print(f"{each.label}: ready after {child.start_s:.0f} s", file=sys.stderr, flush=True)
 
         def turn_of(row: Figures, child: ReadyProcess) -> None:
-            row["rates"].append(_rate([round_of(row, child) for _ in range(workload.turn)]))
+            began = time.monotonic()
+            answers = [round_of(row, child) for _ in range(workload.turn)]
+            row["rates"].append(_rate(answers))
+            if usage is not None:
+                busy.setdefault(row["label"], []).extend(usage.between(began, time.monotonic()))
+                row["gpu_busy"] = mean_or_none(busy[row["label"]])
             print(f"{row['label']}: {row['rates'][-1]:,.0f} samples/s", file=sys.stderr, flush=True)
 
         for row, future in zip(rows, begun, strict=True):
@@ -262,6 +271,7 @@ def show(comparison: Figures) -> None:
                     "spread": f"{spread:.0%}",
                     "x plain": row["times_plain"],
                     "x best peer": row["times_best_peer"],
+                    **({"GPU busy": f"{row['gpu_busy']:.0%}"} if row.get("gpu_busy") is not None else {}),
                     **({"accuracy": row["accuracy"]} if row.get("accuracy") is not None else {}),
                 }
             )

@@ -1,4 +1,4 @@
-"""`benchmarks/audit_methods.py` in its smallest form."""
+"""The smaller benchmarks, each in its smallest form."""
 
 from __future__ import annotations
 
