@@ -118,7 +118,7 @@ class RoundHandler:
     def on_plan(self, plan: Message) -> None:
         """Takes a plan. Raises `Malformed` for a message of another kind."""
         if not isinstance(plan, RoundPlan):
-            raise Malformed(f"a {type(plan).__name__} came where a round plan belongs")
+            raise Malformed(f"expected a round plan, got a {type(plan).__name__}")
         before, self.plan = self.plan, plan
         same = before if before is not None and same_round(before, plan) else None
         if self._tasks.runtime is not None and (same is None or plan.differences != same.differences):
@@ -147,7 +147,7 @@ class RoundHandler:
     def on_answer(self, answer: Message) -> None:
         """Takes an answer to an update; ignores one about another update. Raises `Malformed` for other messages."""
         if not isinstance(answer, (Ack, Missing, Refused)):
-            raise Malformed(f"a {type(answer).__name__} came where an answer to an update belongs")
+            raise Malformed(f"expected an answer to an update, got a {type(answer).__name__}")
         upload = self.upload or self._revived(answer)
         if upload is None or not upload.concerns(answer.task, answer.round, answer.digest):
             return

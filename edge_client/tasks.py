@@ -55,7 +55,7 @@ class TaskHandler:
     def on_notice(self, notice: Message) -> bool:
         """Whether this is another task than before. Raises `Malformed` or `TooLarge`."""
         if not isinstance(notice, TaskNotice):
-            raise Malformed(f"a {type(notice).__name__} came where a task belongs")
+            raise Malformed(f"expected a task, got a {type(notice).__name__}")
         if notice.size > MAX_SPEC_BYTES:
             raise TooLarge(f"a task package of {notice.size} bytes is above the cap of {MAX_SPEC_BYTES}")
         before, self.notice = self.notice, notice

@@ -140,7 +140,9 @@ class DeviceRound:
         if package is None and self.method.by_record and self.store.load_state(plan.task) is not None:
             raise Declined("error", f"an earlier client has trained for {plan.task}, and did not note by which package")
         if (plan.secure is None) != (spec.privacy.secure is None):
-            raise Malformed(f"the plan of round {plan.round} has {'no' if plan.secure is None else 'a'} secure sum")
+            raise Malformed(
+                f"the plan of round {plan.round} has {'no' if plan.secure is None else 'a'} secure sum, unlike the task"
+            )
         limits, ledger = self.trainer.limits, self.store.ledger
         return allowed_charge(plan, spec, self.method, self.terms, limits=limits, ledger=ledger, now=self.at)
 

@@ -149,7 +149,7 @@ class Numbers(Loss):
     """The base of losses for regression."""
 
     of_numbers = True
-    misfit = "no finite float32 numbers"
+    misfit = "not finite float32 numbers"
 
     def random(self, count: int, outputs: int, rng: np.random.Generator) -> np.ndarray:
         return rng.standard_normal((count, outputs), np.float32)

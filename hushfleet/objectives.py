@@ -115,7 +115,7 @@ def both_or_none(teacher: T | None, distill: T | None, *, distills: bool) -> tup
     if teacher is None and distill is None:
         return None
     if teacher is None or distill is None:
-        raise ValueError("a teacher's logits and the distillation's weights come together or not at all")
+        raise ValueError("give both a teacher's logits and the distillation's weights, or neither")
     if not distills:
         raise ValueError("the objective is a loss of the targets alone, which has no teacher")
     return teacher, distill

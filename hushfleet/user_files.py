@@ -134,10 +134,7 @@ def refuse_others(folder: Path, ours: Collection[str], option: str = "--out") ->
     others = sorted(each.name for each in folder.iterdir() if not each.name.startswith(".") and each.name not in ours)
     if others:
         shown = ", ".join(others[:5]) + f" and {len(others) - 5} more" * (len(others) > 5)
-        raise BadInput(
-            f"{folder} has files that are not of such a run: {shown}. A run takes a folder of its own; choose another "
-            f"{option}"
-        )
+        raise BadInput(f"{folder} has other files: {shown}. A run needs a folder of its own; choose another {option}")
 
 
 def read_cached(path: Path) -> bytes | None:

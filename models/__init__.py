@@ -64,7 +64,7 @@ def get_model(
     """
     if is_own(name):
         if classes is None or input_shape is None:
-            raise BadInput(f"model.name = {name!r}: your own network goes with model.share = 'all'")
+            raise BadInput(f"model.name = {name!r}: a network of your own needs model.share = 'all'")
         from hushfleet.models.module import own_model
 
         return own_model(name, classes=classes, input_shape=input_shape, loss=loss, by_record=by_record)

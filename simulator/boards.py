@@ -128,7 +128,7 @@ class FleetMix:
         try:
             mix = from_plain(FleetMix, plain)
             if not mix.kinds or not all(0 <= number < len(mix.kinds) for number in mix.dealt):
-                raise ValueError("a device has a board that is not among them")
+                raise ValueError("a device has a board that is not in the list")
         except (ValueError, Malformed) as error:
             raise BadInput(f"the fleet's boards cannot be read from {str(plain)[:80]!r}: {error}") from error
         for kind in mix.kinds:
@@ -217,7 +217,7 @@ def _counts(rows: Sequence[_Row], devices: int | None, where: str) -> list[int]:
     if abs(math.fsum(shares) - 1) > 1e-6:
         raise BadInput(f"{where}: the shares come to {math.fsum(shares):g}; they must come to 1")
     if devices is None:
-        raise BadInput(f"{where}: shares of how many devices? Say it, or give every row a count")
+        raise BadInput(f"{where}: shares need the number of devices: give it, or give every row a count")
     if counted > devices:
         raise BadInput(f"{where}: the counts come to {counted}, but there are {devices} devices")
     left = devices - counted

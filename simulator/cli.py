@@ -11,12 +11,8 @@ from hushfleet.aggregator.options import with_options
 from hushfleet.simulator.options import RunOptions, TaskOptions
 
 
-def register(app: typer.Typer) -> None:
-    app.command("simulate")(_simulate)
-
-
 @with_options
-def _simulate(
+def simulate(
     task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="Task file; see `tasks/` for examples.")],
     options: RunOptions,
     changes: TaskOptions,

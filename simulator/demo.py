@@ -50,46 +50,42 @@ HALVES = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    @app.command()
-    @with_options
-    def demo(
-        half: Annotated[Literal["both", "paper", "secure"], typer.Argument(help="Fleet to run. paper: 8 boards, FedGLP-ADP on compact CNNs. secure: 100 boards, sums only, epsilon_server 2.")] = "both",
-        out: Out = None,
-        short: Annotated[bool, typer.Option("--short", help="Smoke test: 3 and 5 rounds, two images in the picture.")] = False,
-        broker: BrokerOption = "auto",
-        resume: Resume = False,
-    ) -> None:  # fmt: skip
-        """Run two fleets on this machine: broker, aggregator, clients, real images, a report.
+@with_options
+def demo(
+    half: Annotated[Literal["both", "paper", "secure"], typer.Argument(help="Fleet to run. paper: 8 boards, FedGLP-ADP on compact CNNs. secure: 100 boards, sums only, epsilon_server 2.")] = "both",
+    out: Out = None,
+    short: Annotated[bool, typer.Option("--short", help="Smoke test: 3 and 5 rounds, two images in the picture.")] = False,
+    broker: BrokerOption = "auto",
+    resume: Resume = False,
+) -> None:  # fmt: skip
+    """Run two fleets on this machine: broker, aggregator, clients, real images, a report.
 
-        First eight client processes with the profiles of three boards train FedGLP-ADP on scanned digits over MQTT, as
-        the paper has it. Then a hundred devices with a dozen images each learn a shared head, eight of them in processes of
-        their own, and the server opens sums alone. The table shows a board's gain in either, and the privacy
-        that it gave away; a picture shows what the server could have seen of a training image.
+    First eight client processes with the profiles of three boards train FedGLP-ADP on scanned digits over MQTT, as
+    the paper has it. Then a hundred devices with a dozen images each learn a shared head, eight of them in processes of
+    their own, and the server opens sums alone. The table shows a board's gain in either, and the privacy
+    that it gave away; a picture shows what the server could have seen of a training image.
 
-        Examples:
+    Examples:
 
-        `hushfleet demo --out runs/demo`
+    `hushfleet demo --out runs/demo`
 
-        The second half alone: `hushfleet demo secure`
-        """
-        from rich.console import Console
+    The second half alone: `hushfleet demo secure`
+    """
+    from rich.console import Console
 
-        from hushfleet.aggregator.results.report.comparison import comparison_table, write_comparison
-        from hushfleet.simulator.run_folder import run_path
+    from hushfleet.aggregator.results.report.comparison import comparison_table, write_comparison
+    from hushfleet.simulator.run_folder import run_path
 
-        console, folder = Console(), run_path(out, "demo")
-        chosen = {name: HALVES[name] for name in HALVES if half in ("both", name)}
-        _check_folder(folder, chosen, resume=resume)
-        results = {
-            each.title: _run(each, folder, name, broker, short, resume, console) for name, each in chosen.items()
-        }
-        if len(results) == 1:
-            return
-        reports = {each.title: f"{name}/report.html" for name, each in chosen.items()}
-        write_comparison("Two fleets", results, reports, folder / "report.html", seen=folder / "paper" / "invert.png")
-        console.print(comparison_table(results, title="what a board gained, and what it gave away"))
-        console.print(f"report  {folder / 'report.html'}", highlight=False)
+    console, folder = Console(), run_path(out, "demo")
+    chosen = {name: HALVES[name] for name in HALVES if half in ("both", name)}
+    _check_folder(folder, chosen, resume=resume)
+    results = {each.title: _run(each, folder, name, broker, short, resume, console) for name, each in chosen.items()}
+    if len(results) == 1:
+        return
+    reports = {each.title: f"{name}/report.html" for name, each in chosen.items()}
+    write_comparison("Two fleets", results, reports, folder / "report.html", seen=folder / "paper" / "invert.png")
+    console.print(comparison_table(results, title="what a board gained, and what it gave away"))
+    console.print(f"report  {folder / 'report.html'}", highlight=False)
 
 
 def _check_folder(folder: Path, halves: Iterable[str], *, resume: bool) -> None:

@@ -55,7 +55,8 @@ def spec_of(folder: RunFolder) -> TaskSpec:
     """The task of a simulation, as its devices have it. Raises `BadInput` for another folder."""
     if not folder.package.exists():
         raise BadInput(
-            f"{folder.path} is no simulation's run folder. In the field a device's model never leaves it, and the "
+            f"{folder.path} is not the run folder of a simulation. In the field a device's model never leaves it, "
+            "and the "
             "aggregator's folder has the global one in global-ROUND.safetensors"
         )
     return TaskSpec.from_bytes(folder.package.read_bytes())

@@ -138,7 +138,7 @@ class Broker:
             if _answers(self.host, self.port) if self.tls is None else speaks_tls(self.host, self.port):
                 return
             time.sleep(0.02)
-        raise HushfleetError(f"the {self.kind} broker gave no answer in {START_TIMEOUT_S:g} s: {self._log_tail()}")
+        raise HushfleetError(f"the {self.kind} broker did not answer within {START_TIMEOUT_S:g} s: {self._log_tail()}")
 
     def _log_tail(self) -> str:
         with contextlib.suppress(OSError):

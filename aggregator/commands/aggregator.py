@@ -66,12 +66,8 @@ class AggregatorOptions:
         )
 
 
-def register(app: typer.Typer) -> None:
-    app.command("aggregator")(_aggregator)
-
-
 @with_options
-def _aggregator(
+def aggregator(
     context: typer.Context,
     options: AggregatorOptions,
     task_file: Annotated[

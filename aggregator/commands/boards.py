@@ -15,28 +15,24 @@ if TYPE_CHECKING:
     from hushfleet.firmware_profiles.board import Board, Quantity
 
 
-def register(app: typer.Typer) -> None:
-    @app.command("boards")
-    def boards(
-        name: Annotated[
-            str | None, typer.Argument(help="Name of a board: show all its figures and their sources.")
-        ] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
-    ) -> None:
-        """List the board profiles, or show one in full.
+def boards(
+    name: Annotated[str | None, typer.Argument(help="Name of a board: show all its figures and their sources.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+) -> None:
+    """List the board profiles, or show one in full.
 
-        Example: `hushfleet boards raspberry-pi-5-8gb`
-        """
-        from hushfleet.firmware_profiles.board import board_names, load_board
+    Example: `hushfleet boards raspberry-pi-5-8gb`
+    """
+    from hushfleet.firmware_profiles.board import board_names, load_board
 
-        chosen = [load_board(each) for each in ([name] if name else board_names())]
-        if as_json:
-            content = [dataclasses.asdict(board) for board in chosen]
-            typer.echo(json.dumps(content[0] if name else content, indent=2, ensure_ascii=False))
-        elif name:
-            _print_one(chosen[0])
-        else:
-            _print_all(chosen)
+    chosen = [load_board(each) for each in ([name] if name else board_names())]
+    if as_json:
+        content = [dataclasses.asdict(board) for board in chosen]
+        typer.echo(json.dumps(content[0] if name else content, indent=2, ensure_ascii=False))
+    elif name:
+        _print_one(chosen[0])
+    else:
+        _print_all(chosen)
 
 
 def _print_all(boards: list[Board]) -> None:

@@ -20,28 +20,22 @@ _Run = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder: `--
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The device's id.")]
 
 
-def register(app: typer.Typer) -> None:
-    devices = typer.Typer(
-        no_args_is_help=True,
-        help="""List, add, forget and block the devices that an aggregator accepts. It may run meanwhile.
+devices = typer.Typer(
+    no_args_is_help=True,
+    help="""List, add, forget and block the devices that an aggregator accepts. It may run meanwhile.
 
-        Examples:
+    Examples:
 
-        `hushfleet devices list runs/field`
+    `hushfleet devices list runs/field`
 
-        `hushfleet devices add runs/field greenhouse-07 --key 64-HEX-DIGITS`
+    `hushfleet devices add runs/field greenhouse-07 --key 64-HEX-DIGITS`
 
-        `hushfleet devices block runs/field greenhouse-07 --reason stolen`
-        """,
-    )
-    devices.command("list")(_list)
-    devices.command("add")(_add)
-    devices.command("forget")(_forget)
-    devices.command("block")(_block)
-    devices.command("roster")(_roster)
-    app.add_typer(devices, name="devices")
+    `hushfleet devices block runs/field greenhouse-07 --reason stolen`
+    """,
+)
 
 
+@devices.command("list")
 def _list(run: _Run) -> None:
     """Show the known devices, and who announced itself without being accepted.
 
@@ -51,9 +45,9 @@ def _list(run: _Run) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hushfleet.aggregator.fleet.descriptions import ago
     from hushfleet.aggregator.observe.device_activity import DeviceActivity, add_activity
     from hushfleet.aggregator.results.events import iterate_events
+    from hushfleet.aggregator.results.report.readable import ago
 
     now = time.time()
     with _opened(run) as register:
@@ -77,6 +71,7 @@ def _list(run: _Run) -> None:
         console.print(table)
 
 
+@devices.command("add")
 def _add(
     run: _Run,
     device: _Id,
@@ -104,6 +99,7 @@ def _add(
     print(f"{device} is {'accepted again' if again else 'accepted'}, with {of_key}")
 
 
+@devices.command("forget")
 def _forget(run: _Run, device: _Id) -> None:
     """Forget a device and its key, say because its card was flashed anew. Add it again with its new key.
 
@@ -111,10 +107,11 @@ def _forget(run: _Run, device: _Id) -> None:
     """
     with _opened(run) as register:
         if not register.forget(device):
-            raise BadInput(f"{device} is no known device of {run}; see: hushfleet devices list {run}")
+            raise BadInput(f"{device} is not a known device of {run}; see: hushfleet devices list {run}")
     print(f"{device} is forgotten; to accept it with another key: hushfleet devices add {run} {device} --key KEY")
 
 
+@devices.command("block")
 def _block(
     run: _Run,
     device: _Id,
@@ -129,6 +126,7 @@ def _block(
     print(f"{device} is blocked; to lift it: hushfleet devices add {run} {device}")
 
 
+@devices.command("roster")
 def _roster(
     run: _Run,
     out: Annotated[Path, typer.Option(metavar="FILE", help="File to write, for the machine that has the operator's key.")],
@@ -168,14 +166,13 @@ def _roster(
 
 def _opened(run: Path, *, may_create: bool = False) -> DeviceRegister:
     from hushfleet.aggregator.devices.register import DeviceRegister
-    from hushfleet.aggregator.fleet.folder import FILE_NAME
     from hushfleet.aggregator.storage.store import AggregatorStore
 
-    if (run / FILE_NAME).exists():
+    if (run / "fleet.toml").exists():
         raise BadInput(
             f"{run} is a fleet's folder: use hushfleet fleet list|approve|block|forget, or fleet roster export"
         )
     if not (may_create or DeviceRegister.exists(run)):
-        hint = "its aggregator is of an earlier version" if AggregatorStore.exists(run) else "it is no run's folder"
+        hint = "its aggregator is of an earlier version" if AggregatorStore.exists(run) else "it is not a run's folder"
         raise BadInput(f"{run} has no list of devices: {hint}")
     return DeviceRegister(run)

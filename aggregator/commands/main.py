@@ -1,8 +1,7 @@
 """The one command, `hushfleet`. Each part of the kit brings its own sub-commands by entry points.
 
-An entry point of the group `hushfleet.commands` is a function that takes a typer application and adds a command of the
-entry point's name. So the ground floor imports nothing above it, and a part whose packages are not installed is named,
-not an import error.
+An entry point of the group `hushfleet.commands` is a command's function, or a typer application with several. So the
+ground floor imports nothing above it, and a part whose packages are not installed is named, not an import error.
 
 A command is loaded when it is called, or when its options are completed. The list of commands, and the completion of
 their names, take their texts from the first lines of their modules. A command's module declares its options and imports
@@ -59,8 +58,11 @@ class _LoadedWhenCalled(TyperGroup):
 def load_command(name: str) -> Any:
     """Gives the click command of this name, with its options."""
     entry, *_ = entry_points(group="hushfleet.commands", name=name)
-    app = typer.Typer(rich_markup_mode=None)
-    entry.load()(app)
+    app, loaded = typer.Typer(rich_markup_mode=None), entry.load()
+    if isinstance(loaded, typer.Typer):
+        app.add_typer(loaded, name=name)
+    else:
+        app.command(name)(loaded)
     return in_plain_text(get_group(app).commands[name])
 
 

@@ -9,39 +9,35 @@ import sys
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    @app.command()
-    def methods(
-        as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
-        file: str = typer.Option("", "--method", metavar="FILE.py:NAME", help="Include a method from a file."),
-    ) -> None:
-        """List all methods that are installed, their sources and their settings in a task file.
+def methods(
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    file: str = typer.Option("", "--method", metavar="FILE.py:NAME", help="Include a method from a file."),
+) -> None:
+    """List all methods that are installed, their sources and their settings in a task file.
 
-        Example: `hushfleet methods --json`
-        """
-        from rich.console import Console
-        from rich.table import Table
+    Example: `hushfleet methods --json`
+    """
+    from rich.console import Console
+    from rich.table import Table
 
-        from hushfleet.methods import METHODS, all_names, allow_file, find_method
-        from hushfleet.methods.method import TrainingConfig
+    from hushfleet.methods import METHODS, all_names, allow_file, find_method
+    from hushfleet.methods.method import TrainingConfig
 
-        names = [*METHODS, *sorted(all_names() - set(METHODS)), *([allow_file(file)] if file else [])]
-        found = {name: find_method(name) for name in names}
-        settings = {
-            name: {f.name: f.default for f in dataclasses.fields(method.config)} for name, method in found.items()
-        }
-        if as_json:
-            rows = [
-                {"name": name, "source": method.source, "summary": method.summary, "settings": settings[name]}
-                for name, method in found.items()
-            ]
-            json.dump(rows, sys.stdout, indent=2)
-            print()
-            return
-        common = [f.name for f in dataclasses.fields(TrainingConfig)]
-        table = Table("method", "source", "what it does", "its own settings with their defaults", show_lines=True)
-        for name, method in found.items():
-            own = [f"{key} = {value!r}" for key, value in settings[name].items() if key not in common]
-            table.add_row(name, method.source, method.summary, "\n".join(own))
-        Console().print(table)
-        Console().print(f"All of them take {', '.join(common)}; docs/methods.md says what leaves the device.")
+    names = [*METHODS, *sorted(all_names() - set(METHODS)), *([allow_file(file)] if file else [])]
+    found = {name: find_method(name) for name in names}
+    settings = {name: {f.name: f.default for f in dataclasses.fields(method.config)} for name, method in found.items()}
+    if as_json:
+        rows = [
+            {"name": name, "source": method.source, "summary": method.summary, "settings": settings[name]}
+            for name, method in found.items()
+        ]
+        json.dump(rows, sys.stdout, indent=2)
+        print()
+        return
+    common = [f.name for f in dataclasses.fields(TrainingConfig)]
+    table = Table("method", "source", "what it does", "its own settings with their defaults", show_lines=True)
+    for name, method in found.items():
+        own = [f"{key} = {value!r}" for key, value in settings[name].items() if key not in common]
+        table.add_row(name, method.source, method.summary, "\n".join(own))
+    Console().print(table)
+    Console().print(f"All of them take {', '.join(common)}; docs/methods.md says what leaves the device.")

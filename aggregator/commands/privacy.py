@@ -12,33 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-import typer
-
 from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.terms import TRUST, Accountant, Accounting, Unit
-
-HELP = """Compute epsilon from a noise multiplier, or the noise multiplier for an epsilon, against both adversaries.
-
-Ten devices that divide the noise of 20 rounds among them (FedGLP-ADP at its "epsilon = 2"):
-
-    hushfleet privacy --noise-multiplier 3.975 --rounds 20 --delta 0.1 --noise-split 10
-
-The noise that gives epsilon 2 to the released models, nothing divided:
-
-    hushfleet privacy --epsilon 2 --rounds 20 --delta 0.01
-
-Record-level noise, 3000 batches with each record drawn with probability 1/100:
-
-    hushfleet privacy --unit record --epsilon 4 --rounds 3000 --sample-rate 0.01 --delta 1e-5
-
-A hundred devices with secure sums; a tenth may be corrupt and another tenth missing:
-
-    hushfleet privacy --accounting secure --devices 100 --parameters 5130 --epsilon 2 --rounds 20 --delta 1e-5
-
-The table shows epsilon for adding or removing a unit, and for replacing one unit by another. `--accountant rdp` computes as
-the papers do, with Rényi's bound, which is larger.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +42,31 @@ class PrivacyOptions:
     # fmt: on
 
 
-def register(app: typer.Typer) -> None:
-    app.command("privacy", help=HELP)(_privacy)
-
-
 @with_options
-def _privacy(
+def privacy(
     options: PrivacyOptions,
 ) -> None:
+    """Compute epsilon from a noise multiplier, or the noise multiplier for an epsilon, against both adversaries.
+
+    Ten devices that divide the noise of 20 rounds among them (FedGLP-ADP at its "epsilon = 2"):
+
+        hushfleet privacy --noise-multiplier 3.975 --rounds 20 --delta 0.1 --noise-split 10
+
+    The noise that gives epsilon 2 to the released models, nothing divided:
+
+        hushfleet privacy --epsilon 2 --rounds 20 --delta 0.01
+
+    Record-level noise, 3000 batches with each record drawn with probability 1/100:
+
+        hushfleet privacy --unit record --epsilon 4 --rounds 3000 --sample-rate 0.01 --delta 1e-5
+
+    A hundred devices with secure sums; a tenth may be corrupt and another tenth missing:
+
+        hushfleet privacy --accounting secure --devices 100 --parameters 5130 --epsilon 2 --rounds 20 --delta 1e-5
+
+    The table shows epsilon for adding or removing a unit, and for replacing one unit by another. `--accountant rdp` computes as
+    the papers do, with Rényi's bound, which is larger.
+    """
     from hushfleet.aggregator.commands.privacy_figures import (
         checked,
         honest_of,
@@ -101,7 +94,7 @@ def _privacy(
     if options.accounting == "strict" and noise_split != 1:
         raise BadInput("strict noise is not divided: leave out --noise-split")
     if (options.accounting == "secure") != (options.devices is not None):
-        raise BadInput("--accounting secure and --devices go together")
+        raise BadInput("--accounting secure needs --devices, and --devices needs --accounting secure")
     try:
         if options.devices is not None:
             if (
@@ -147,7 +140,7 @@ def _privacy(
         sums = None
         if options.devices is not None:
             if options.parameters is None:
-                raise BadInput("how many bits a value takes depends on how many there are: give --parameters")
+                raise BadInput("the bits of a value depend on the number of values: give --parameters")
             sums = sums_of(noise_multiplier, noise_split, options.devices, options.parameters)
             notes.append(
                 f"{noise_split} of the fewest {least} devices are honest for certain; {sums['bits']} bits a value, "

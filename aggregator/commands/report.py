@@ -8,41 +8,39 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    @app.command()
-    def report(
-        run: Annotated[
-            Path, typer.Argument(metavar="RUN", help="Run folder with `result.json`, or a folder of several runs.")
-        ],
-        out: Annotated[
-            Path | None,
-            typer.Option(metavar="FILE.html", help="HTML file to write; default: report.html in the run folder."),
-        ] = None,
-    ) -> None:
-        """Make the report of a run again from its result.json, and print its summary.
+def report(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Run folder with `result.json`, or a folder of several runs.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="HTML file to write; default: report.html in the run folder."),
+    ] = None,
+) -> None:
+    """Make the report of a run again from its result.json, and print its summary.
 
-        With what the server could see, where `hushfleet invert RUN/task.json --out RUN` has drawn it.
+    With what the server could see, where `hushfleet invert RUN/task.json --out RUN` has drawn it.
 
-        Example: `hushfleet report runs/demo`
-        """
-        from rich.console import Console
+    Example: `hushfleet report runs/demo`
+    """
+    from rich.console import Console
 
-        from hushfleet.aggregator.observe.display import summary_table
-        from hushfleet.aggregator.results.report import write_report
-        from hushfleet.aggregator.results.report.comparison import load_runs, run_folders, write_comparison
-        from hushfleet.aggregator.results.result import Result
-        from hushfleet.user_files import checked_file
+    from hushfleet.aggregator.observe.display import summary_table
+    from hushfleet.aggregator.results.report import write_report
+    from hushfleet.aggregator.results.report.comparison import load_runs, run_folders, write_comparison
+    from hushfleet.aggregator.results.result import Result
+    from hushfleet.user_files import checked_file
 
-        console, path = Console(), checked_file(out or run / "report.html")
-        folders = sorted(file.parent for file in run.glob("*/result.json"))
-        if (run / "result.json").exists() or not folders:
-            result = Result.load(run / "result.json")
-            write_report(result, path, seen=run / "invert.png")
-            console.print(summary_table(result))
-        else:
-            runs, places = load_runs(folders), run_folders(folders)
-            for name, result in runs.items():
-                write_report(result, places[name] / "report.html", seen=places[name] / "invert.png")
-            reports = {name: f"{place.relative_to(run).as_posix()}/report.html" for name, place in places.items()}
-            write_comparison(f"{len(runs)} runs", runs, reports, path)
-        console.print(f"report  {path}", highlight=False)
+    console, path = Console(), checked_file(out or run / "report.html")
+    folders = sorted(file.parent for file in run.glob("*/result.json"))
+    if (run / "result.json").exists() or not folders:
+        result = Result.load(run / "result.json")
+        write_report(result, path, seen=run / "invert.png")
+        console.print(summary_table(result))
+    else:
+        runs, places = load_runs(folders), run_folders(folders)
+        for name, result in runs.items():
+            write_report(result, places[name] / "report.html", seen=places[name] / "invert.png")
+        reports = {name: f"{place.relative_to(run).as_posix()}/report.html" for name, place in places.items()}
+        write_comparison(f"{len(runs)} runs", runs, reports, path)
+    console.print(f"report  {path}", highlight=False)

@@ -39,8 +39,10 @@ class _OfDevices(Checked):
         names = self.devices if isinstance(self.devices, tuple) else ()
         for name in names:
             if name in SERVERS:
-                raise ValueError(f"{name!r} is no device; it goes down by [[scenario.crash]] with process = {name!r}")
-        require(len(set(names)) == len(names), "devices", names, "names that stand there once")
+                raise ValueError(
+                    f"{name!r} is not a device; it goes down by [[scenario.crash]] with process = {name!r}"
+                )
+        require(len(set(names)) == len(names), "devices", names, "names, each once")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -335,7 +335,7 @@ class DataSection(Checked):
         if self.partition == "pathological" and self.classes_per_device is None:
             raise ValueError("partition = 'pathological' needs classes_per_device, for example 2")
         if len(set(map(one_form, self.class_names))) != len(self.class_names):
-            raise ValueError(f"class_names = {list(self.class_names)}: each name may stand there once")
+            raise ValueError(f"class_names = {list(self.class_names)}: each name may appear only once")
         if self.name == "folder" and (not self.class_names or self.input_shape is None):
             raise ValueError("name = 'folder' needs class_names and input_shape, such as [3, 32, 32]")
         if self.name not in OWN_DATA and self.path is not None:

@@ -23,7 +23,7 @@ def check_task(task: Task) -> int:
     if task.wire.codec not in ("masked", WireSection().codec):
         raise ValueError(f'wire.codec = {task.wire.codec!r}: secure sums have their own, "masked"; leave it out')
     if task.round.aggregation != "mean":
-        raise ValueError(f"round.aggregation = {task.round.aggregation!r}: of a secure sum there is only the mean")
+        raise ValueError(f"round.aggregation = {task.round.aggregation!r}: a secure sum gives only the mean")
     if task.privacy.reading != "user-level":
         raise ValueError(f"privacy.reading = {task.privacy.reading!r}: with secure sums every round counts in full")
     if math.isinf(task.privacy.clip_norm):

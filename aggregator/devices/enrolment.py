@@ -233,11 +233,11 @@ class Enrolment:
         row, now = self._known.get(device), self._clock()
         if not self._may_be_accepted(row, payload):
             if not self._bucket.take(now):
-                raise BadSignature("births of devices that are not accepted come too fast to be read")
+                raise BadSignature("too many unaccepted devices announce themselves; this one is not read")
             row = row or self._enrolled_since(device)
         birth = decode_message(payload, federation=federation)
         if not isinstance(birth, Birth):
-            raise Malformed(f"a {type(birth).__name__} came where a device's state belongs")
+            raise Malformed(f"expected a device's state, got a {type(birth).__name__}")
         if birth.device != device:
             raise BadSignature(f"the state of {birth.device} came on the topic of {device}")
         self._check(birth, row)
@@ -327,7 +327,7 @@ class Enrolment:
                 f"lost. {cure if self._of_fleet else 'Give the newer board an id of its own'}"
             )
         if self._of_fleet:
-            return f"{device} is no board of this fleet, or has not enrolled; see: hushfleet fleet list DIR"
+            return f"{device} is not a board of this fleet, or has not enrolled; see: hushfleet fleet list DIR"
         command = f"hushfleet devices add RUN {device}" + ("" if key is None else f" --key {key.hex()}")
         return f"this aggregator does not know {device}; its operator can accept it with: {command}"
 

@@ -153,7 +153,7 @@ class DeviceRegister(SqliteFile):
                     )
                 owner = self.row("SELECT id FROM devices WHERE public_key = ?", (key,))
                 if key is not None and owner is not None and owner[0] != device:
-                    raise BadInput(f"{device} cannot have the key of {owner[0]}, {key.hex()}; no two may share one")
+                    raise BadInput(f"the key {key.hex()} belongs to {owner[0]}; {device} needs a key of its own")
                 self.write(
                     "INSERT INTO devices (id, public_key, pinned, blocked) VALUES (?1, ?2, ?3, ?4) ON CONFLICT (id) "
                     "DO UPDATE SET public_key = ifnull(?2, public_key), pinned = (?3 AND pinned)",

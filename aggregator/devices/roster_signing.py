@@ -101,7 +101,7 @@ def read_roster(file: Path) -> Roster:
     try:
         return Roster.from_bytes(file.read_bytes())
     except (OSError, WireError) as error:
-        raise BadInput(f"{file} is no roster that can be read: {error}") from error
+        raise BadInput(f"{file} is not a readable roster: {error}") from error
 
 
 def _keys(roster: RosterContent | None) -> dict[str, bytes]:

@@ -275,4 +275,4 @@ def general_name(name: str) -> x509.GeneralName:
     try:
         return x509.DNSName(name)
     except ValueError as error:
-        raise BadInput(f"{name!r} can stand in no certificate: {error}") from error
+        raise BadInput(f"{name!r} cannot be in a certificate: {error}") from error

@@ -41,7 +41,7 @@ def choose_boards(
         chosen = [registry.needed(device) for device in dict.fromkeys(devices)]
         for row in chosen:
             if row.state == "blocked":
-                raise BadInput(f"{row.device} is blocked ({row.reason}); a card for it would not come in")
+                raise BadInput(f"{row.device} is blocked ({row.reason}); its card would not be let in")
             if row.state != "new" and not again:
                 raise BadInput(
                     f"{row.device} has a card and is {row.state}. A new card has a new identity: write it with "
@@ -150,7 +150,7 @@ def build_release(
     """
     if find_release(registry, version, target.platform) is not None:
         raise BadInput(
-            f"release {version} for {target.platform} is there already; boards know a release by its version: name "
+            f"release {version} for {target.platform} exists already; boards know a release by its version: name "
             "another one with --version"
         )
     out = folder.unsigned / f"hushfleet-{version}-{target.platform}.hfr"

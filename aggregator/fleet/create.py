@@ -56,7 +56,7 @@ def create_fleet(
     """
     path = path.resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise BadInput(f"{path} is there already and not empty; choose another folder for the fleet")
+        raise BadInput(f"{path} exists already and is not empty; choose another folder for the fleet")
     if path == Path.cwd():
         raise BadInput(
             f"{path} is the current folder, and the fleet needs a new one: change to the folder above and give its name"
@@ -64,13 +64,16 @@ def create_fleet(
     beside = dict.fromkeys(map(Path, files_beside(task)))
     for file in beside:
         if ".." in file.parts:
-            raise BadInput(f"{task} names {file}, which no fleet's folder can hold: put it beside the task file")
+            raise BadInput(
+                f"{task} names {file}, which cannot be copied into the fleet's folder: put it beside the task file"
+            )
         if not (task.parent / file).exists():
-            raise BadInput(f"{task} names {file}, and there is no {task.parent / file}")
+            raise BadInput(f"{task} names {file}, but {task.parent / file} does not exist")
         if file == Path() or path.is_relative_to((task.parent / file).resolve()):
             raise BadInput(
-                f"{task} names the folder {(task.parent / file).resolve()}, which goes into the fleet's: it cannot "
-                "be the task's own, nor hold the fleet's; put the data into another beside the task file"
+                f"{task} names the folder {(task.parent / file).resolve()}, which is copied into the fleet's folder: "
+                "it must not be the folder of the task, nor contain the fleet's; put the data into a folder of "
+                "their own beside the task file"
             )
     text = _task_text(task, classes)
     config = replace(config, device=_device_defaults(text))

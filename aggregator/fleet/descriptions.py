@@ -16,19 +16,6 @@ from hushfleet.wire.format.health import described
 
 SHOWN_NAMES = 4
 ON_THE_BOARD = "sudo -u hushfleet hushfleet-edge status /etc/hushfleet/device.toml"
-_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
-
-
-def duration(seconds: float) -> str:
-    """Describes a time: `3 min`, `2 h`."""
-    for length, unit in _UNITS:
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def ago(at: float | None, now: float) -> str:
-    return "never" if at is None else f"{duration(max(0.0, now - at))} ago"
 
 
 def summary(view: FleetView) -> str:

@@ -21,8 +21,8 @@ def operator(folder: FleetFolder) -> Identity | None:
     key = load(folder.operator_key)
     if folder.operator_public.exists() and _public(folder) != key.public_key:
         raise BadInput(
-            f"{folder.operator_key} is not the key of {folder.operator_public}, which the boards were told of: put the "
-            "right one there, or take it away"
+            f"{folder.operator_key} is not the key of {folder.operator_public}, which the boards were told of: put "
+            "the right key there, or remove the file"
         )
     return key
 
@@ -68,7 +68,7 @@ def read_public(text: str, option: str) -> bytes:
         return bytes.fromhex(text)
     if not file.is_file():
         raise BadInput(
-            f"{option} {text!r} is no file, and not 64 hex digits; make a key where it is to stay: hushfleet fleet "
+            f"{option} {text!r} is neither a file nor 64 hex digits; make a key where it is to stay: hushfleet fleet "
             "key FILE"
         )
     return load(file).public_key

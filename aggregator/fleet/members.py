@@ -26,7 +26,7 @@ def check_board_name(name: str) -> str:
     Raises `BadInput` also for the names that the fleet's own certificates have.
     """
     if name in (AGGREGATOR_NAME, SERVICE_NAME, HOME_ASSISTANT_NAME):
-        raise BadInput(f"a board cannot be called {name!r}: the broker knows another by this name")
+        raise BadInput(f"a board cannot be called {name!r}: the broker uses this name itself")
     return check_new_name(name, "the board's id")
 
 

@@ -63,6 +63,6 @@ def check_sums(task: Task, sums: SecureSumsPart) -> None:
         )
     if secure.min_devices < sums.min_devices:
         raise BadInput(
-            f"the task opens sums of {secure.min_devices} boards, and boards of this fleet are in none of fewer than "
-            f"{sums.min_devices}: raise round.min_updates in the task, or make a fleet with --min-devices"
+            f"the task opens sums of {secure.min_devices} boards, and this fleet's boards take part in sums of "
+            f"{sums.min_devices} or more only: raise round.min_updates in the task, or make a fleet with --min-devices"
         )

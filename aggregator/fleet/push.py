@@ -61,7 +61,7 @@ def look_at(destination: str, options: Sequence[str] = ()) -> SshHost:
     Raises `BadInput` for what cannot be a destination, and `HushfleetError`.
     """
     if destination.startswith("-") or not destination.strip():
-        raise BadInput(f"{destination!r} is no destination for ssh; write user@host")
+        raise BadInput(f"{destination!r} is not a destination for ssh; write user@host")
     if shutil.which("ssh") is None:
         raise BadInput("ssh was not found; install it (Debian: apt install openssh-client)")
     output = _ssh(destination, options, _LOOK, stdout=subprocess.PIPE)
@@ -120,12 +120,13 @@ def _ssh(
     if done.returncode == _UNREACHED:
         by_hand = shlex.join(["ssh", *(each for each in options if each != "-t"), destination])
         raise HushfleetError(
-            f"ssh did not get to {destination}, or lost it; it says why above. Try it by hand: {by_hand}"
+            f"ssh could not reach {destination}, or lost the connection; its message is above. Try it by hand: "
+            f"{by_hand}"
         )
     if done.returncode != 0:
         raise HushfleetError(
-            f"{destination} gave up ({done.returncode}) and says why above; nothing is left of it but what was "
-            "installed, so push again when that is mended"
+            f"the installation on {destination} failed with exit code {done.returncode}; its message is above. "
+            "Correct that, and push again"
         )
     return done.stdout or b""
 

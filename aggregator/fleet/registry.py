@@ -160,7 +160,10 @@ class FleetRegistry(SqliteFile):
                     raise BadInput(f"{new.device} is in this fleet already; nothing was added")
                 same_key = self.row("SELECT id FROM boards WHERE public_key = ?", (new.public_key,))
                 if same_key is not None:
-                    raise BadInput(f"{new.device} has the key of {same_key[0]}; each has its own; nothing was added")
+                    raise BadInput(
+                        f"{new.device} has the key of {same_key[0]}; each board needs a key of its own; "
+                        "nothing was added"
+                    )
                 self.write(
                     "INSERT INTO boards (id, board, place, wifi, labels, public_key) VALUES (?, ?, ?, ?, ?, ?)",
                     (new.device, new.board, new.place, new.wifi, json.dumps(dict(new.labels)), new.public_key),

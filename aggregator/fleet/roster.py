@@ -87,7 +87,7 @@ def take(folder: FleetFolder, register: DeviceRegister, data: bytes) -> Roster:
     for index, device in enumerate(signed.devices):
         row = now.get(device)
         if row is None or row.blocked is not None or row.public_key != signed.key(index):
-            why = "is no board of this fleet" if row is None else "has another key now"
+            why = "is not a board of this fleet" if row is None else "has another key now"
             if row is not None and row.blocked is not None:
                 why = f"was locked out since ({row.blocked})"
             raise BadInput(

@@ -197,7 +197,7 @@ class FleetService:
     def _on_request(self, delivery: Delivery) -> None:
         topic = self.topics.parse(delivery.topic)
         if topic.kind != "enrol-up" or topic.device is None:
-            raise Malformed(f"nothing is expected on {delivery.topic!r}")
+            raise Malformed(f"no message is expected on {delivery.topic!r}")
         device, payload = topic.device, delivery.payload
         if not self._requests.take(self._clock()):
             _check_rate(self._enroller.names_known_key(device, payload) and self._returns.take(device))
@@ -217,7 +217,7 @@ class FleetService:
     def _answered(self, device: str, payload: bytes) -> EnrolAnswer:
         request = decode_message(payload, federation=self.topics.federation)
         if not isinstance(request, EnrolRequest):
-            raise Malformed(f"a {type(request).__name__} came where a request for a certificate belongs")
+            raise Malformed(f"expected a request for a certificate, got a {type(request).__name__}")
         if request.device != device:
             raise BadSignature(f"a request of {request.device} came on the topic of {device}")
         return self._enroller.answer(request)
@@ -228,7 +228,7 @@ class FleetService:
 
 def _check_rate(has_token: bool) -> None:
     if not has_token:
-        raise TooLarge("requests for certificates come too fast to be read")
+        raise TooLarge("too many requests for certificates; this one is not read")
 
 
 class _BoardBuckets:

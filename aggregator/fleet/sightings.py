@@ -94,7 +94,7 @@ class Listener(ServicePart):
         if topic.kind == "server" and payload:
             state = decode_message(payload, federation=federation)
             if not isinstance(state, ServerState):
-                raise Malformed(f"a {type(state).__name__} came where the aggregator's state belongs")
+                raise Malformed(f"expected the aggregator's state, got a {type(state).__name__}")
             self._processes[AGGREGATOR] = "running" if state.state == "ready" else "stopped"
         elif topic.kind in ("state", "health") and topic.device is not None and payload:
             self._of_board(topic.device, payload, federation)

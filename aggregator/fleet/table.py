@@ -9,6 +9,7 @@ from rich.text import Text
 from hushfleet.aggregator.fleet import descriptions
 from hushfleet.aggregator.fleet.view import BoardView, FleetView
 from hushfleet.aggregator.observe.display import COLORS, SOFT, WARNING
+from hushfleet.aggregator.results.report.readable import ago
 from hushfleet.wire.format.health import Problem
 
 URGENT = "#e07b5a"
@@ -51,7 +52,7 @@ def _boards(view: FleetView) -> Table:
         rows.add_row(
             board.device,
             _state(board),
-            descriptions.ago(board.seen, view.at),
+            ago(board.seen, view.at),
             Text(descriptions.release(board)),  # the board's own words
             descriptions.health(board),
             str(board.rounds),

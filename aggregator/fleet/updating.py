@@ -63,7 +63,7 @@ class Updating(ServicePart):
             raise BadSignature(f"no key of {topic.device} is known")
         want = decode_message(delivery.payload, federation=service.topics.federation, public_key=key)
         if not isinstance(want, Want):
-            raise Malformed(f"a {type(want).__name__} came where a board asks for a release")
+            raise Malformed(f"expected a board's request for a release, got a {type(want).__name__}")
         self._chunks.want(topic.device, want, now=time.monotonic())
 
     def advance(self, service: Service, now: float) -> None:

@@ -199,7 +199,9 @@ class UpdateChecks:
             section = read_public(update.data)
             if section is None:
                 raise Refusal(
-                    "state-unknown", "another public state of this device is held; send it along", final=False
+                    "state-unknown",
+                    "the aggregator holds another public state of this device; attach it to the update",
+                    final=False,
                 )
             public = PublicState.from_bytes(section, size=self.layout.size)
         except WireError as error:

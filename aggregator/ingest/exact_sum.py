@@ -70,9 +70,9 @@ class ExactSum:
         Raises `Malformed`, having added nothing, for a wrong shape, a value that is not finite or above 2^20.
         """
         if values.dtype != np.float32 or values.shape != (self.size,):
-            raise Malformed(f"{values.dtype} of shape {values.shape} is no update of {self.size} parameters")
+            raise Malformed(f"{values.dtype} of shape {values.shape} is not an update of {self.size} parameters")
         if shared is not None and (shared.dtype != np.bool_ or shared.shape != (self.size,)):
-            raise Malformed(f"{shared.dtype} of shape {shared.shape} is no mask of {self.size} parameters")
+            raise Malformed(f"{shared.dtype} of shape {shared.shape} is not a mask of {self.size} parameters")
         if largest is None:
             largest = float(np.abs(values).max(initial=0.0))
         if not largest <= MAX_MAGNITUDE:  # a NaN among the values makes the maximum NaN

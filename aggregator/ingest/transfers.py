@@ -111,7 +111,7 @@ class Transfers:
         allocated, and `Malformed`.
         """
         if offer.size > self.max_bytes:
-            raise TooLarge(f"an update of {offer.size} bytes is offered; at most {self.max_bytes} can be")
+            raise TooLarge(f"the offered update has {offer.size} bytes; at most {self.max_bytes} are accepted")
         current = self._open.get(device)
         if current is not None and current.offer == offer:
             # Offered again: it sends nothing by itself any more, so a pause that has lasted is the end of it.

@@ -85,7 +85,9 @@ class ChunkServer:
         if blob is None:
             return False
         if want.size != len(blob):
-            raise Malformed(f"{want.size} bytes of {want.digest.hex()[:16]}... were asked for, it has {len(blob)}")
+            raise Malformed(
+                f"{want.size} bytes of the blob {want.digest.hex()[:16]}... were asked for, which has {len(blob)}"
+            )
         count = chunk_count(len(blob), self._chunk_bytes)
         indices = expand(want.missing, count)
         if now - self._minute_began_at >= _MINUTE_S:

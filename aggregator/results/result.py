@@ -368,7 +368,7 @@ class Result(JsonRecord):
             text = "has no result.json: the run has not ended (--resume goes on with it), or is elsewhere"
             raise BadInput(f"{Path(path).parent} {text}") from error
         except (OSError, ValueError) as error:
-            raise BadInput(f"{path} is no readable JSON file: {error}") from error
+            raise BadInput(f"{path} is not a readable JSON file: {error}") from error
         schema = data.get("schema") if isinstance(data, dict) else None
         if schema != SCHEMA:
             raise BadInput(

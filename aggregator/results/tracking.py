@@ -58,7 +58,7 @@ def figures_of(run: Path, *, follow: bool = False) -> Iterator[TrackedFigures]:
     """
     found = [path for path in (run / "aggregator" / "events.jsonl", run / "events.jsonl") if path.exists()]
     if not found:
-        raise BadInput(f"{run} is no run folder: it has neither aggregator/events.jsonl nor events.jsonl")
+        raise BadInput(f"{run} is not a run folder: it has neither aggregator/events.jsonl nor events.jsonl")
     log, state, metrics = EventTail(found[0]), RunState(), _OwnMetrics(run / "devices")
     while True:
         for event in log.read():

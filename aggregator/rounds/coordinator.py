@@ -245,7 +245,7 @@ class Coordinator:
     def _key(self, device: str) -> bytes:
         key = self.enrolment.key(device)
         if key is None:
-            raise BadSignature(f"{device} is no accepted device, or has not announced itself")
+            raise BadSignature(f"{device} is not an accepted device, or has not announced itself")
         return key
 
     def _settle_births(self) -> None:
@@ -302,7 +302,7 @@ class Coordinator:
         elif isinstance(message, Ask):
             self._on_ask(device, message)
         else:
-            raise Malformed(f"a {type(message).__name__} came where a device's message belongs")
+            raise Malformed(f"expected a device's message, got a {type(message).__name__}")
 
     def _on_decline(self, device: str, message: Decline) -> None:
         if message.task != self.engine.spec.task:

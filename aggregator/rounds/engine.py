@@ -278,7 +278,7 @@ class RoundEngine:
         if update.task != self.spec.task:
             raise Refusal("late", f"the update is of {update.task}; this is {self.spec.task}", final=False)
         if update.device in self._excluded:
-            raise Refusal("unknown-device", f"{update.device} is no accepted device any more", final=False)
+            raise Refusal("unknown-device", f"{update.device} is not an accepted device any more", final=False)
         plan = None if self._sum is None else self._plan
         return is_new(update, self.store, plan, cohort=self.cohort, expects=self.responses.expects)
 

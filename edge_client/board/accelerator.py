@@ -172,7 +172,7 @@ class AcceleratorTrial:
             other, found = gpu(params, x, labels, masks, **distillation)
             apart = float(np.linalg.norm(found - expected)) / max(float(np.linalg.norm(expected)), 1e-12)
             if not (apart <= _TOLERANCE and abs(other - loss) <= _TOLERANCE * max(abs(loss), 1e-6)):
-                raise GraphRefused(f"its gradients are {apart:.2g} of their length away from the processor's")
+                raise GraphRefused(f"its gradients differ from the processor's by {apart:.2g} of their length")
 
     def _seconds(self, gradient: GradientGraph) -> float:
         """Measures training by batches of the task's kind; the first one sets things up and is not counted."""

@@ -60,8 +60,9 @@ def describe_certificate(config: DeviceConfig, *, now: float | None = None) -> s
     device = config.device.id
     if names and names[0] != device and is_name(names[0]):
         raise BadInput(
-            f"my certificate names {names[0]}, I am {device}: the broker would let me in and keep all messages from "
-            f"me. Give this board the certificate of {device} ({certificate_file(config)}), or correct device.id"
+            f"the certificate names {names[0]}, and this device is {device}: the broker would let it in and deliver "
+            f"no message to it. Give this board the certificate of {device} ({certificate_file(config)}), or correct "
+            "device.id"
         )
     begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
     if now < begin:

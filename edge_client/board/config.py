@@ -264,7 +264,7 @@ class DeviceConfig(Checked):
     def enrolment_address(self) -> BrokerAddress:
         """The address at which a board of a fleet asks for its certificate. Raises `BadInput`."""
         if self.fleet is None:
-            raise BadInput("a board without a section [fleet] has nobody to ask for a certificate")
+            raise BadInput("this board has no section [fleet], so it cannot ask for a certificate")
         return BrokerAddress.parse(self.fleet.enrol_url, ca_file=self.broker.ca_file)
 
     @property
@@ -275,7 +275,7 @@ class DeviceConfig(Checked):
     def service_key(self) -> bytes:
         """The public key of the fleet service. Raises `BadInput` for a board of no fleet."""
         if self.fleet is None:
-            raise BadInput("a board without a section [fleet] has no fleet service")
+            raise BadInput("this board has no section [fleet], so it has no fleet service")
         return bytes.fromhex(self.fleet.service_key or self.fleet.operator_key)
 
     @property

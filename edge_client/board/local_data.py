@@ -368,7 +368,9 @@ def _fitting(
     values: np.ndarray, labels: np.ndarray, model: ModelSpec, where: str, skipped: list[str] | None
 ) -> Samples:
     if values.shape[1:] != model.image_shape:
-        raise BadInput(f"{where}: samples of {list(values.shape[1:])}, the task wants {list(model.image_shape)}")
+        raise BadInput(
+            f"{where}: samples have the shape {list(values.shape[1:])}, and the task takes {list(model.image_shape)}"
+        )
     labels = as_targets(labels, model.class_names, model.targets, count=len(values), where=where)
     if skipped is None:
         refuse_far(values, model.mean, model.std, where)

@@ -19,7 +19,7 @@ def open_inside(folder: Path, name: str) -> int:
         os.close(inside)
     if not os.path.isfile(f"/proc/self/fd/{handle}"):
         os.close(handle)
-        raise OSError(f"{folder / name} is no file")
+        raise OSError(f"{folder / name} is not a file")
     return handle
 
 
@@ -56,5 +56,5 @@ def only_release(folder: Path) -> Path:
     """Gives the one release in `folder`. Raises `OSError`."""
     names = [] if folder.is_symlink() else sorted(name for name in os.listdir(folder) if name.endswith(".hfr"))
     if len(names) != 1:
-        raise OSError(f"{len(names)} releases lie in {folder}; put one there")
+        raise OSError(f"{folder} has {len(names)} releases; it must have exactly one")
     return folder / names[0]

@@ -99,7 +99,7 @@ class CertificateRequest:
         """Takes an answer, which may be forged. Raises a `WireError` for that, or `StoreError`."""
         answer = decode_message(payload, federation=self._federation, public_key=self._service)
         if not isinstance(answer, EnrolAnswer) or answer.device != self._tls.device:
-            raise Malformed(f"a {type(answer).__name__} came where an answer to this board belongs")
+            raise Malformed(f"expected an answer to this board, got a {type(answer).__name__}")
         if answer.nonce != self._nonce:
             return  # to an earlier start of this board
         if answer.verdict != "granted":
@@ -124,7 +124,7 @@ class CertificateRequest:
         if answer.up_to is None and self._after is None:
             return [*answer.carried]
         if answer.up_to is not None and answer.up_to <= (self._after or ("", -1)):
-            raise Malformed(f"the spent privacy up to {answer.up_to} came after {self._after}")
+            raise Malformed(f"the spent privacy up to {answer.up_to} came after that up to {self._after}")
         carried = [*self._carried, *answer.carried]
         self._nonce = os.urandom(NONCE_BYTES)  # no part is taken twice
         if answer.up_to is None:

@@ -80,7 +80,7 @@ class Freshness:
         signed, known = Signed.from_line(Newest, line), self.newest
         if not signed.is_signed_by(key):
             raise BadSignature(
-                f"the word of the newest release is not signed by the key {key[:16]}..., which root named"
+                f"the statement of the newest release is not signed by the key {key[:16]}..., which root named"
             )
         if known is not None and self.key == key and signed.statement.said_at <= known.said_at:
             return False

@@ -377,7 +377,7 @@ def check_fits(manifest: Manifest, state: State, *, store: int | None) -> None:
     if store is not None and not manifest.oldest_store <= store <= manifest.store:
         raise SlotsError(
             f"release {manifest.version} takes stores of version {manifest.oldest_store} to {manifest.store}; this "
-            f"board's has {store}"
+            f"board's has version {store}"
         )
 
 

@@ -109,7 +109,7 @@ class BlobSource:
         data = self._store.blob(ref.digest)
         if data is None and self._given_up == ref:
             self._given_up = None
-            raise Malformed(f"the blob {ref.digest.hex()[:16]}... does not come")
+            raise Malformed(f"the blob {ref.digest.hex()[:16]}... did not arrive")
         if data is None and (self.fetch is None or self.fetch.ref != ref):
             self.drop()
             self.fetch = Fetch(ref, now=self._clock(), most_asks=most_asks)

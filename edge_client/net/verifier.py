@@ -51,7 +51,7 @@ class MessageVerifier:
         """Decodes the aggregator's announcement; the first key is pinned. Raises a `WireError` or `StoreError`."""
         state = decode_message(payload, federation=self._federation)
         if not isinstance(state, ServerState):
-            raise Malformed(f"a {type(state).__name__} came where the aggregator's state belongs")
+            raise Malformed(f"expected the aggregator's state, got a {type(state).__name__}")
         if self.key is None:
             self._store.pin_server_key(state.public_key)
             self.key = state.public_key

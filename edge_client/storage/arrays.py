@@ -32,12 +32,12 @@ def unpack_arrays(data: bytes) -> dict[str, np.ndarray]:
     try:
         arrays, packed = {}, msgpack.unpackb(data)
     except ValueError as error:  # the text of some is empty
-        raise ValueError(f"they are not of msgpack: {str(error) or type(error).__name__}") from error
+        raise ValueError(f"they are not msgpack: {str(error) or type(error).__name__}") from error
     if not isinstance(packed, dict):
         raise TypeError(f"expected a map of named arrays, got {type(packed).__name__}")
     for name, (dtype, shape, raw) in packed.items():
         if not _NUMBERS.fullmatch(dtype):  # NumPy takes another text as Python, and raises SyntaxError
-            raise ValueError(f"{dtype!r} is no type of numbers")
+            raise ValueError(f"{dtype!r} is not a type of numbers")
         array = np.frombuffer(raw, np.dtype(dtype)).reshape(shape)
         arrays[name] = array.astype(array.dtype.newbyteorder("="))
     return arrays

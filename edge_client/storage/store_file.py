@@ -145,7 +145,9 @@ def is_there(path: Path, *, way_on: str) -> bool:
     if lock.exists() and lock.stat().st_size:
         found.append(lock.name)
     if found:
-        raise LostStore(f"the store {path} is gone, and beside it is still {', '.join(found)}. {advice(way_on)}")
+        raise LostStore(
+            f"the store {path} is missing, but beside it there is still {', '.join(found)}. {advice(way_on)}"
+        )
     return False
 
 
@@ -204,7 +206,7 @@ def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str,
         raise sqlite3.DatabaseError("; ".join(map(str, findings)))
     facts = dict(run("SELECT name, value FROM facts WHERE name IN ('schema', 'device', 'identity')"))
     if len(facts) < 3 or not all(isinstance(value, bytes) for value in facts.values()):
-        raise sqlite3.DatabaseError("it holds no device")
+        raise sqlite3.DatabaseError("it names no device")
     schema, owner = facts["schema"], facts["device"].decode()
     if not inspect and owner == device:
         run("PRAGMA query_only = OFF")

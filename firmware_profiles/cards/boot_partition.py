@@ -43,7 +43,7 @@ class MountedBoot:
     def __init__(self, path: Path) -> None:
         _refuse_devices(path)
         if not path.is_dir():
-            raise BadInput(f"{path} is no folder: name the place where the card's boot partition is mounted")
+            raise BadInput(f"{path} is not a folder: name the place where the card's boot partition is mounted")
         self.path = path
 
     def names(self) -> set[str]:
@@ -133,7 +133,7 @@ class ImageBoot:
         done = subprocess.run([command, "-i", where, *arguments], capture_output=True, env=environment, check=False)
         if done.returncode != 0:
             said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            raise HushfleetError(f"{command} failed on {self.image}: {said[-1] if said else 'without a word'}")
+            raise HushfleetError(f"{command} failed on {self.image}: {said[-1] if said else 'it gave no reason'}")
         return done.stdout
 
 

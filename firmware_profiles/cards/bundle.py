@@ -68,7 +68,7 @@ def build(
     """
     if python not in PYTHONS or arch not in ARCHITECTURES:
         offered = f"{', '.join(PYTHONS)} and {', '.join(ARCHITECTURES)}"
-        raise BadInput(f"there is no release for Python {python!r} on {arch!r}; choose of {offered}")
+        raise BadInput(f"there is no release for Python {python!r} on {arch!r}; choose one of {offered}")
     found = fetch_wheels(python, arch, source=wheels)
     with tempfile.TemporaryDirectory(prefix="hushfleet-release-") as name:
         folder = Path(name)
@@ -135,8 +135,8 @@ def fetch_wheels(python: str, arch: str, *, source: Path | None = None) -> list[
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise BadInput(
-                f"the wheels for Python {python} on {arch} cannot be had: {_reason(done.stderr)}. Where no package "
-                "index is reached, fetch them elsewhere and name their folder with --wheels: pip download --no-deps "
+                f"the wheels for Python {python} on {arch} cannot be downloaded: {_reason(done.stderr)}. Without a "
+                "package index, fetch them elsewhere and name their folder with --wheels: pip download --no-deps "
                 f"{' '.join(target)} {' '.join(pinned)}"
             )
         shutil.rmtree(kept, ignore_errors=True)

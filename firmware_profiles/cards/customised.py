@@ -52,9 +52,9 @@ def read_yaml(boot: BootPartition, name: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         said = getattr(error, "problem", None) or error
-        raise BadInput(f"{name} on the card is no YAML ({said}{where}): {_REMEDY}") from error
+        raise BadInput(f"{name} on the card is not YAML ({said}{where}): {_REMEDY}") from error
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadInput(f"{name} on the card holds what cannot be kept ({error}): {_REMEDY}") from error
+        raise BadInput(f"{name} on the card has content that cannot be kept ({error}): {_REMEDY}") from error
     if not isinstance(plain, dict):
         raise BadInput(f"{name} on the card holds no keys and values: {_REMEDY}")
     return plain
@@ -65,7 +65,7 @@ def read_custom_toml(boot: BootPartition) -> dict[str, Any]:
     try:
         return parse_toml(_text(original(boot, "custom.toml"), "custom.toml"))
     except ValueError as error:
-        raise BadInput(f"custom.toml on the card is no TOML ({error}): {_REMEDY}") from error
+        raise BadInput(f"custom.toml on the card is not TOML ({error}): {_REMEDY}") from error
 
 
 def with_user_data(theirs: dict[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _text(content: bytes | None, name: str) -> str:
     try:
         return (content or b"").decode("utf-8-sig")
     except ValueError as error:
-        raise BadInput(f"{name} on the card is no text in UTF-8 ({error}): {_REMEDY}") from error
+        raise BadInput(f"{name} on the card is not text in UTF-8 ({error}): {_REMEDY}") from error
 
 
 def _day(value: object) -> str:

@@ -70,7 +70,7 @@ def _gpt(file: BinaryIO, image: Path) -> list[DiskPartition]:
         if header[:8] == b"EFI PART" and len(header) == 92:
             break
     else:
-        raise BadInput(f"{image} names a GPT in its partition table and has none")
+        raise BadInput(f"{image} has a partition table that announces a GPT, which is missing")
     at, count, size = struct.unpack_from("<QII", header, 72)
     if not 0 < count <= _MOST_ENTRIES or not 128 <= size <= _MOST_ENTRY_BYTES:
         raise BadInput(f"{image} has a GPT of {count} entries of {size} bytes; that is damaged")

@@ -100,7 +100,7 @@ class FirstRun:
     def files(self, card: Card, boot: BootPartition) -> dict[str, str]:
         line = _cmdline(boot)
         if line is None:
-            raise BadInput("there is no cmdline.txt: this is no boot partition of Raspberry Pi OS; see --writer")
+            raise BadInput("there is no cmdline.txt: this is not a boot partition of Raspberry Pi OS; see --writer")
         custom = read_custom_toml(boot)
         sections: dict[str, dict[str, Any]] = {name: {} for name in ("system", "user", "ssh", "wlan")}
         sections |= {name: value for name, value in custom.items() if isinstance(value, dict)}
@@ -109,7 +109,7 @@ class FirstRun:
             if sections["user"].setdefault("name", card.user) != card.user:
                 made = sections["user"]["name"]
                 raise BadInput(
-                    f"custom.toml on the card makes the user {made!r}, and there can be one: --ssh-user {made}"
+                    f"custom.toml on the card makes the user {made!r}, and there can be only one: say --ssh-user {made}"
                 )
             keys = [*sections["ssh"].get("authorized_keys", []), *card.ssh_keys]
             sections["ssh"].setdefault("password_authentication", False)
@@ -135,7 +135,7 @@ def named_writer(name: str) -> SeedWriter:
     """Raises `BadInput` where there is none of that name."""
     found = next((writer for writer in WRITERS if writer.name == name), None)
     if found is None:
-        raise BadInput(f"there is no writer {name!r}; there are {', '.join(writer.name for writer in WRITERS)}")
+        raise BadInput(f"there is no writer {name!r}; choose one of {', '.join(writer.name for writer in WRITERS)}")
     return found
 
 

@@ -67,8 +67,8 @@ def _quantized(values: np.ndarray, coding: Coding) -> Iterator[tuple[slice, Piec
         np.rint(q, out=q)
         if not (q.max() <= MAX_LEVEL and q.min() >= -MAX_LEVEL):  # also for a NaN
             raise Malformed(
-                f"a value of {np.abs(x).max():g} cannot be quantised: finite values of at most {MAX_LEVEL} steps "
-                f"are, and the largest step there is {max(step for _, step in pieces):g}; send float32 instead"
+                f"a value of {np.abs(x).max():g} cannot be quantised: it must be finite and at most {MAX_LEVEL} "
+                f"steps, and the largest step is {max(step for _, step in pieces):g}; send float32 instead"
             )
         yield place, pieces, dither, q
 
@@ -88,7 +88,7 @@ def decode_values(data: bytes | memoryview, coding: Coding, out: np.ndarray | No
         rest = decode_block(rest, block)
         _restore(block, dither, pieces, out=block)
     if len(rest):
-        raise Malformed(f"{len(rest)} bytes too many follow the coded values")
+        raise Malformed(f"{len(rest)} extra bytes follow the coded values")
     return values
 
 

@@ -32,7 +32,7 @@ CODECS = (QUANTIZED, ONE_BIT, FLOAT16, FLOAT32)
 
 
 def _refuse(data: object, coding: Coding, out: np.ndarray | None) -> bytes:
-    raise Malformed("masked values belong to secure sums, and hushfleet.secure reads and writes them")
+    raise Malformed("the codec masked is for secure sums, which hushfleet.secure reads and writes")
 
 
 MASKED = Codec("masked", _refuse, _refuse, max_bytes=lambda size: 0)  # type: ignore[arg-type]  # it never returns

@@ -24,7 +24,7 @@ def to_toml(values: Mapping[str, Any]) -> str:
     except ValueError:
         same = False
     if not same:
-        raise BadInput("a value has a form or a character that TOML does not keep, so nothing was written")
+        raise BadInput("a value has a type or a character that TOML cannot hold; nothing was written")
     return text
 
 

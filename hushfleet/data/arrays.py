@@ -110,7 +110,7 @@ class Data:
             if targets.are_inputs and y is None and x is not None:
                 y = np.zeros((len(x), 1), np.float32)
             if (x is None) != (y is None):
-                raise BadInput(f"{where}: {part}_x and {part}_y come together or not at all")
+                raise BadInput(f"{where}: give both {part}_x and {part}_y, or neither")
             if x is not None:
                 parts[part] = as_values(x, f"{where}: {part}_x"), unmasked(y, f"{where}: {part}_y")
                 if not len(parts[part][0]):
@@ -211,7 +211,7 @@ def as_values(x: Any, where: str) -> np.ndarray:
         if wrong.any():
             raise BadInput(
                 f"{where}: {wrong.sum()} samples, the first of them number {int(wrong.argmax())} (from 0), hold values "
-                "that are no finite float32 numbers; leave these samples out, or fill the gaps"
+                "that are not finite float32 numbers; leave these samples out, or fill the gaps"
             )
     if x.ndim == 2:
         x = x[:, :, None, None]

@@ -241,7 +241,7 @@ def _read_row(
             with np.errstate(over="ignore"):  # becomes infinite, which is refused below
                 out[target] = float(text)
         except ValueError as error:
-            raise BadInput(f"{header[column]!r} = {row[column]!r} is no number") from error
+            raise BadInput(f"{header[column]!r} = {row[column]!r} is not a number") from error
     wrong = np.flatnonzero(~np.isfinite(out))
     if len(wrong):
         column = columns[wrong[0]]

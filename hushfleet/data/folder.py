@@ -136,10 +136,10 @@ def scan_folder(
             hint = f" (did you mean {close[0]}?)" if close else ""
             if lenient:
                 left = (file.relative_to(path).as_posix() for file in sorted(entry.rglob("*")) if file.is_file())
-                skipped += (f"{name}: its folder is no class of this task{hint}" for name in left)
+                skipped += (f"{name}: its folder is not a class of this task{hint}" for name in left)
                 continue
             raise BadInput(
-                f"{path} has the sub-folder {entry.name!r}, which is no class of this task{hint}; "
+                f"{path} has the sub-folder {entry.name!r}, which is not a class of this task{hint}; "
                 f"the classes are {', '.join(class_names)}"
             )
         files = sorted(Path(file) for file in files_below(entry, data=path) if file not in unfinished)

@@ -40,7 +40,9 @@ def pixels_of(image: Any, *, channels: int | None = None, size: tuple[int, int] 
     if image.mode.startswith("I;16"):  # Pillow would cut 16-bit values off at 255
         image = pil.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        raise ValueError(f"pixels of mode {image.mode!r} have no largest value; take 8 or 16 bits")
+        raise ValueError(
+            f"images of mode {image.mode!r} have no largest pixel value; save the image with 8 or 16 bits a channel"
+        )
     is_grey = pil.Image.getmodebase(image.mode) == "L" if channels is None else channels == 1
     image = image.convert("L" if is_grey else "RGB")
     if size is not None and size != image.size:

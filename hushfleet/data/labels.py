@@ -91,7 +91,7 @@ def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: s
     texts = texts_of(y)
     for place, text in enumerate(texts):
         if text not in number_of:
-            raise BadInput(f"{where}: label {text!r} of sample {place} is none of {', '.join(class_names)}")
+            raise BadInput(f"{where}: sample {place} has the label {text!r}, which is none of {', '.join(class_names)}")
     return np.array([number_of[text] for text in texts], np.int64)
 
 

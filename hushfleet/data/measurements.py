@@ -27,8 +27,8 @@ def check_names(names: Sequence[str], where: str) -> None:
         if _UNNAMED.fullmatch(name.strip()):
             called = f"is called {name!r}" if name.strip() else "has no name"
             raise BadInput(
-                f"{where}: column {number} {called}: so are row numbers that pandas writes, and empty columns of a "
-                "spreadsheet; leave it out (to_csv(..., index=False)), or give it a name"
+                f"{where}: column {number} {called}: this is typical of row numbers that pandas writes, and of empty "
+                "columns of a spreadsheet; leave it out (to_csv(..., index=False)), or give it a name"
             )
 
 

@@ -131,7 +131,7 @@ def _per_axis(call: Call, name: str, rank: int, *, default: int = 1, least: int 
 
 def _image(call: Call) -> tuple[Size, Size, list[int]]:
     shape = call[0].shape
-    require(len(shape) >= 3, f"{shape} is no batch of images")
+    require(len(shape) >= 3, f"{shape} is not a batch of images")
     return shape[0], shape[1], [fixed(n) for n in shape[2:]]
 
 

@@ -158,7 +158,7 @@ class GradientGraph:
         y = self._graph.inputs.get("y")
         if y is not None and (y.type == "tensor(int64)") != objective.of_classes:
             raise GraphRefused(
-                f"the graph's input 'y' is a {y.type}, which are no targets of the loss {objective.kind!r}"
+                f"the graph's input 'y' is a {y.type}, which does not fit the targets of the loss {objective.kind!r}"
             )
         self.masks = sorted(
             (name for name in self._graph.batched if name.startswith("dropout.")),

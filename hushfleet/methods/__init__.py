@@ -145,7 +145,7 @@ def _loaded(name: str) -> Published:
 
 def _published(found: object, where: str) -> Published:
     if not isinstance(found, Published):
-        raise BadInput(f"{where} is no method: it must be a hushfleet.methods.Published, not {type(found).__name__}")
+        raise BadInput(f"{where} is not a method: it must be a hushfleet.methods.Published, not {type(found).__name__}")
     return found
 
 

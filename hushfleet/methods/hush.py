@@ -87,8 +87,8 @@ class OwnPrior(Personal):
         """Raises `Malformed` where the network does not end with a bias."""
         if len(layout.shapes[-1]) != 1:
             raise Malformed(
-                f'method.name = "hush" needs a network that ends with one bias a class, and {layout.names[-1]!r} has '
-                f'the shape {list(layout.shapes[-1])}; take model.name = "linear"'
+                f'method.name = "hush" needs a network that ends with one bias for each class, and '
+                f'{layout.names[-1]!r} has the shape {list(layout.shapes[-1])}; take model.name = "linear"'
             )
         mask: np.ndarray = np.arange(layout.size) >= layout.slices[layout.names[-1]].start
         return mask

@@ -78,7 +78,7 @@ class RecordMechanism:
         """Raises `PrivacyError` for more gradients of one batch than the charge covers."""
         if gradients > self.gradients_per_batch:
             charged = self.gradients_per_batch
-            raise PrivacyError(f"a method takes {gradients} gradients of a batch, charged are {charged}")
+            raise PrivacyError(f"a method takes {gradients} gradients of a batch, but {charged} are charged")
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """The records of one batch among `count`: int64, rising, perhaps none."""
@@ -110,9 +110,9 @@ def check_record_bound(bound: float) -> None:
     """Raises `PrivacyError` for a bound of single records that float32 cannot hold to."""
     if not LEAST_CLIP_NORM <= bound <= MOST_CLIP_NORM:
         raise PrivacyError(
-            f"what one record changes has a bound of {LEAST_CLIP_NORM:g} to {MOST_CLIP_NORM:g}, got {bound!r}: "
-            "below it float32 is too coarse to hold a record to its bound, and above it the sum of many would be "
-            "infinite, which shows how many there are"
+            f"the bound on what one record changes must be {LEAST_CLIP_NORM:g} to {MOST_CLIP_NORM:g}, got {bound!r}: "
+            "below that float32 is too coarse to hold it, and above that the sum of many records would be infinite, "
+            "which shows how many there are"
         )
 
 

@@ -109,7 +109,7 @@ def scale_for(
     """
     if not (0 <= noise_multiplier < math.inf and 1 <= honest_devices <= devices and size >= 1):
         raise PrivacyError(
-            f"a sum needs a finite noise multiplier and as many devices as honest ones, 1 or more; got "
+            "a sum needs a finite noise multiplier, 1 honest device or more, and at least as many devices; got "
             f"{noise_multiplier!r}, {devices!r} and {honest_devices!r}, and {size!r} values"
         )
     z2, parts = noise_multiplier**2, devices / honest_devices
@@ -131,7 +131,7 @@ def scale_for(
     if z2 and variance < LEAST_STD**2 * honest_devices:
         raise PrivacyError(
             f"modulo {prime} the noise of {honest_devices} devices comes to {math.sqrt(variance / honest_devices):.3g} "
-            f"steps each, and {LEAST_STD:g} are needed: take more bits, or more noise"
+            f"steps each, and at least {LEAST_STD:g} are needed: take more bits, or more noise"
         )
     extra = math.sqrt((variance + devices / 4) / z2) / steps - 1 if z2 else 0.0
     return Scale(steps, bound, variance if z2 else 0.0, extra)
@@ -243,7 +243,9 @@ class Ring:
     def _rounded(self, values: np.ndarray, noise: NoiseSource) -> np.ndarray:
         """int64 `[size]` of a square norm within the bound; each value is rounded up or down, on average right."""
         if values.shape != (self.size,) or not np.isfinite(values).all():
-            raise PrivacyError(f"{self.size} finite values are encoded; got an array of {values.shape}, or others")
+            raise PrivacyError(
+                f"expected {self.size} finite values, got an array of {values.shape}, or values that are not finite"
+            )
         exact = _hartley(self._signs * values) / self.unit
         if not np.linalg.norm(exact) <= self.scale.steps * max(1, self._records) * (1 + _ROOM):
             raise PrivacyError("values are above the clip norm, and nothing of them may be released")

@@ -74,7 +74,7 @@ def pack(
     ):
         for path in sorted(folder.rglob("*")):
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise BadInput(f"{path} is a link or no plain file: a release has none")
+                raise BadInput(f"{path} is a link or a special file: a release holds plain files and folders only")
             entry = _entry(path.relative_to(folder).as_posix())
             entries += 1
             if path.is_dir():
@@ -121,7 +121,7 @@ def _entry(name: str) -> tarfile.TarInfo:
         _plain_name(name)
         entry.tobuf(tarfile.USTAR_FORMAT)
     except (Malformed, ValueError) as error:
-        raise BadInput(f"the path {name!r} has no place in a release: {error}") from error
+        raise BadInput(f"the path {name!r} is not allowed in a release: {error}") from error
     return entry
 
 
@@ -164,7 +164,9 @@ def unpack(file: BinaryIO, manifest: Manifest, folder: Path) -> None:
                 raise Malformed(f"the release's entry {entry.name!r} is neither a plain file nor a folder")
             left -= entry.size
             if left < 0:
-                raise TooLarge(f"the release unpacks to more than the {manifest.unpacked_bytes} bytes it says")
+                raise TooLarge(
+                    f"the release unpacks to more than the {manifest.unpacked_bytes} bytes that its manifest says"
+                )
             with path.open("xb") as target:
                 _copy_some(stream, target, entry.size)
             path.chmod(0o644)
@@ -234,7 +236,7 @@ def _open_plain(path: Path) -> BinaryIO:
     file = os.fdopen(handle, "rb")
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         file.close()
-        raise BadInput(f"{path} is no plain file")
+        raise BadInput(f"{path} is not a plain file")
     return file
 
 

@@ -121,11 +121,11 @@ class Manifest:
         try:
             content = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise Malformed("the manifest of the release is no JSON") from error
+            raise Malformed("the manifest of the release is not JSON") from error
         known = {field.name for field in fields(cls)}
         if not isinstance(content, dict) or content.keys() != known:
             named = sorted(known ^ content.keys()) if isinstance(content, dict) else "no object"
-            raise Malformed(f"the manifest of the release lacks keys, or has others: {named}")
+            raise Malformed(f"the manifest of the release has missing or unknown keys: {named}")
         named = content["downgrade_from"]
         return cls(**{**content, "downgrade_from": tuple(named) if isinstance(named, list) else named})
 
@@ -176,7 +176,7 @@ class SignedManifest:
         length = START_BYTES + manifest_length(head)
         said = head[length + 1 :]
         if len(said) != signatures_length(head[length : length + 1]):
-            raise Malformed(f"the head of a release has {len(head)} bytes, which is not what its lengths say")
+            raise Malformed(f"the head of a release has {len(head)} bytes, unlike the lengths in it")
         each = [said[at : at + SIGNATURE_BYTES] for at in range(0, len(said), SIGNATURE_BYTES)]
         signatures = {signature[:_KEY_BYTES]: signature[_KEY_BYTES:] for signature in each}
         if list(signatures) != sorted(signatures) or len(signatures) != len(each):
@@ -215,7 +215,7 @@ def has_signed(key: bytes, signatures: Mapping[bytes, bytes], signed: bytes) -> 
 def manifest_length(start: bytes) -> int:
     """Reads it from the first `START_BYTES` of a release. Raises `Malformed`, `OtherVersion`, `TooLarge`."""
     if len(start) < START_BYTES or start[:2] != _MAGIC:
-        raise Malformed("the file is no release: it does not begin like a .hfr file")
+        raise Malformed("the file is not a release: it does not begin like a .hfr file")
     _, version, zero, length = _START.unpack_from(start)
     if version != _FORMAT:
         raise OtherVersion(
@@ -238,7 +238,7 @@ def version_order(version: str) -> tuple[int, ...]:
 def signatures_length(count: bytes) -> int:
     """Bytes of all signatures, from the byte after the manifest. Raises `Malformed`."""
     if not count or count[0] > MOST_SIGNATURES:
-        raise Malformed(f"the release has not 0 to {MOST_SIGNATURES} signatures")
+        raise Malformed(f"the release must have 0 to {MOST_SIGNATURES} signatures")
     return count[0] * SIGNATURE_BYTES
 
 

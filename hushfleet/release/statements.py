@@ -130,13 +130,13 @@ class Signed(Generic[S]):
             statement, signatures = content["statement"], content["signatures"]
             known = {each.name for each in fields(kind)}
             if statement.keys() != known:
-                raise Malformed(f"a signed statement lacks keys, or has others: {sorted(known ^ statement.keys())}")
+                raise Malformed(f"a signed statement has missing or unknown keys: {sorted(known ^ statement.keys())}")
             for key, signature in signatures.items():
                 fits = _KEY.fullmatch(key) and isinstance(signature, str) and _SIGNATURE.fullmatch(signature)
                 _require(fits, "a signature", signature, "128 hex digits, by a public key of 64")
             found = Signed(kind(**statement), signatures)
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-            raise Malformed(f"{line[:60]!r} is no signed statement") from error
+            raise Malformed(f"{line[:60]!r} is not a signed statement") from error
         if found.to_line() != line:
             raise Malformed("a signed statement is not in the form in which it was signed")
         return found

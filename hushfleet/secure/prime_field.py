@@ -25,7 +25,7 @@ def to_bytes(values: np.ndarray, bits: Literal[16, 24, 32]) -> bytes:
 def from_bytes(data: bytes | memoryview, bits: Literal[16, 24, 32]) -> np.ndarray:
     """The inverse of `to_bytes`, uint32 `[n]`. Raises `BadInput` for values that are not below the prime."""
     if len(data) % _BYTES[bits]:
-        raise BadInput(f"{len(data)} bytes are no whole number of values of {bits} bits")
+        raise BadInput(f"{len(data)} bytes do not hold a whole number of values of {bits} bits")
     wide = np.zeros((len(data) // _BYTES[bits], 4), np.uint8)
     wide[:, : _BYTES[bits]] = np.frombuffer(data, np.uint8).reshape(-1, _BYTES[bits])
     values: np.ndarray = wide.reshape(-1).view("<u4").astype(np.uint32)

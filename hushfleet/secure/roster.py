@@ -139,7 +139,7 @@ class Roster(RosterContent):
             raise
         if operator is not None:
             if not roster.signature:
-                raise BadSignature("the roster is not signed by the operator, and this device asks for it")
+                raise BadSignature("the roster is not signed by the operator, which this device requires")
             verify(operator, roster._signed_bytes(), roster.signature)
         return roster
 

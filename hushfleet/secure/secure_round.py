@@ -38,8 +38,8 @@ class SecureRound:
         check_signed_limits(spec, roster)
         if plan.round > MAX_SECURE_ROUNDS:
             raise BadInput(
-                f"round {plan.round}: with secure sums no round above {MAX_SECURE_ROUNDS} is taken, since each is a "
-                "committee that the aggregator could choose"
+                f"round {plan.round} is above {MAX_SECURE_ROUNDS}, the most that secure sums allow: each further "
+                "round is a committee that the aggregator could choose"
             )
         # Who is drawn follows from the roster and the round alone: with the task's id, or anything else that the
         # aggregator is free to choose, it could try until a committee suits it. The operator's random bytes are in the
@@ -56,9 +56,7 @@ class SecureRound:
         """The context of the masks: all that the plan says of round and sum, but for who is in it."""
         self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
         if len(self.cohort) < spec.min_devices:
-            raise BadInput(
-                f"a cohort of {len(self.cohort)} devices; a sum of fewer than {spec.min_devices} is not opened"
-            )
+            raise BadInput(f"the cohort has {len(self.cohort)} devices, and a sum needs {spec.min_devices} or more")
         honest = least_honest(
             spec.min_devices,
             devices=len(roster.devices),
@@ -67,14 +65,15 @@ class SecureRound:
         )
         if honest < spec.honest_devices:
             raise BadInput(
-                f"the task counts on the noise of {spec.honest_devices} honest devices, but with {len(self.cohort)} "
-                f"drawn of {len(roster.devices)} a sum of {spec.min_devices} may have {honest}"
+                f"the task counts on the noise of {spec.honest_devices} honest devices, but a sum of "
+                f"{spec.min_devices} may have only {honest}, with {len(self.cohort)} of {len(roster.devices)} "
+                "devices drawn"
             )
         self.rule: CommitteeRule = committee_rule(
             len(self.cohort), honest_fraction=spec.honest_fraction, roster=len(roster.devices)
         )
         if self.rule.packed < 1:
-            raise BadInput(f"no committee of {self.rule.members} devices stands {self.rule.corrupt} corrupt members")
+            raise BadInput(f"no committee of {self.rule.members} devices withstands {self.rule.corrupt} corrupt ones")
         self.committee: list[int] = roster.committee(self.cohort, seed=seed, size=self.rule.members)
         self._places = {roster.devices[index]: index for index in self.cohort}
 
@@ -111,7 +110,7 @@ class SecureRound:
         """Returns the answer of `member` for a sum, uint32 `[width]`. Raises `Malformed` if it must not be opened."""
         place = self._places.get(member)
         if place not in self.committee:
-            raise Malformed(f"{member} is no member of this round's committee")
+            raise Malformed(f"{member} is not a member of this round's committee")
         keys = [agreement.key(self.roster.key(i), self._info(i, place)) for i in self.read_included(included)]
         return member_answer(keys, self.width, self.prime)
 
@@ -130,7 +129,7 @@ class SecureRound:
             raise Malformed(f"a bitmap of {len(included)} bytes does not fit a cohort of {count} devices")
         chosen = [self.cohort[place] for place in np.flatnonzero(bits)]
         if len(chosen) < self.spec.min_devices:
-            raise Malformed(f"a sum of {len(chosen)} devices; one of fewer than {self.spec.min_devices} is not opened")
+            raise Malformed(f"the sum has {len(chosen)} devices, and needs {self.spec.min_devices} or more")
         return chosen
 
     def opened(self, sums: Masked, answers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[str]]:
@@ -144,7 +143,7 @@ class SecureRound:
         places = {member: place for place, member in enumerate(self.members)}
         strangers = answers.keys() - places.keys()
         if strangers:
-            raise BadInput(f"{min(strangers)} is no member of this round's committee")
+            raise BadInput(f"{min(strangers)} is not a member of this round's committee")
         opened = unmask(sums, {places[member]: each for member, each in answers.items()}, self.rule, self.prime)
         return opened.values, [self.members[place] for place in opened.wrong]
 
@@ -175,7 +174,8 @@ def check_signed_limits(spec: SecureSpec, roster: Roster) -> None:
         return
     if spec.honest_fraction > roster.honest_fraction:
         raise BadInput(
-            f"the task takes a share of {spec.honest_fraction:g} of the devices to be honest; the operator has signed "
+            f"the task assumes that a share of {spec.honest_fraction:g} of the devices is honest; the operator has "
+            "signed "
             f"{roster.honest_fraction:g} in {roster.name}"
         )
     if spec.min_devices < roster.min_devices:

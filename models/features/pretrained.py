@@ -124,7 +124,7 @@ def _there(name: str, weights: Path | None, cached: Path | None, origin: str) ->
     if path is not None and path.is_file():
         return path
     if weights is not None:
-        raise BadInput(f"model.weights = {str(weights)!r} is no file; fetch {origin}")
+        raise BadInput(f"model.weights = {str(weights)!r} is not a file; fetch {origin}")
     place = "" if cached is None else f"put it at {cached}, or "
     raise BadInput(
         f"model.features = {name!r}: its weights are not on this machine, and nothing is downloaded unasked. Fetch "

@@ -119,7 +119,7 @@ def test_a_board_that_says_nothing_takes_nine_tenths_and_ten(make_fleet: Any, li
         ({"min_devices": 10, "honest_fraction": 1.0}, "opens sums of 4 devices; the operator has signed 10 or more"),
         (
             {"min_devices": LEAST, "honest_fraction": 0.75},
-            "of 1 of the devices to be honest; the operator has signed 0.75",
+            "of 1 of the devices is honest; the operator has signed 0.75",
         ),
     ],
 )

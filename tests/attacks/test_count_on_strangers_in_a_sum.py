@@ -57,5 +57,5 @@ def test_a_roster_with_room_for_more_corrupt_devices_than_were_counted() -> None
         for each in rosters
     ]
     SecureRound(spec, plans[0], rosters[0], size=10)
-    with pytest.raises(BadInput, match="may have 70"):
+    with pytest.raises(BadInput, match="may have only 70"):
         SecureRound(spec, plans[1], rosters[1], size=10)

@@ -89,7 +89,7 @@ def test_a_request_that_names_somebody_else(desk: Desk, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["aggregator", "fleet"])
 def test_a_board_that_is_called_as_a_service(name: str) -> None:
-    with pytest.raises(BadInput, match="another by this name"):
+    with pytest.raises(BadInput, match="uses this name itself"):
         check_board_name(name)
 
 

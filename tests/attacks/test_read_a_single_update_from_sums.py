@@ -74,7 +74,7 @@ def test_by_a_cohort_of_which_only_it_knows() -> None:
 
 def test_by_a_sum_of_one(fleet: SumFleet) -> None:
     secure = fleet.round()
-    with pytest.raises(Malformed, match="a sum of 1 devices"):
+    with pytest.raises(Malformed, match="the sum has 1 devices"):
         fleet.answers(secure, secure.devices[:1], secure.members[:1])
 
 

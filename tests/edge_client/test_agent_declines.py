@@ -20,6 +20,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import StoreError
 from hushfleet.wire.format.messages import ServerState
 from support.edge import DEVICE, Bench, Package, write_samples
+from support.stores import sql
 
 MakeBench = Callable[..., Bench]
 
@@ -93,7 +94,7 @@ def test_noise_divided_among_more_devices_than_take_part(make_bench: MakeBench) 
 
 def test_a_tampered_ledger(make_bench: MakeBench) -> None:
     bench = make_bench()
-    bench.store._connection.execute("UPDATE privacy_ledger_head SET entries = 7")
+    sql(bench.store, "UPDATE privacy_ledger_head SET entries = 7")
     bench.server.open_round(1)
     bench.until(lambda: bench.server.declines != [])
     assert bench.server.declines[0].code == "no-privacy"
@@ -228,7 +229,7 @@ def test_a_round_before_the_last_one(make_bench: MakeBench) -> None:
 def test_a_full_disk_and_then_room_again(make_bench: MakeBench) -> None:
     bench = make_bench(durable=True)
     bench.steps()
-    pages = bench.store._connection.execute("PRAGMA page_count").fetchone()[0]
+    pages = sql(bench.store, "PRAGMA page_count")[0][0]
     bench.store._connection.execute(f"PRAGMA max_page_count = {pages}")
     assert the_decline(bench) == ("disk", "the device's store cannot be read or written")
     bench.store._connection.execute("PRAGMA max_page_count = 100000")
@@ -246,7 +247,7 @@ def test_a_disk_that_fills_up_while_training(make_bench: MakeBench) -> None:
 
         def alive(self) -> None:
             if bench.agent._status == "training":
-                free = bench.store._connection.execute("PRAGMA page_count").fetchone()[0]
+                free = sql(bench.store, "PRAGMA page_count")[0][0]
                 bench.store._connection.execute(f"PRAGMA max_page_count = {free}")
 
         ready = stopping = inner.ready
@@ -260,7 +261,7 @@ def test_a_disk_that_fills_up_while_training(make_bench: MakeBench) -> None:
 def test_a_disk_that_is_full_before_the_task(make_bench: MakeBench) -> None:
     bench = make_bench(announce=False, durable=True)
     bench.steps()
-    pages = bench.store._connection.execute("PRAGMA page_count").fetchone()[0]
+    pages = sql(bench.store, "PRAGMA page_count")[0][0]
     bench.server.send(
         bench.server.topics.server,
         ServerState(1, "ready", bench.server.identity.public_key),

@@ -27,6 +27,7 @@ from hushfleet.wire.format.messages import (
     encode_message,
 )
 from support.edge import CHUNK_BYTES, DEVICE, Bench
+from support.stores import sql
 
 MakeBench = Callable[..., Bench]
 MUTATIONS = 10_000
@@ -34,9 +35,9 @@ MUTATIONS = 10_000
 
 def everything(bench: Bench) -> object:
     """All that must not change."""
-    agent, run = bench.agent, bench.store._connection.execute
+    agent = bench.agent
     tables = ("facts", "states", "outbox", "privacy_ledger", "privacy_ledger_head", "blobs")
-    rows = [run(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in tables]
+    rows = [sql(bench.store, f"SELECT * FROM {table} ORDER BY 1, 2") for table in tables]
     return rows, agent.tasks.notice, agent.tasks.declined, agent.rounds.plan, agent.rounds.decline, agent._status
 
 

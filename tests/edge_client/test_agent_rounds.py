@@ -19,6 +19,7 @@ from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.messages import Ack, Refused, ServerState
 from hushfleet.wire.format.update import decode_update
 from support.edge import DEVICE, Bench, Package, write_samples
+from support.stores import sql
 
 MakeBench = Callable[..., Bench]
 
@@ -98,7 +99,7 @@ def test_five_rounds_then_idle(make_bench: MakeBench, package: Package, config: 
     bench.until(lambda: bench.agent.rounds.finished)
     assert bench.store.ledger.rounds_charged("digits-test") == 5
     # graphs, package and the last global model stay for a restart, older models do not
-    assert bench.store._connection.execute("SELECT COUNT(*) FROM blobs").fetchone() == (4,)
+    assert sql(bench.store, "SELECT COUNT(*) FROM blobs") == [(4,)]
 
 
 def test_a_device_outside_the_cohort_does_nothing(make_bench: MakeBench) -> None:
@@ -224,7 +225,7 @@ def test_messages_before_the_key_is_known_are_kept(make_bench: MakeBench) -> Non
     announcement = bench.hub.retained.pop(server.topics.server)
     bench.restart()
     server.open_round(1)
-    bench.store._connection.execute("DELETE FROM facts WHERE name = 'server_key'")
+    sql(bench.store, "DELETE FROM facts WHERE name = 'server_key'")
     bench.agent._verifier.key = None
     bench.steps()
     assert bench.agent.tasks.notice is None

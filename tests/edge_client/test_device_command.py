@@ -29,6 +29,7 @@ from hushfleet.wire.link.interface import Delivery
 from support.edge import DEVICE, Bench, Package, write_samples
 from support.local_link import LocalHub
 from support.secure_fleet import SecureFleet, with_secure_sums
+from support.stores import sql
 
 MakeBench = Callable[..., Bench]
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,7 +186,7 @@ def test_predict_uses_the_devices_own_model(
     expected = np.exp(logits) / np.exp(logits).sum()
     assert answer["model"] == "personalised"
     assert [answer["classes"][str(i)] for i in range(10)] == pytest.approx(expected.tolist(), rel=1e-4)
-    trained.store._connection.execute("DELETE FROM states")
+    sql(trained.store, "DELETE FROM states")
     assert main(["predict", str(device_toml), str(tmp_path / "image.png")]) == 0
     assert "by the fleet's model, of digits-test" in capsys.readouterr().out
 

@@ -14,7 +14,7 @@ REPORT: dict[str, Any] = {
     "running": True,
     "waits_for": {"who": "round", "words": "round 3 of 20 of small", "since": 0.0},
     "classes": ["cat", "dog"],
-    "data": {"used": 340, "left_out": 12, "why": "12: its folder is no class of this task, as new/1.jpg"},
+    "data": {"used": 340, "left_out": 12, "why": "12: its folder is not a class of this task, as new/1.jpg"},
     "model": {
         "task": "small",
         "model": "the fleet's model",
@@ -36,8 +36,8 @@ def test_the_four_sentences() -> None:
     assert list(found) == ["client", "photographs", "model", "privacy"]
     assert found["client"].startswith("well, waiting for round 3 of 20 of small, since ")
     assert found["photographs"] == (
-        "340 photographs are used, 12 left out (12: its folder is no class of this task, as new/1.jpg). Put each into "
-        "the sub-folder of data.path with the name of its class (cat, dog), or replace it. These figures stay here"
+        "340 photographs are used, 12 left out (12: its folder is not a class of this task, as new/1.jpg). Put each "
+        "into the sub-folder of data.path with the name of its class (cat, dog), or replace it. These figures stay here"
     )
     assert found["model"] == (
         "the fleet's model, of small: right on 33 of 36 own images, cross-validated. The fleet's is better here than "

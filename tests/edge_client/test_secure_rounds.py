@@ -129,7 +129,7 @@ def test_a_second_set_is_never_answered(make_fleet: MakeFleet, caplog: pytest.Lo
 @pytest.mark.parametrize(
     ("bitmap", "why"),
     [
-        (lambda of: of.pack_included(of.devices[:7]), "a sum of 7 devices"),
+        (lambda of: of.pack_included(of.devices[:7]), "the sum has 7 devices"),
         (lambda of: of.pack_included(of.devices) + b"\0", "a bitmap of 3 bytes"),
         (lambda of: b"\xff", "a bitmap of 1 bytes"),
         (lambda of: b"\xff\xff", "a bitmap of 2 bytes"),  # names a thirteenth device
@@ -176,7 +176,7 @@ def test_a_roster_with_another_key_for_this_device(make_fleet: MakeFleet) -> Non
 def test_a_cohort_that_is_too_small(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(others=6)
     fleet.open_round(1)
-    declined(fleet, "a cohort of 7 devices")
+    declined(fleet, "the cohort has 7 devices")
 
 
 def test_a_vast_roster_is_not_fetched(make_fleet: MakeFleet) -> None:

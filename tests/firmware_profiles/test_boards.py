@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.boards import register
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import Board, Quantity, board_names, load_board
 from hushfleet.firmware_profiles.board import parse_board
@@ -138,10 +138,7 @@ def test_a_profile_that_breaks_a_rule_is_refused(old: str, new: str, reason: str
 
 @pytest.fixture
 def app() -> typer.Typer:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    register(app)
-    return app
+    return build_app()
 
 
 def test_the_command_lists_all_boards(app: typer.Typer) -> None:

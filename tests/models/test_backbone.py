@@ -157,7 +157,7 @@ def test_weights_that_are_missing_are_named_with_their_place(tmp_path: Path, mon
         BadInput, match=rf"Fetch https://\S+/{file} \(9.8 MB\), and put it at {place}, or name the file"
     ):
         get_features(name, (3, 96, 96))
-    with pytest.raises(BadInput, match="is no file; fetch https"):
+    with pytest.raises(BadInput, match="is not a file; fetch https"):
         prepare(photographs(name, weights=str(tmp_path / "none.pth")))
     place.parent.mkdir()
     place.write_bytes(b"weights")

@@ -55,6 +55,6 @@ def test_a_numpy_that_draws_others_is_not_followed(monkeypatch):
     monkeypatch.setattr(runtimes, "_has_compiled_noise", runtimes._has_compiled_noise.__wrapped__)
     assert isinstance(runtimes.make_noise(0, 0, 0), NativeNoise)
     monkeypatch.setattr(noise, "_drawn", lambda draw, stream, out: np.zeros_like(out))
-    with pytest.raises(HushfleetError, match=r"NumPy .* draws other normal values than the compiled noise"):
+    with pytest.raises(HushfleetError, match=r"draws other normal values"):
         NativeNoise(0, 0, 0)
     assert type(runtimes.make_noise(0, 0, 0)) is SeededNoise

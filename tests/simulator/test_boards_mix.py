@@ -152,7 +152,7 @@ def test_mistakes_are_named_with_key_and_value(text: str, said: str) -> None:
 
 
 def test_shares_and_names_need_a_number_of_devices() -> None:
-    with pytest.raises(BadInput, match="shares of how many devices"):
+    with pytest.raises(BadInput, match="shares need the number"):
         parse_mix(mix_text(f'profile = "{ZERO}"\nshare = 1'))
     with pytest.raises(BadInput, match="dealt in turn, so say how many"):
         read_boards(ZERO)
@@ -167,5 +167,5 @@ def test_a_run_folder_that_holds_something_else_is_refused(plain: object) -> Non
     with pytest.raises(BadInput, match="boards cannot be read"):
         FleetMix.from_plain(plain)
     good = FleetMix.in_turn([ZERO], 2).to_plain()
-    with pytest.raises(BadInput, match="not among them"):
+    with pytest.raises(BadInput, match="not in the list"):
         FleetMix.from_plain(good | {"dealt": [0, 1]})

@@ -18,10 +18,10 @@ def test_files_of_others_are_refused_before_any_half_is_run(tmp_path: Path) -> N
     for name, words in (
         (
             "notes.txt",
-            r"out has files that are not of such a run: notes\.txt\. A run takes a folder of its own; choose",
+            r"out has other files: notes\.txt\. A run needs a folder of its own; choose",
         ),
-        ("report.html", r"out has files that are not of such a run: report\.html"),
-        ("secure/result.json", r"secure has files that are not of such a run: result\.json"),
+        ("report.html", r"out has other files: report\.html"),
+        ("secure/result.json", r"secure has other files: result\.json"),
         ("paper", r"--out .*paper: .*paper is a file"),
     ):
         (out / name).write_text("mine")
@@ -39,7 +39,7 @@ def test_its_own_runs_stay_usable(tmp_path: Path) -> None:
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / file).touch()
         _check_folder(tmp_path, HALVES, resume=True)
-        with pytest.raises(BadInput, match=f"{name} holds a run already; go on with it by --resume"):
+        with pytest.raises(BadInput, match=f"{name} holds a run already"):
             _check_folder(tmp_path, [name], resume=False)
     (tmp_path / "report.html").touch()  # of both
     _check_folder(tmp_path, HALVES, resume=True)

@@ -59,7 +59,7 @@ def test_models_by_name_as_tensors(files: list[Path], calm: Simulation) -> None:
     np.testing.assert_array_equal(flat, own)
     with pytest.raises(BadInput, match=r"'nobody' has no model .* such as device-0"):
         trained_tensors(calm.folder, "nobody")
-    with pytest.raises(BadInput, match="no simulation's run folder"):
+    with pytest.raises(BadInput, match="the run folder of a simulation"):
         trained_tensors(RunFolder(calm.folder.aggregator), "global")
 
 

@@ -47,7 +47,7 @@ def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path)
     (out / "models").mkdir(parents=True)
     for name in ("models/mine.onnx", "report.html", ".hidden"):
         (out / name).write_text("mine")
-    with pytest.raises(BadInput, match=r"a has files that are not of such a run: models, report\.html\. A run"):
+    with pytest.raises(BadInput, match=r"a has other files: models, report\.html\. A run"):
         begin(task, out, data_dir=None)
     assert sorted(each.name for each in out.rglob("*")) == [".hidden", "mine.onnx", "models", "report.html"]
 
@@ -61,7 +61,7 @@ def test_a_start_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds a run already"):
         begin(task, tmp_path, data_dir=None)
     simulation.folder.task.unlink()
-    with pytest.raises(BadInput, match=r"a run: notes\.txt"):
+    with pytest.raises(BadInput, match=r"other files: notes\.txt"):
         begin(task, tmp_path, data_dir=None)
 
 
@@ -74,7 +74,7 @@ def test_a_programs_data_never_take_the_place_of_a_users_file(tmp_path: Path) ->
     before = folder.data.read_bytes()
     task = parse_task({**DIGITS, "model": {"name": "linear"}, "data": OWN | {"path": str(folder.data)}})
     for refused in (lambda: save_data(begun, folder), lambda: begin(task, folder.path, data_dir=None)):
-        with pytest.raises(BadInput, match=r"a has files that are not of such a run: data\.npz"):
+        with pytest.raises(BadInput, match=r"a has other files: data\.npz"):
             refused()
     assert [each.name for each in folder.path.iterdir()] == ["data.npz"]
     assert folder.data.read_bytes() == before
@@ -83,7 +83,7 @@ def test_a_programs_data_never_take_the_place_of_a_users_file(tmp_path: Path) ->
     save_data(again, folder)  # the first start was killed
     assert np.load(folder.data)["train_x"][0, 0] == 2
     folder.data.write_bytes(before)  # in the place of ours
-    with pytest.raises(BadInput, match=r"a has files that are not of such a run: data\.npz"):
+    with pytest.raises(BadInput, match=r"a has other files: data\.npz"):
         save_data(begun, folder)
     assert folder.data.read_bytes() == before
 

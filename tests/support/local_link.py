@@ -67,8 +67,8 @@ class LocalHub:
         self.denied: set[str] = set()
         self._chaos = chaos
         self._random = random.Random(chaos.seed if chaos else 0)
-        self._lock = threading.RLock()
-        self._connected: dict[str, LocalLink] = {}
+        self.lock = threading.RLock()
+        self.connected: dict[str, LocalLink] = {}
         self._cut: dict[str, LocalLink] = {}
         self._held: dict[LocalLink, Delivery] = {}
         # links in the order of their subscription, so that a seeded run repeats itself
@@ -81,58 +81,58 @@ class LocalHub:
 
     def cut(self, client_id: str, reason: str = "the connection was cut") -> None:
         """Break a link as a power cut would: its will is published, it sees `LinkDown`."""
-        with self._lock:
-            link = self._connected.get(client_id)
+        with self.lock:
+            link = self.connected.get(client_id)
             if link is not None:
-                self._detach(link)
+                self.detach(link)
                 self._cut[client_id] = link
-                link._events.put(LinkDown(reason))
+                link.events.put(LinkDown(reason))
                 if link.will is not None:
-                    self._publish(link.will.topic, link.will.payload, retain=True)
+                    self.publish(link.will.topic, link.will.payload, retain=True)
 
     def restore(self, client_id: str) -> None:
         """Let a link that was cut connect again; nothing happens if it was not."""
-        with self._lock:
+        with self.lock:
             link = self._cut.get(client_id)
             if link is not None:
-                self._attach(link)
+                self.attach(link)
 
-    def _attach(self, link: LocalLink) -> None:
-        if self._connected.get(link.client_id) is link:
+    def attach(self, link: LocalLink) -> None:
+        if self.connected.get(link.client_id) is link:
             return
         self.cut(link.client_id, "another link with the same client id connected")
         self._cut.pop(link.client_id, None)
-        self._connected[link.client_id] = link
-        link._events.put(LinkUp())
-        for topic_filter in link._filters:
-            self._subscribe(link, topic_filter)
+        self.connected[link.client_id] = link
+        link.events.put(LinkUp())
+        for topic_filter in link.filters:
+            self.subscribe(link, topic_filter)
 
-    def _detach(self, link: LocalLink) -> None:
-        if self._connected.get(link.client_id) is link:
-            del self._connected[link.client_id]
+    def detach(self, link: LocalLink) -> None:
+        if self.connected.get(link.client_id) is link:
+            del self.connected[link.client_id]
         if self._cut.get(link.client_id) is link:
             del self._cut[link.client_id]
-        for topic_filter in link._filters:
-            self._unsubscribe(link, topic_filter)
+        for topic_filter in link.filters:
+            self.unsubscribe(link, topic_filter)
         self._held.pop(link, None)
 
     def _table(self, topic_filter: str) -> dict[str, dict[LocalLink, None]]:
         return self._wild if "+" in topic_filter or "#" in topic_filter else self._exact
 
-    def _subscribe(self, link: LocalLink, topic_filter: str) -> None:
+    def subscribe(self, link: LocalLink, topic_filter: str) -> None:
         self._table(topic_filter).setdefault(topic_filter, {})[link] = None
         for topic, payload in self.retained.items():
             if matches(topic_filter, topic) and link.client_id not in self.denied:
-                link._take(Delivery(topic, payload, True))
+                link.take(Delivery(topic, payload, True))
 
-    def _unsubscribe(self, link: LocalLink, topic_filter: str) -> None:
+    def unsubscribe(self, link: LocalLink, topic_filter: str) -> None:
         table = self._table(topic_filter)
         links = table.get(topic_filter, {})
         links.pop(link, None)
         if not links:
             table.pop(topic_filter, None)
 
-    def _publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
+    def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
         if retain:
             self.retained.pop(topic, None)
             if payload:
@@ -150,23 +150,23 @@ class LocalHub:
         chaos = self._chaos
         held = self._held.pop(link, None)
         if chaos is None or reliable:
-            link._take(delivery)
+            link.take(delivery)
         elif self._random.random() >= chaos.drop:
             copies = 2 if self._random.random() < chaos.duplicate else 1
             if held is None and self._random.random() < chaos.reorder:
                 self._held[link] = delivery
                 copies -= 1
             for _ in range(copies):
-                link._take(delivery)
+                link.take(delivery)
         if held is not None:
-            link._take(held)
+            link.take(held)
 
-    def _release(self, link: LocalLink) -> None:
+    def release(self, link: LocalLink) -> None:
         """Nothing else came, so what was held back to reorder it arrives now."""
-        with self._lock:
+        with self.lock:
             held = self._held.pop(link, None)
             if held is not None:
-                link._take(held)
+                link.take(held)
 
 
 class LocalLink:
@@ -176,36 +176,36 @@ class LocalLink:
         self.client_id = client_id
         self.will = will
         self._hub = hub
-        self._events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
-        self._filters: dict[str, None] = {}
+        self.events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
+        self.filters: dict[str, None] = {}
         self.is_paused = False
 
     def open(self) -> None:
-        with self._hub._lock:
-            self._hub._attach(self)
+        with self._hub.lock:
+            self._hub.attach(self)
 
     def subscribe(self, topic_filter: str) -> None:
         check_filter(topic_filter)
-        with self._hub._lock:
-            self._filters[topic_filter] = None
+        with self._hub.lock:
+            self.filters[topic_filter] = None
             if self._is_connected():
-                self._hub._subscribe(self, topic_filter)
+                self._hub.subscribe(self, topic_filter)
 
     def unsubscribe(self, topic_filter: str) -> None:
-        with self._hub._lock:
-            self._filters.pop(topic_filter, None)
-            self._hub._unsubscribe(self, topic_filter)
+        with self._hub.lock:
+            self.filters.pop(topic_filter, None)
+            self._hub.unsubscribe(self, topic_filter)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         cap = self._hub.message_cap_bytes
         if len(payload) > cap:
             raise TooLarge(f"a message of {len(payload)} bytes is above the cap of {cap}; send it in chunks")
         assert not self.is_paused, "the owner of a paused link sends nothing"
-        with self._hub._lock:
+        with self._hub.lock:
             if not self._is_connected():
                 raise LinkLost(f"the link of {self.client_id!r} is not connected; nothing was sent")
             if self.client_id not in self._hub.denied:
-                self._hub._publish(topic, bytes(payload), retain=retain)
+                self._hub.publish(topic, bytes(payload), retain=retain)
 
     def pause(self) -> None:
         self.is_paused = True
@@ -216,20 +216,20 @@ class LocalLink:
     def receive(self, timeout_s: float) -> LinkEvent | None:
         assert not self.is_paused, "the owner of a paused link hears nothing"
         try:
-            return self._events.get_nowait()
+            return self.events.get_nowait()
         except queue.Empty:
-            self._hub._release(self)
+            self._hub.release(self)
         try:
-            return self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+            return self.events.get(timeout=timeout_s) if timeout_s > 0 else self.events.get_nowait()
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        with self._hub._lock:
-            self._hub._detach(self)
+        with self._hub.lock:
+            self._hub.detach(self)
 
     def _is_connected(self) -> bool:
-        return self._hub._connected.get(self.client_id) is self
+        return self._hub.connected.get(self.client_id) is self
 
-    def _take(self, delivery: Delivery) -> None:
-        self._events.put(delivery)
+    def take(self, delivery: Delivery) -> None:
+        self.events.put(delivery)

@@ -6,23 +6,20 @@ import typer
 
 from hushfleet.aggregator.fleet.commands import bundle, membership, release_keys, roster, run, setup, status, updates
 
+fleet = typer.Typer(
+    no_args_is_help=True,
+    help="""Make a fleet of boards, let them enrol, watch them, update them, lock them out.
 
-def register(app: typer.Typer) -> None:
-    fleet = typer.Typer(
-        no_args_is_help=True,
-        help="""Make a fleet of boards, let them enrol, watch them, update them, lock them out.
+    Examples:
 
-        Examples:
+    `hushfleet fleet init greenhouse --broker-name broker.example --task task.toml`
 
-        `hushfleet fleet init greenhouse --broker-name broker.example --task task.toml`
+    `hushfleet fleet add greenhouse --count 40 --board raspberry-pi-4-4gb`
 
-        `hushfleet fleet add greenhouse --count 40 --board raspberry-pi-4-4gb`
+    `hushfleet flash --fleet greenhouse --count 40 --image raspios.img --out cards`
 
-        `hushfleet flash --fleet greenhouse --count 40 --image raspios.img --out cards`
-
-        `hushfleet fleet up greenhouse`
-        """,
-    )
-    for part in (setup, membership, roster, run, status, bundle, updates, release_keys):
-        fleet.add_typer(part.app)
-    app.add_typer(fleet, name="fleet")
+    `hushfleet fleet up greenhouse`
+    """,
+)
+for part in (setup, membership, roster, run, status, bundle, updates, release_keys):
+    fleet.add_typer(part.app)

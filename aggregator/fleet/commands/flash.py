@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput
 
@@ -44,12 +42,8 @@ class FlashOptions:
     # fmt: on
 
 
-def register(app: typer.Typer) -> None:
-    app.command("flash")(_flash)
-
-
 @with_options
-def _flash(
+def flash(
     options: FlashOptions,
 ) -> None:
     """Write cards: the software, the configuration and a one-time token of each board, on its boot partition.

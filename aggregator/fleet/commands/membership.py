@@ -69,8 +69,8 @@ def _renew(
         return
     if not new_card or device is None or broker:
         raise BadInput(
-            "boards renew their certificates by themselves; give ID --new-card for a board with a new card, for "
-            "the broker's certificate --broker"
+            "boards renew their certificates by themselves; give ID --new-card for a board with a new card, or "
+            "--broker for the broker's certificate"
         )
     from hushfleet.aggregator.devices.register import DeviceRegister
 

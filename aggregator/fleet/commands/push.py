@@ -15,11 +15,7 @@ from hushfleet.errors import BadInput
 DAY_S = 86400.0
 
 
-def register(app: typer.Typer) -> None:
-    app.command("push")(_push)
-
-
-def _push(
+def push(
     destination: Annotated[str, typer.Argument(metavar="USER@HOST", help="Destination for ssh. USER must be root, or may use sudo.")],
     fleet: Annotated[Path, typer.Option(metavar="DIR", help="The fleet's folder.")],
     device: Annotated[str, typer.Option(metavar="ID", help="Id of the board in the fleet.")],

@@ -64,7 +64,7 @@ class PageServer:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = _LimitedSocket(socket.create_server((host, port), family=family))
         except OSError as error:
-            raise BadInput(f"[page]: {host} port {port} cannot be listened on: {error.strerror}") from error
+            raise BadInput(f"[page]: cannot listen on {host} port {port}: {error.strerror}") from error
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             page_app(make_view, token),

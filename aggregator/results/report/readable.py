@@ -15,6 +15,7 @@ from hushfleet.privacy.budget import describe_since
 NOT_MEASURED = "not measured"
 NARROW = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
+_UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0))
 LIFETIME = "over all tasks known to this aggregator"
 
 
@@ -84,6 +85,15 @@ def size(count: float | None) -> str:
             amount = count / scale
             return (f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}") + NARROW + unit
     return f"{count:.0f}{NARROW}B"
+
+
+def ago(at: float | None, now: float) -> str:
+    """The time since a moment: `3 min ago`."""
+    if at is None:
+        return "never"
+    passed = max(0.0, now - at)
+    unit, unit_s = next((each for each in _UNITS if passed >= each[1]), ("s", 1.0))
+    return f"{passed / unit_s:.0f} {unit} ago"
 
 
 def from_to(values: list[int]) -> str:

@@ -135,7 +135,7 @@ class Assembler:
         if size > max_blob_bytes:
             raise TooLarge(f"a blob of {size} bytes is above the cap of {max_blob_bytes}")
         if len(digest) != 32 or size < 1:
-            raise Malformed(f"a blob of {size} bytes with a digest of {len(digest)} bytes cannot be")
+            raise Malformed(f"a blob cannot have {size} bytes and a digest of {len(digest)} bytes")
         if chunk_bytes is not None:
             _check_geometry(size, chunk_bytes)
         self.digest = digest
@@ -151,7 +151,10 @@ class Assembler:
         if not self._have:
             self._begin(chunk.chunk_bytes)
         if chunk.chunk_bytes != self.chunk_bytes:
-            raise Malformed(f"chunks of {chunk.chunk_bytes} bytes came where they have {self.chunk_bytes}")
+            raise Malformed(
+                f"a chunk says that chunks have {chunk.chunk_bytes} bytes, and those of this blob have "
+                f"{self.chunk_bytes}"
+            )
         if self._have[chunk.index]:
             return False
         start = chunk.index * chunk.chunk_bytes

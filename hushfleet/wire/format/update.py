@@ -263,7 +263,7 @@ def _sections(data: bytes | memoryview) -> _Sections:
     values, rest = _cut_counted(rest)
     public, rest = _cut_counted(rest)
     if rest:
-        raise Malformed(f"{len(rest)} bytes too many are in the update")
+        raise Malformed(f"the update has {len(rest)} extra bytes")
     return _Sections(header, values, public, signed, signature)
 
 
@@ -279,6 +279,6 @@ def _header(packed: memoryview) -> UpdateHeader:
 def _check_counts(header: UpdateHeader, counts: Sequence[int]) -> None:
     if len(counts) != len(header.noise_stds) or sum(counts) != header.value_count:
         raise Malformed(
-            f"the update has {header.value_count} values in {len(header.noise_stds)} layers, "
-            f"expected were {sum(counts)} in {len(counts)}"
+            f"the update has {header.value_count} values in {len(header.noise_stds)} layers, expected {sum(counts)} "
+            f"in {len(counts)}"
         )

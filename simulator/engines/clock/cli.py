@@ -15,33 +15,6 @@ from hushfleet.errors import BadInput
 from hushfleet.simulator.options import DataDir, Json, TaskOptions
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
-HELP = """Forecast a fleet: time, stragglers, bytes, energy and privacy of thousands of devices, without training.
-
-The rounds run on a virtual clock, by the aggregator's own rules for opening and closing them. What computing costs is
-measured by a short trial here; boards, links and power come from the board profiles (`hushfleet boards`). Their figures
-are from data sheets or estimated, so the results are estimates. Give several policies to compare them side by side.
-
-Examples:
-
-`hushfleet forecast tasks/digits-fedglp-adp.toml --boards raspberry-pi-zero-2-w,jetson-orin-nano`
-
-`hushfleet forecast tasks/digits-hush.toml --boards mix.toml --devices 5000 --rounds 200 --policy cohort_size=500
---policy cohort_size=500,quorum=0.8 --policy cohort_size=500,deadline_s=300 --plot policies.png`
-
-mix.toml sets the number of each board and its network:
-
-    [[board]]
-    profile = "raspberry-pi-zero-2-w"
-    share = 0.6                      # or count = 3000
-    network = { up_mbit_s = 2, down_mbit_s = 8, latency_ms = 60 }
-    [[board]]
-    profile = "jetson-orin-nano"
-    share = 0.4
-
-The number of samples of each device comes from the task file's partition, repeated for more devices, or from --samples.
-A [scenario] in the task file (days and nights, drop-outs, outages, crashes) is played as well, and its [schedule] from
-today, 00:00.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +32,39 @@ class ForecastOptions:
     # fmt: on
 
 
-def register(app: typer.Typer) -> None:
-    app.command("forecast", help=HELP)(_forecast)
-
-
 @with_options
-def _forecast(
+def forecast(
     task_file: Annotated[Path, typer.Argument(metavar="TASK.toml", help="Task file; see `tasks/` for examples.")],
     options: ForecastOptions,
     changes: TaskOptions,
 ) -> None:
+    """Forecast a fleet: time, stragglers, bytes, energy and privacy of thousands of devices, without training.
+
+    The rounds run on a virtual clock, by the aggregator's own rules for opening and closing them. What computing costs is
+    measured by a short trial here; boards, links and power come from the board profiles (`hushfleet boards`). Their figures
+    are from data sheets or estimated, so the results are estimates. Give several policies to compare them side by side.
+
+    Examples:
+
+    `hushfleet forecast tasks/digits-fedglp-adp.toml --boards raspberry-pi-zero-2-w,jetson-orin-nano`
+
+    `hushfleet forecast tasks/digits-hush.toml --boards mix.toml --devices 5000 --rounds 200 --policy cohort_size=500
+    --policy cohort_size=500,quorum=0.8 --policy cohort_size=500,deadline_s=300 --plot policies.png`
+
+    mix.toml sets the number of each board and its network:
+
+        [[board]]
+        profile = "raspberry-pi-zero-2-w"
+        share = 0.6                      # or count = 3000
+        network = { up_mbit_s = 2, down_mbit_s = 8, latency_ms = 60 }
+        [[board]]
+        profile = "jetson-orin-nano"
+        share = 0.4
+
+    The number of samples of each device comes from the task file's partition, repeated for more devices, or from --samples.
+    A [scenario] in the task file (days and nights, drop-outs, outages, crashes) is played as well, and its [schedule] from
+    today, 00:00.
+    """
     import json
 
     from rich.console import Console

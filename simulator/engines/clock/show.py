@@ -24,7 +24,7 @@ from hushfleet.simulator.units import format_seconds
 def sample_counts(task: Task, prepared: PreparedTask) -> list[int]:
     """Counts the training samples of each device of the task's own partition."""
     if prepared.dataset is None:
-        raise BadInput("the task's data are in the field only; say by --samples how many a device has")
+        raise BadInput("the task's data are in the field only; give the number of samples of a device by --samples")
     return [len(device.train) for device in make_fleet(task, prepared.dataset).devices]
 
 

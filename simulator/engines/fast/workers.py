@@ -110,7 +110,7 @@ def _heard(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
         yield from outcomes
     except BrokenProcessPool as error:
         raise HushfleetError(
-            "a worker process was killed, perhaps since memory ran out; take fewer --workers, and go on by --resume"
+            "a worker process was killed, perhaps because memory ran out; take fewer --workers, and go on by --resume"
         ) from error
 
 

@@ -39,12 +39,8 @@ class AuditOptions(TaskSettings):
     # fmt: on
 
 
-def register(app: typer.Typer) -> None:
-    app.command("audit")(_audit)
-
-
 @with_options
-def _audit(
+def audit(
     task_file: Annotated[
         Path, typer.Argument(metavar="TASK.toml", help="Task file to audit; see `tasks/` for examples.")
     ],

@@ -28,12 +28,8 @@ class InvertOptions(TaskSettings):
     # fmt: on
 
 
-def register(app: typer.Typer) -> None:
-    app.command("invert")(_invert)
-
-
 @with_options
-def _invert(
+def invert(
     task_file: Annotated[
         Path,
         typer.Argument(

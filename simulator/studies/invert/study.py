@@ -62,9 +62,9 @@ def invert(
     Raises `BadInput`.
     """
     if task.data.name in OWN_DATA:
-        raise BadInput(f"data.name = {task.data.name!r}: images are sought of the public data sets alone")
+        raise BadInput(f"data.name = {task.data.name!r}: the attack seeks images of the public data sets only")
     if task.model.features or task.model.share != "all":
-        raise BadInput("a network on features never shows the server a gradient by pixels; give a task without them")
+        raise BadInput("with features the server never sees a gradient by pixels; give a task without features")
     clip_norm = task.privacy.clip_norm
     if clip_norm is None or not math.isfinite(clip_norm):
         raise BadInput("privacy.clip_norm must be a number, since the noise is scaled to it: --set privacy.clip_norm=1")

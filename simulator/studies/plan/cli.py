@@ -3,122 +3,137 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.terms import HONEST_FRACTION
-
-HELP = """Estimate what a board gains by taking part, what privacy it gives away, and what it needs.
-
-For method `hush`: a small shared head on fixed features, secure sums, a whole device protected. The answer comes from
-a table of simulated fleets (`benchmarks/private_gain.py`); the stand-ins for your images are Fashion-MNIST, letters
-(more classes), digits (`--features filters`) and CIFAR-10 (`--shape 3,32,32`). From one kind of images to another gains differ by some ten points.
-With `--data` the fleet is simulated on public images like yours instead, in about a minute: on some hundred of them, in
-a folder with a sub-folder for each class, or on a data set by its name.
-
-Examples:
-
-`hushfleet plan --devices 60 --images 40 --classes 10 --epsilon 4`
-
-Boards with unequal classes:
-`hushfleet plan --devices 200 --images 20 --classes 4 --epsilon 2 --alpha 0.5`
-
-`hushfleet plan --devices 60 --images 40 --classes 4 --epsilon 4 --boards raspberry-pi-zero-2-w --out task.toml`
-
-A task every quarter, until epsilon 8 is spent in all:
-`hushfleet plan --devices 200 --images 40 --classes 10 --epsilon 2 --per 90d --lifetime 8`
-
-Measured on images like yours: `hushfleet plan --devices 60 --images 20 --epsilon 4 --data photos/ --shape 3,32,32`
-
-More devices help most, then a larger epsilon. The number of images hardly changes the shared model, but a board with
-many images needs the others less. If the answer is no, each board can train alone.
-"""
+from hushfleet.simulator.options import DataDir, Json
 
 
-def register(app: typer.Typer) -> None:
-    @app.command("plan", help=HELP)
-    def plan(
-        devices: Annotated[int, typer.Option(min=2, max=100_000, help="Number of devices in a round.")],
-        images: Annotated[int, typer.Option(min=1, help="Mean number of training images of a device.")],
-        epsilon: Annotated[float, typer.Option(help="Epsilon against the server, for a whole device and all rounds.")],
-        classes: Annotated[int | None, typer.Option(min=2, max=1000, help="Number of classes; --data brings its own.")] = None,
-        delta: Annotated[float, typer.Option(help="Probability with which the promise may fail.")] = 1e-5,
-        features: Annotated[str, typer.Option(help="Features: scattering, filters (tiny images) or a file.onnx.")] = "scattering",
-        boards: Annotated[str, typer.Option(metavar="A,B,...", help="Boards whose time is shown; see `hushfleet boards`.")] = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb",
-        honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Least share of honest devices; the others may work with the server.")] = HONEST_FRACTION,
-        alpha: Annotated[float | None, typer.Option(min=0.01, help="Dirichlet parameter of the devices' labels: 0.5 is very unequal. Default: equal.")] = None,
-        per: Annotated[str | None, typer.Option(metavar="90d", help="Repeat the task in each such period, and show the years: --epsilon is of one period.")] = None,
-        lifetime: Annotated[float, typer.Option(min=0.0, help="With --per: epsilon over all periods, after which boards stop.")] = math.inf,
-        local: Annotated[bool, typer.Option("--local", help="Trust nobody: each device adds all of the noise.")] = False,
-        shape: Annotated[str | None, typer.Option(metavar="C,H,W", help="Shape of images: channels (1 grey, 3 colour), height, width. Default: 1,28,28; with filters 1,8,8.")] = None,
-        data: Annotated[str | None, typer.Option(metavar="FOLDER|NAME", help="Public images to measure on: class folders, or a data set.")] = None,
-        data_dir: Annotated[Path | None, typer.Option(help="Folder with the files of the data sets.")] = None,
-        out: Annotated[Path | None, typer.Option(metavar="TASK.toml", help="Also write a task file to this path.")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
-    ) -> None:  # fmt: skip
-        import json
-        from dataclasses import replace
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """The fleet that is asked about."""
 
-        from rich.console import Console
-        from rich.markup import escape
+    # fmt: off
+    devices: Annotated[int, Option(min=2, max=100_000, help="Number of devices in a round.")]
+    images: Annotated[int, Option(min=1, help="Mean number of training images of a device.")]
+    epsilon: Annotated[float, Option(help="Epsilon against the server, for a whole device and all rounds.")]
+    classes: Annotated[int | None, Option(min=2, max=1000, help="Number of classes; --data brings its own.")] = None
+    delta: Annotated[float, Option(help="Probability with which the promise may fail.")] = 1e-5
+    features: Annotated[str, Option(help="Features: scattering, filters (tiny images) or a file.onnx.")] = "scattering"
+    boards: Annotated[str, Option(metavar="A,B,...", help="Boards whose time is shown; see `hushfleet boards`.")] = "raspberry-pi-zero-2-w,raspberry-pi-5-8gb"
+    honest_fraction: Annotated[float, Option(min=0.01, max=1, help="Least share of honest devices; the others may work with the server.")] = HONEST_FRACTION
+    alpha: Annotated[float | None, Option(min=0.01, help="Dirichlet parameter of the devices' labels: 0.5 is very unequal. Default: equal.")] = None
+    per: Annotated[str | None, Option(metavar="90d", help="Repeat the task in each such period, and show the years: --epsilon is of one period.")] = None
+    lifetime: Annotated[float, Option(min=0.0, help="With --per: epsilon over all periods, after which boards stop.")] = math.inf
+    local: Annotated[bool, Option("--local", help="Trust nobody: each device adds all of the noise.")] = False
+    shape: Annotated[str | None, Option(metavar="C,H,W", help="Shape of images: channels (1 grey, 3 colour), height, width. Default: 1,28,28; with filters 1,8,8.")] = None
+    data: Annotated[str | None, Option(metavar="FOLDER|NAME", help="Public images to measure on: class folders, or a data set.")] = None
+    data_dir: DataDir = None
+    out: Annotated[Path | None, Option(metavar="TASK.toml", help="Also write a task file to this path.")] = None
+    as_json: Json = False
+    # fmt: on
 
-        from hushfleet.aggregator.observe.progress import show_progress
-        from hushfleet.aggregator.planning.advice import Advice, Question
-        from hushfleet.aggregator.planning.year import Year
-        from hushfleet.firmware_profiles import load_board
-        from hushfleet.simulator.studies.plan.needs import BoardCosts, needs
-        from hushfleet.simulator.studies.plan.show import show, to_plain
-        from hushfleet.simulator.studies.plan.task_file import task_text
-        from hushfleet.user_files import checked_file
 
-        if out is not None and checked_file(out).exists():
-            raise BadInput(f"--out {out}: it is there already; choose another file")
-        if per is None and lifetime != math.inf:
-            raise BadInput("--lifetime needs --per: without periods --epsilon is the limit over everything")
-        if local and honest_fraction != HONEST_FRACTION:
-            raise BadInput("--honest-fraction does nothing with --local: each device adds all of the noise")
-        profiles = [load_board(name.strip()) for name in boards.split(",") if name.strip()]
-        asked = Question(
-            devices=devices, images=images, classes=classes or 0, epsilon=epsilon, delta=delta, features=features,
-            honest_fraction=honest_fraction, alpha=alpha, local=local, shape=read_shape(shape),
-        )  # fmt: skip
-        if (classes is None) == (data is None):
-            raise BadInput("--classes or --data: give one of them; with --data the classes are those of the images")
+@with_options
+def plan(options: PlanOptions) -> None:
+    """Estimate what a board gains by taking part, what privacy it gives away, and what it needs.
+
+    For method `hush`: a small shared head on fixed features, secure sums, a whole device protected. The answer comes from
+    a table of simulated fleets (`benchmarks/private_gain.py`); the stand-ins for your images are Fashion-MNIST, letters
+    (more classes), digits (`--features filters`) and CIFAR-10 (`--shape 3,32,32`). From one kind of images to another gains differ by some ten points.
+    With `--data` the fleet is simulated on public images like yours instead, in about a minute: on some hundred of them, in
+    a folder with a sub-folder for each class, or on a data set by its name.
+
+    Examples:
+
+    `hushfleet plan --devices 60 --images 40 --classes 10 --epsilon 4`
+
+    Boards with unequal classes:
+    `hushfleet plan --devices 200 --images 20 --classes 4 --epsilon 2 --alpha 0.5`
+
+    `hushfleet plan --devices 60 --images 40 --classes 4 --epsilon 4 --boards raspberry-pi-zero-2-w --out task.toml`
+
+    A task every quarter, until epsilon 8 is spent in all:
+    `hushfleet plan --devices 200 --images 40 --classes 10 --epsilon 2 --per 90d --lifetime 8`
+
+    Measured on images like yours: `hushfleet plan --devices 60 --images 20 --epsilon 4 --data photos/ --shape 3,32,32`
+
+    More devices help most, then a larger epsilon. The number of images hardly changes the shared model, but a board with
+    many images needs the others less. If the answer is no, each board can train alone.
+    """
+    import json
+    from dataclasses import replace
+
+    from rich.console import Console
+    from rich.markup import escape
+
+    from hushfleet.aggregator.observe.progress import show_progress
+    from hushfleet.aggregator.planning.advice import Advice, Question
+    from hushfleet.aggregator.planning.year import Year
+    from hushfleet.firmware_profiles import load_board
+    from hushfleet.simulator.studies.plan.needs import BoardCosts, needs
+    from hushfleet.simulator.studies.plan.show import show, to_plain
+    from hushfleet.simulator.studies.plan.task_file import task_text
+    from hushfleet.user_files import checked_file
+
+    out = options.out
+    if out is not None and checked_file(out).exists():
+        raise BadInput(f"--out {out}: the file exists already; choose another name")
+    if options.per is None and options.lifetime != math.inf:
+        raise BadInput("--lifetime needs --per: without periods --epsilon is the limit over everything")
+    if options.local and options.honest_fraction != HONEST_FRACTION:
+        raise BadInput(
+            "--honest-fraction does nothing with --local, where each device adds all of the noise: remove one"
+        )
+    if (options.classes is None) == (options.data is None):
+        raise BadInput("give either --classes or --data, whose images have classes of their own")
+    profiles = [load_board(name.strip()) for name in options.boards.split(",") if name.strip()]
+    asked = Question(
+        devices=options.devices,
+        images=options.images,
+        classes=options.classes or 0,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        features=options.features,
+        honest_fraction=options.honest_fraction,
+        alpha=options.alpha,
+        local=options.local,
+        shape=read_shape(options.shape),
+    )
+    try:
+        table = None
+        if options.data is not None:
+            from hushfleet.simulator.studies.plan.own_images import measured_table, own_images
+
+            with show_progress(Console(stderr=True, highlight=False)):
+                own = own_images(options.data, asked.input_shape, data_dir=options.data_dir)
+                asked = replace(asked, classes=own.classes, shape=own.train.images.shape[1:])
+                table = measured_table(asked, own)
+        advice, needed, year = Advice.on(asked, table), needs(asked, table), None
+        if options.per is not None:
+            rounds, multiplier = needed.rounds, needed.noise_multiplier
+            year = Year.of(advice, rounds=rounds, multiplier=multiplier, per=options.per, lifetime=options.lifetime)
+    except PrivacyError as error:
+        raise BadInput(str(error)) from error
+    costs = [BoardCosts.of(board, asked, needed, table) for board in profiles]
+    if options.as_json:
+        print(json.dumps(to_plain(advice, needed, costs, year), indent=2))
+    else:
+        show(Console(highlight=False), advice, needed, costs, year)
+    if out is not None:
         try:
-            table = None
-            if data is not None:
-                from hushfleet.simulator.studies.plan.own_images import measured_table, own_images
-
-                with show_progress(Console(stderr=True, highlight=False)):
-                    own = own_images(data, asked.input_shape, data_dir=data_dir)
-                    asked = replace(asked, classes=own.classes, shape=own.train.images.shape[1:])
-                    table = measured_table(asked, own)
-            advice, needed = Advice.on(asked, table), needs(asked, table)
-            year = None
-            if per is not None:
-                year = Year.of(
-                    advice, rounds=needed.rounds, multiplier=needed.noise_multiplier, per=per, lifetime=lifetime
-                )
-        except PrivacyError as error:
-            raise BadInput(str(error)) from error
-        costs = [BoardCosts.of(board, asked, needed, table) for board in profiles]
-        if as_json:
-            print(json.dumps(to_plain(advice, needed, costs, year), indent=2))
-        else:
-            show(Console(highlight=False), advice, needed, costs, year)
-        if out is not None:
-            try:
-                with out.open("x", encoding="utf-8") as file:
-                    file.write(task_text(asked, needed))
-            except OSError as error:
-                raise BadInput(f"--out {out}: it cannot be written: {error.strerror}") from error
-            if not as_json:
-                Console(highlight=False).print(
-                    f"task    {escape(str(out))}: fill in class_names and input_shape, then run it"
-                )
+            with out.open("x", encoding="utf-8") as file:
+                file.write(task_text(asked, needed))
+        except OSError as error:
+            raise BadInput(f"--out {out}: it cannot be written: {error.strerror}") from error
+        if not options.as_json:
+            Console(highlight=False).print(
+                f"task    {escape(str(out))}: fill in class_names and input_shape, then run it"
+            )
 
 
 def read_shape(text: str | None) -> tuple[int, int, int] | None:

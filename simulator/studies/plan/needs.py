@@ -83,7 +83,7 @@ def needs(asked: Question, table: GainTable | None = None) -> Needs:
         if committee.packed < 1:
             raise BadInput(
                 f"no committee of {asked.devices} devices can open a sum if a share of {asked.honest_fraction:g} is "
-                "honest; a larger fleet, or one that is trusted more, can"
+                "honest; take more devices, or a larger --honest-fraction"
             )
         width, members = committee.width(values), committee.members
         up = (values + committee.may_miss * width) * bits / 8

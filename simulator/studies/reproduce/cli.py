@@ -15,22 +15,6 @@ FAILED = 1
 OUT, RUNS = Path("runs/reproduce"), Path("runs/reproduce-cells")
 PAGE = Path("docs/reproduction.md")
 
-HELP = """Run the cells of a paper's table, and show them beside the paper's own numbers.
-
-Finished cells are kept in OUT/cells and never run again; an interrupted one goes on where it stopped. Published cells
-in --results are taken too. The table is also in OUT/PAPER/TABLE.json, and as a figure in TABLE.svg.
-
-Examples:
-
-`hushfleet reproduce --list`
-
-`hushfleet reproduce fedglp-adp --table 1 --dataset fashion-mnist --seeds 1`
-
-`hushfleet reproduce fedglp-adp --table 1 --method fedglp-adp --column eps-2 --quick`
-
-`hushfleet reproduce --report`
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceOptions:
@@ -58,14 +42,25 @@ class ReproduceOptions:
     # fmt: on
 
 
-def register(app: typer.Typer) -> None:
-    app.command("reproduce", help=HELP)(_reproduce)
-
-
 @with_options
-def _reproduce(
+def reproduce(
     options: ReproduceOptions, paper: Annotated[str | None, typer.Argument(help="Paper, as in --list.")] = None
 ) -> None:
+    """Run the cells of a paper's table, and show them beside the paper's own numbers.
+
+    Finished cells are kept in OUT/cells and never run again; an interrupted one goes on where it stopped. Published cells
+    in --results are taken too. The table is also in OUT/PAPER/TABLE.json, and as a figure in TABLE.svg.
+
+    Examples:
+
+    `hushfleet reproduce --list`
+
+    `hushfleet reproduce fedglp-adp --table 1 --dataset fashion-mnist --seeds 1`
+
+    `hushfleet reproduce fedglp-adp --table 1 --method fedglp-adp --column eps-2 --quick`
+
+    `hushfleet reproduce --report`
+    """
     import json
     import shlex
     import sys

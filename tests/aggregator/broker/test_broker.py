@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.broker import process as broker_module
 from hushfleet.aggregator.broker.config import mosquitto_acl, mosquitto_config
 from hushfleet.aggregator.broker.process import BrokerTls, start_broker
-from hushfleet.aggregator.commands.broker import register
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.wire.link.interface import Delivery, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
@@ -245,9 +244,7 @@ def test_in_the_foreground_a_port_in_use_is_one_error_and_status_2(tmp_path: Pat
 
 
 def test_the_command_line_checks_its_options(tmp_path: Path) -> None:
-    app = typer.Typer()
-    register(app)
-    app.command("other")(lambda: None)
+    app = build_app()
     runner = CliRunner()
     for arguments, message in (
         (["--ca-file", __file__], "all of --ca-file, --cert-file and --key-file"),

@@ -18,8 +18,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands import aggregator as cli
 from hushfleet.aggregator.commands import field_run
+from hushfleet.aggregator.commands.main import build_app, load_command
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import FILES, DeviceRegister, KnownDevice
@@ -57,12 +57,9 @@ def invoked(*arguments: object) -> Any:
     def begin(*_: object, **__: object) -> None:
         raise typer.Exit(AT_THE_ROUNDS)
 
-    app = typer.Typer()
-    cli.register(app)
-    app.callback()(lambda: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(field_run, "run_rounds", begin)
-        return CliRunner().invoke(app, ["aggregator", *(str(argument) for argument in arguments)])
+        return CliRunner().invoke(build_app(), ["aggregator", *(str(argument) for argument in arguments)])
 
 
 def test_a_used_folder_needs_resume(task_file: Path, tmp_path: Path) -> None:
@@ -84,9 +81,7 @@ def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(
         words = (task_file, "--broker", "mqtt://localhost", "--out", folder, "--identity", tmp_path / "key")
         outcome = invoked(*words, *options)
     assert isinstance(outcome.exception, BadInput)
-    assert "has files that are not of such a run: report.html. A run takes a folder of its own" in str(
-        outcome.exception
-    )
+    assert "has other files: report.html. A run needs a folder of its own" in str(outcome.exception)
     assert not AggregatorStore.exists(folder)
     assert (folder / "report.html").read_text() == "mine"
 
@@ -134,19 +129,17 @@ def test_the_device_of_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_resume_command_repeats_what_matters(tmp_path: Path) -> None:
-    app = typer.Typer()
-    cli.register(app)
     (tmp_path / "ca.pem").touch()
     given = [
         "a task.toml", "--broker", "mqtt://b", "--device", "cpu", "--set", "round.rounds=5", "--set", "seed=1",
         "--ca-file", str(tmp_path / "ca.pem"), "--enrolment", "open",
     ]  # fmt: skip
-    context = typer.main.get_command(app).make_context("aggregator", list(given))
+    context = load_command("aggregator").make_context("aggregator", list(given))
     words = shlex.split(field_run.resume_command(context, Path("runs/a")))
     assert words[:3] == ["hushfleet", "aggregator", "a task.toml"]
     assert words[-3:] == ["--out", "runs/a", "--resume"]
     assert sorted(words[3:-3]) == sorted(given[1:])
-    again = typer.main.get_command(app).make_context("aggregator", words[2:]).params
+    again = load_command("aggregator").make_context("aggregator", words[2:]).params
     assert again == context.params | {"out": Path("runs/a"), "resume": True}
 
 

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands import aggregator as cli
-from hushfleet.aggregator.commands import devices as devices_cli
 from hushfleet.aggregator.commands import field_run
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.devices.devices_file import read_devices
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.results.events import EventLog
@@ -24,10 +22,7 @@ OTHER = Identity.from_bytes(bytes(range(1, 33))).public_key
 
 
 def invoked(*words: object) -> Any:
-    app = typer.Typer()
-    devices_cli.register(app)
-    cli.register(app)
-    return CliRunner(env={"COLUMNS": "80"}).invoke(app, [str(word) for word in words])
+    return CliRunner(env={"COLUMNS": "80"}).invoke(build_app(), [str(word) for word in words])
 
 
 def refused(*words: object) -> str:
@@ -87,7 +82,7 @@ def test_the_list_shows_who_was_refused_and_who_was_seen(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("words", [["list"], ["forget", "one"]])
 def test_a_folder_that_is_no_runs_is_named(tmp_path: Path, words: list[str]) -> None:
-    assert "no run's folder" in refused("devices", words[0], tmp_path, *words[1:])
+    assert "not a run's folder" in refused("devices", words[0], tmp_path, *words[1:])
     assert not DeviceRegister.exists(tmp_path)
 
 
@@ -95,8 +90,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     assert "64 hex digits" in refused("devices", "add", tmp_path, "one", "--key", "abc")
     assert "Not An Id" in refused("devices", "add", tmp_path, "Not An Id")
     invoked("devices", "add", tmp_path, "one", "--key", KEY.hex())
-    assert "no known device" in refused("devices", "forget", tmp_path, "two")
-    assert "no two may share" in refused("devices", "add", tmp_path, "two", "--key", KEY.hex())
+    assert "not a known device" in refused("devices", "forget", tmp_path, "two")
+    assert "a key of its own" in refused("devices", "add", tmp_path, "two", "--key", KEY.hex())
     assert "devices forget" in refused("devices", "add", tmp_path, "one", "--key", OTHER.hex())
 
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.privacy import register
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.commands.privacy_figures import view_of
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -19,14 +19,7 @@ from hushfleet.privacy.protection import guess_rate
 
 @pytest.fixture
 def app() -> typer.Typer:
-    app = typer.Typer(rich_markup_mode="markdown")
-
-    @app.callback()
-    def several_commands() -> None:
-        """As in `hushfleet`, where `privacy` is one of many."""
-
-    register(app)
-    return app
+    return build_app()
 
 
 def run(app: typer.Typer, *arguments: object) -> str:
@@ -149,7 +142,7 @@ def test_a_secure_sum_has_one_number_and_a_ring(app):
         ((*HUNDRED, "--epsilon", 2, "--noise-split", 2), "alone"),
         ((*HUNDRED, "--epsilon", 2, "--honest-fraction", 0.05), "may have no honest device"),
         ((*HUNDRED, "--epsilon", 2, "--min-devices", 101), "101 of 100 devices"),
-        (("--devices", 100, "--epsilon", 2, "--rounds", 1, "--delta", 0.1), "go together"),
+        (("--devices", 100, "--epsilon", 2, "--rounds", 1, "--delta", 0.1), "needs --accounting secure"),
         (
             ("--accounting", "strict", "--noise-split", 2, "--epsilon", 2, "--rounds", 1, "--delta", 0.1),
             "strict noise is not divided",

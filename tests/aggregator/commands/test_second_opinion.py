@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.commands.privacy import register
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.commands.second_opinion import check_in_background, second_opinion
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -58,10 +58,7 @@ def test_where_opacus_has_no_number_it_is_said() -> None:
 
 @pytest.fixture
 def app() -> typer.Typer:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    register(app)
-    return app
+    return build_app()
 
 
 ARGUMENTS = "privacy --noise-multiplier 1 --unit record --rounds 3000 --sample-rate 0.01 --delta 1e-5"

@@ -94,10 +94,10 @@ HOW_MANY = r"must be how many \(1 or more\), a list of names such as \['device-3
         ({"late": [{**LATE, "devices": []}]}, rf"scenario.late\[0\].devices = \[\]: {HOW_MANY}"),
         ({"late": [{**LATE, "devices": ["a", 1]}]}, rf"scenario.late\[0\].devices = \['a', 1\]: {HOW_MANY}"),
         ({"late": [{**LATE, "devices": ["a/b"]}]}, rf"scenario.late\[0\].devices = \['a/b'\]: {HOW_MANY}"),
-        ({"late": [{**LATE, "devices": ["a", "a"]}]}, r"scenario.late\[0\]: devices = .*: must be names that"),
+        ({"late": [{**LATE, "devices": ["a", "a"]}]}, r"scenario.late\[0\]: devices = .*: must be names, each once"),
         (
             {"drop_out": [{**DROP, "devices": ["broker"]}]},
-            r"scenario.drop_out\[0\]: 'broker' is no device; .*\[\[scenario.crash\]\]",
+            r"scenario.drop_out\[0\]: 'broker' is not a device; .*\[\[scenario.crash\]\]",
         ),
         ({"drop_out": [LATE]}, r"scenario.drop_out\[0\]: missing field `for_s`"),
         ({"outage": [{**DROP, "for_s": 0}]}, r"scenario.outage\[0\].for_s = 0: .*> 0"),

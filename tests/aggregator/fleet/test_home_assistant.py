@@ -146,7 +146,7 @@ def test_the_access_list_has_it_only_where_it_is_on() -> None:
     assert on.startswith(off)
     assert "topic write hushfleet-home/greenhouse/#" in on
     assert "user homeassistant\ntopic deny hushfleet/1/#\n" in on
-    with pytest.raises(BadInput, match="another by this name"):
+    with pytest.raises(BadInput, match="uses this name itself"):
         check_board_name("homeassistant")
 
 

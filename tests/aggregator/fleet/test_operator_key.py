@@ -70,7 +70,7 @@ def test_elsewhere_it_is_read_and_never_copied(tmp_path: Path, given: str) -> No
 @pytest.mark.parametrize("wrong", ["ab" * 31, "missing.key", "."])
 def test_what_is_no_key_makes_no_fleet(tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match="is no file, and not 64 hex digits"):
+    with pytest.raises(BadInput, match="is neither a file nor 64 hex digits"):
         init(tmp_path / "plant", "--operator-key", wrong)
     (tmp_path / "short.key").write_bytes(b"short")
     with pytest.raises(BadInput, match=r"short\.key: a private key has 32 bytes"):
@@ -86,7 +86,7 @@ def test_a_key_that_boards_were_not_told_of_is_refused(tmp_path: Path) -> None:
     folder.operator_key.unlink()
     assert keys.operator(folder) is None
     folder.operator_public.write_text("no key")
-    with pytest.raises(BadInput, match="must hold the operator's public key, 64 hex digits, not 'no key'"):
+    with pytest.raises(BadInput, match="64 hex digits, not 'no key'"):
         keys.operator_public(folder)
     folder.operator_public.unlink()
     with pytest.raises(BadInput, match="write the operator's public key into it"):

@@ -274,7 +274,7 @@ def test_a_fleet_serves_its_page_over_tls_with_its_own_certificate(tmp_path: Pat
         connection.request("GET", f"/?token={token}")
         assert connection.getresponse().status == 303
         connection.close()
-        with pytest.raises(BadInput, match="cannot be listened on"):
+        with pytest.raises(BadInput, match="cannot listen on"):
             PageServer(a_view, token, host="127.0.0.1", port=running.port)
     with pytest.raises(BadInput, match="not a certificate and its key"):
         PageServer(a_view, token, host="127.0.0.1", port=0, cert_file=files["key_file"], key_file=files["cert_file"])

@@ -128,7 +128,7 @@ def test_the_bound_holds_however_the_wants_are_timed(moments: list[float]) -> No
 def test_what_is_not_here_or_does_not_fit() -> None:
     chunks = server()
     assert not chunks.want("dev", want(digest=bytes(32)), now=0)
-    with pytest.raises(Malformed, match="asked for, it has"):
+    with pytest.raises(Malformed, match="asked for, which has"):
         chunks.want("dev", want(size=5), now=0)
     with pytest.raises(Malformed):
         chunks.want("dev", want((5, 12)), now=0)

@@ -186,5 +186,5 @@ def test_a_folder_with_a_test_part_only_serves_the_aggregator(image_folder: Path
 def test_a_folder_that_does_not_fit_is_refused(image_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="lacks the folder test/"):
         prepare(folder_task(path=str(tmp_path)))
-    with pytest.raises(BadInput, match="'digit-1', which is no class of this task"):
+    with pytest.raises(BadInput, match="'digit-1', which is not a class of this task"):
         prepare(folder_task(path=str(image_folder), class_names=["digit-0", "two"]))

@@ -137,7 +137,7 @@ def test_a_reader_leaves_out_keys_it_does_not_know_and_a_writer_may_not_invent_t
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", "no readable JSON"),
+        ("{", "not a readable JSON"),
         ("[]", "schema None"),
         ('{"schema": 2}', "schema 2"),
         ('{"schema": 1}', "task: Field required"),

@@ -46,7 +46,7 @@ def test_rounds_become_figures_and_what_is_infinite_is_left_out(tmp_path: Path) 
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no run folder"):
+    with pytest.raises(BadInput, match="not a run folder"):
         next(figures_of(tmp_path))
 
 

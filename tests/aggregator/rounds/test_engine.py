@@ -442,8 +442,8 @@ def test_old_checkpoints_go_and_the_first_and_the_last_stay(make_fleet: MakeFlee
 
 def fill_up(store: Any) -> None:
     """SQLite then says what it says of a full disk."""
-    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
-    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    pages = store.rows("PRAGMA page_count")[0][0]
+    store.rows(f"PRAGMA max_page_count = {pages}")
     filler = (f"filler-{index}" for index in range(1000))
     with pytest.raises(StoreFull):
         _put_all(store, filler)
@@ -462,7 +462,7 @@ def test_a_full_disk_loses_nothing_and_the_round_goes_on_when_there_is_room(make
     taken = [name for name, code in codes.items() if code == "accepted"]
     assert [row.device for row in fleet.store.charges()] == sorted(taken)
     assert [row.device for row in fleet.store.updates(1)] == sorted(taken)
-    fleet.store._db.execute("PRAGMA max_page_count = 1000000")
+    fleet.store.rows("PRAGMA max_page_count = 1000000")
     for name, code in codes.items():
         again = fleet.engine.accept(name, updates[name])
         assert again.code == ("accepted" if code == "store-full" else "duplicate")

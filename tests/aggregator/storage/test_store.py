@@ -199,12 +199,12 @@ def test_a_folder_that_cannot_be_made_is_said_so(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_an_error_of_its_own_and_changes_nothing(store: AggregatorStore) -> None:
     store.put("first", bytes(100))
-    store._db.execute("PRAGMA max_page_count = 16")
+    store.rows("PRAGMA max_page_count = 16")
     with pytest.raises(StoreFull, match="free some space"):
         _put_two(store)
     assert store.get("first") == bytes(100)
     assert store.get("large") is None
-    store._db.execute("PRAGMA max_page_count = 100000")
+    store.rows("PRAGMA max_page_count = 100000")
     store.put("large", bytes(1 << 20))
     assert store.get("large") == bytes(1 << 20)
 

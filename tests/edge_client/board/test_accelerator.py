@@ -140,7 +140,7 @@ def test_a_provider_that_computes_wrong_is_not_used(
     assert isinstance(train(bench), GradientGraph)
     kept = bench.store.accelerator()
     assert kept is not None
-    assert kept.reason == "the GPU is not used: its gradients are 0.01 of their length away from the processor's"
+    assert kept.reason == "the GPU is not used: its gradients differ from the processor's by 0.01 of their length"
 
 
 def test_a_failure_in_the_middle_loses_no_round(

@@ -30,7 +30,7 @@ def test_a_certificate_of_another_device_is_found_before_connecting(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     wrong = with_certificate(config, tmp_path, "greenhouse-02")
-    with pytest.raises(BadInput, match=f"my certificate names greenhouse-02, I am {DEVICE}"):
+    with pytest.raises(BadInput, match=f"names greenhouse-02, and this device is {DEVICE}"):
         describe_certificate(wrong, now=MIDDLE)
     file = tmp_path / "device.toml"
     file.write_text(
@@ -39,7 +39,7 @@ def test_a_certificate_of_another_device_is_found_before_connecting(
         "[limits]\nepsilon_server = 1.0\n"
     )
     assert main([str(file)]) == 2
-    assert "my certificate names greenhouse-02" in capsys.readouterr().err
+    assert "the certificate names greenhouse-02" in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
 
 

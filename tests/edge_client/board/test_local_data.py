@@ -83,9 +83,9 @@ def test_a_vector_is_an_image_of_one_pixel(tmp_path, model):
     ("arrays", "said"),
     [
         ({"x": SERIES}, "lacks the array 'y'; it needs 'x' and 'y'"),
-        ({"x": SERIES[:, :1], "y": [0] * 4}, r"samples of \[1, 1, 3\], the task wants \[2, 1, 3\]"),
+        ({"x": SERIES[:, :1], "y": [0] * 4}, r"shape \[1, 1, 3\], and the task takes \[2, 1, 3\]"),
         ({"x": SERIES, "y": [0, 1, 2, 0]}, "labels 0 to 2; there are 0 to 1"),
-        ({"x": SERIES, "y": ["run"] * 4}, "'run' of sample 0 is none of sit, walk"),
+        ({"x": SERIES, "y": ["run"] * 4}, "sample 0 has the label 'run', which is none of sit, walk"),
         ({"x": SERIES, "y": [0]}, r"shape \[1\]; it must be \[4\]"),
         ({"x": np.where(SERIES == 7, np.inf, SERIES), "y": [0] * 4}, "first of them number 1"),
         ({"x": SERIES[:0], "y": np.zeros(0, int)}, "holds no samples"),
@@ -127,7 +127,7 @@ def test_targets_of_arrays_and_csv_are_the_same_and_scaled_for_the_loss_alone(tm
     ("loss", "y", "said"),
     [
         ("squared", [[1, 2], [1, np.nan]], r"1 samples, the first of them number 1 .* with \[1.0, nan\]"),
-        ("squared", [[1e39, 2], [1, 2]], "no finite float32"),
+        ("squared", [[1e39, 2], [1, 2]], "not finite float32"),
         ("squared", [1.0, 2.0], r"shape \[2, 1\]; with model.loss = 'squared' it must be \[2, 2\].*: load, heat"),
         ("squared", [["a", "b"]] * 2, "must be numbers"),
         ("binary", [[0, 1], [1, 0.5]], "first of them number 1 .* neither 0 nor 1"),
@@ -236,11 +236,11 @@ def test_files_of_excel_are_read(tmp_path, encoding, separator):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"label;a\nup;1,5\nup;1.234,5\n", "line 3: 'a' = '1.234,5' is no number"),
-        (b"label;a\nup;1,5\nup;1.234\n", "line 3: 'a' = '1.234' is no number"),
-        (b"label;a\nup;1.234\nup;1,5\n", "line 3: 'a' = '1,5' is no number"),
-        (b"label,a\nup,1;5\n", "line 2: 'a' = '1;5' is no number"),
-        (b'label,a\nup,"1,5"\n', "line 2: 'a' = '1,5' is no number"),
+        (b"label;a\nup;1,5\nup;1.234,5\n", "line 3: 'a' = '1.234,5' is not a number"),
+        (b"label;a\nup;1,5\nup;1.234\n", "line 3: 'a' = '1.234' is not a number"),
+        (b"label;a\nup;1.234\nup;1,5\n", "line 3: 'a' = '1,5' is not a number"),
+        (b"label,a\nup,1;5\n", "line 2: 'a' = '1;5' is not a number"),
+        (b'label,a\nup,"1,5"\n', "line 2: 'a' = '1,5' is not a number"),
         ("label;a\nKüche;1\n".encode("cp1252"), "is not UTF-8 (invalid start byte); save it as CSV UTF-8"),
         ("label;a\nup;1\n".encode("utf-16")[:-1], "is not UTF-16-LE (truncated data); save it as CSV UTF-8"),
         ("label;a\nup;1\n".encode("utf-16-le"), "the first line must name the columns"),
@@ -275,7 +275,7 @@ def test_both_files_of_a_set_have_their_columns_in_one_order(tmp_path):
     (tmp_path / "test.csv").write_text("ax,label,ay\n1,walk,2\n")
     assert load_csv_set(tmp_path).test_x.tolist() == [[1, 2]]
     (tmp_path / "test.csv").write_text("label,ay,ax\nwalk,2,1\n")
-    with pytest.raises(BadInput, match=r"test.csv must have the columns of values of .*train.csv, in the same order"):
+    with pytest.raises(BadInput, match=r"test.csv must have the columns of values of .*train.csv"):
         load_csv_set(tmp_path)
 
 
@@ -283,7 +283,7 @@ def test_both_files_of_a_set_have_their_columns_in_one_order(tmp_path):
     ("text", "said"),
     [
         ("first,second,load\n1,2,3\n", "must name the columns, one of them 'heat'"),
-        ("first,second,load,heat\n1,2,3,\n", "line 2: 'heat' = '' is no number"),
+        ("first,second,load,heat\n1,2,3,\n", "line 2: 'heat' = '' is not a number"),
         ("first,second,load,heat\n1,2,inf,4\n", "line 2: 'load' = 'inf': must be finite"),
     ],
 )
@@ -343,16 +343,16 @@ def test_pictures_without_a_class_are_left_out_by_every_method(
     use = read_data_use(pictures.parent)
     assert use is not None
     assert (use.used, use.left_out) == (2, 5)
-    assert use.why.startswith("2: its folder is no class of this task, as unlabelled/1.png; 1: ")
+    assert use.why.startswith("2: its folder is not a class of this task, as unlabelled/1.png; 1: ")
     assert "1: not in a class folder, as 4.png" in use.why
-    assert "1: its folder is no class of this task (did you mean walk?), as wolk/3.png" in use.why
+    assert "1: its folder is not a class of this task (did you mean walk?), as wolk/3.png" in use.why
     assert f"2 samples are used; 5 are left out: {use.why}" in caplog.text
     for name in ("sit/sit.png", "walk/walk.png"):
         (pictures / name).unlink()
     if may_be_empty:
         assert len(data.samples()) == 0
     else:
-        with pytest.raises(BadInput, match="holds no samples that fit the task; left out: 2: its folder is no class"):
+        with pytest.raises(BadInput, match="no samples that fit the task; left out: 2: its folder"):
             data.samples()
     use = read_data_use(pictures.parent)
     assert use is not None
@@ -382,7 +382,7 @@ def test_a_pipe_among_the_pictures_is_left_out(pictures: Path, model: ModelSpec,
 
 def test_a_long_csv_file_takes_the_memory_of_its_numbers(tmp_path: Path) -> None:
     """As texts they took twenty times that, too much for a small board."""
-    file, count = tmp_path / "d.csv", 10_000
+    file, count = tmp_path / "d.csv", 4_000
     rows = (",".join(f"{line + place}.25" for place in range(32)) for line in range(count))
     lines = (f"{('sit', 'walk')[line % 2]},{row}" for line, row in enumerate(rows))
     file.write_text("\n".join([f"label,{','.join(f'v{place}' for place in range(32))}", *lines, ""]))

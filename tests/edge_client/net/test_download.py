@@ -13,6 +13,7 @@ from hushfleet.wire.format.chunks import split
 from hushfleet.wire.format.difference import encode_difference, params_digest
 from hushfleet.wire.format.messages import BASE_BYTES, DifferenceRef, RoundPlan
 from support.edge import Bench
+from support.stores import sql
 
 MakeBench = Callable[..., Bench]
 
@@ -230,7 +231,7 @@ def test_a_chain_that_leads_elsewhere_is_refused_once(bench: Bench) -> None:
 
 def test_a_kept_model_that_is_damaged_is_not_built_upon(bench: Bench) -> None:
     digest = bench.store.global_digest
-    bench.store._connection.execute("UPDATE blobs SET data = zeroblob(length(data)) WHERE digest = ?", (digest,))
+    sql(bench.store, "UPDATE blobs SET data = zeroblob(length(data)) WHERE digest = ?", (digest,))
     ref = moved(bench, seed=1)
     plan = open_round(bench, 2, [ref])
     trained(bench, plan)

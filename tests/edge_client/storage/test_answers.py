@@ -9,6 +9,7 @@ import pytest
 
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import PrivacyError, StoreError
+from support.stores import sql
 
 ONE, ANOTHER = b"1" * 32, b"2" * 32
 
@@ -45,6 +46,6 @@ def test_a_round_has_one_answer_for_ever(path: Path) -> None:
 def test_a_damaged_answer_is_not_sent(path: Path) -> None:
     with DeviceStore(path, device="a") as store:
         store.answers.commit("t", 1, included=ONE, data=b"answer")
-        store._connection.execute("UPDATE answers SET data = x'00'")
+        sql(store, "UPDATE answers SET data = x'00'")
         with pytest.raises(StoreError, match="the answer of round 1 of t is damaged"):
             store.answers.of("t", 1)

@@ -62,7 +62,7 @@ def spend(path: Path) -> None:
 def test_no_ledger_begins_at_zero_beside_a_remnant(path: Path, remnant: str) -> None:
     path.with_name(remnant).write_bytes(b"of a store that was here")
     assert began_anew_as_it_was(path) == (remnant != "store.sqlite-wal")
-    with pytest.raises(LostStore, match=f"is gone, and beside it is still {remnant}") as caught:
+    with pytest.raises(LostStore, match=f"is missing, but beside it there is still {remnant}") as caught:
         DeviceStore(path, device="bench-01")
     assert "move " in str(caught.value)
     assert not path.exists()
@@ -74,9 +74,9 @@ def test_the_lock_alone_tells_that_there_was_a_store(path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["store.sqlite.lock"]
     assert began_anew_as_it_was(path)
     for _ in range(2):  # the first refusal leaves what the second one sees
-        with pytest.raises(LostStore, match="is gone"):
+        with pytest.raises(LostStore, match="is missing"):
             DeviceStore(path, device="bench-01")
-    with pytest.raises(LostStore, match="is gone"):
+    with pytest.raises(LostStore, match="is missing"):
         DeviceStore(path, device="bench-01", inspect=True)
 
 

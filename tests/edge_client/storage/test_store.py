@@ -24,6 +24,7 @@ from hushfleet.edge_client.storage.store import KEPT_TASKS, DeviceStore
 from hushfleet.errors import CopiedStore, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
+from support.stores import sql
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -122,7 +123,7 @@ def test_blobs_are_checked_when_stored_and_when_read(path: Path) -> None:
         assert store.blob(digest) is None
         store.put_blob(digest, blob)
         assert store.blob(digest) == blob
-        store._connection.execute("UPDATE blobs SET data = ?", (b"x" + blob[1:],))  # a flipped cell
+        sql(store, "UPDATE blobs SET data = ?", (b"x" + blob[1:],))  # a flipped cell
         assert store.blob(digest) is None
         store.put_blob(digest, blob)
         store.drop_blobs(keep={digest})
@@ -385,8 +386,10 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(path: Path) -> None:
         commit(store, 1, task="u")
         before = store.outbox("t", 3)
         for number in (1, 2, 3):  # an earlier client left them all
-            store._connection.execute(
-                "UPDATE outbox SET public_before = ? WHERE round = ?", (state(number - 1).public.to_bytes(), number)
+            sql(
+                store,
+                "UPDATE outbox SET public_before = ? WHERE round = ?",
+                (state(number - 1).public.to_bytes(), number),
             )
     as_schema_1(path)
     with pytest.raises(StoreError, match="version 1"):
@@ -401,7 +404,7 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(path: Path) -> None:
         commit(store, 4)
         assert not store.outbox("t", 4).may_be(bytes(32))
         assert store.ledger.rounds_charged() == 5
-        ((left,),) = store._connection.execute("SELECT sum(length(public_before) > 0) FROM outbox").fetchall()
+        ((left,),) = sql(store, "SELECT sum(length(public_before) > 0) FROM outbox")
         assert left == 1, "what an earlier client left is deleted, too"
     with DeviceStore(path, device="a", inspect=True) as store:
         assert store.has_been("t", state(4).public.digest())
@@ -464,7 +467,7 @@ def test_years_of_rounds_with_masks_do_not_fill_the_card(path: Path) -> None:
             assert entry is not None
             assert entry.public_before == before.to_bytes()
             before = after
-            ((count,),) = store._connection.execute("PRAGMA page_count").fetchall()
+            ((count,),) = sql(store, "PRAGMA page_count")
             pages.append(count)
         assert pages[-1] - pages[10] < 30, "not a page a round, where a mask takes three"
         assert store.outbox("t", 39).public_before == b""

@@ -99,7 +99,7 @@ def test_wheels_are_kept_and_checked(wheels: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert bundle.fetch_wheels("3.13", "aarch64") == kept  # from the cache
     kept[0].write_bytes(b"damaged")
-    with pytest.raises(BadInput, match=r"cannot be had: .* pip download --no-deps"):
+    with pytest.raises(BadInput, match=r"cannot be downloaded: .* pip download --no-deps"):
         bundle.fetch_wheels("3.13", "aarch64")
 
 
@@ -107,7 +107,7 @@ def test_missing_wheels_are_named(tmp_path: Path, wheels: Path) -> None:
     next(wheels.glob("numpy*")).unlink()
     with pytest.raises(BadInput, match=r"numpy==.*--wheels"):
         bundle.build(tmp_path / "a.hfr", key=KEY, python="3.13", wheels=wheels)
-    with pytest.raises(BadInput, match=r"choose of 3\.10, 3\.11"):
+    with pytest.raises(BadInput, match=r"choose one of 3\.10, 3\.11"):
         bundle.build(tmp_path / "a.hfr", key=KEY, python="3.9", wheels=wheels)
     assert not list(tmp_path.glob("*.hfr"))
 

@@ -187,7 +187,7 @@ def test_their_network_of_the_older_format_stays_to_the_byte(tmp_path: Path, car
     [
         ("user-data", "#!/bin/sh\ntouch /theirs\n", "user-data on the card is no #cloud-config .*'#!/bin/sh'"),
         ("user-data", "#include\nhttps://example.org/seed\n", "no #cloud-config"),
-        ("user-data", "#cloud-config\nusers: [\n", "user-data on the card is no YAML .*line 3"),
+        ("user-data", "#cloud-config\nusers: [\n", "user-data on the card is not YAML .*line 3"),
         ("user-data", "#cloud-config\nruncmd: touch /theirs\n", "has runcmd in another form"),
         ("user-data", "#cloud-config\n- a\n", "no keys and values"),
         ("user-data", "#cloud-config\na: !!binary aGVsbG8=\n", "cannot be kept"),

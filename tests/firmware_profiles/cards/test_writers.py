@@ -125,7 +125,7 @@ def test_writer_is_found_by_what_lies_there(tmp_path: Path) -> None:
     assert choose_writer(mounted(tmp_path / "b", BOOKWORM), System(cloud_init=True)) is CLOUD_INIT
     with pytest.raises(BadInput, match="boot partition is unknown"):
         choose_writer(mounted(tmp_path / "c", {"DCIM.txt": ""}), System())
-    with pytest.raises(BadInput, match="there are cloud-init, firstrun"):
+    with pytest.raises(BadInput, match="choose one of cloud-init, firstrun"):
         named_writer("ignition")
 
 

@@ -101,7 +101,7 @@ def test_an_image_of_a_python_program_is_read_as_its_file_is(tmp_path: Path) -> 
     assert len(np.unique(given[0])) == 64
     colours = as_data([(Image.new(mode, (2, 2)), 1) for mode in ("RGB", "P", "CMYK")]).train_x
     assert colours.shape == (3, 3, 2, 2)
-    with pytest.raises(BadInput, match=r"sample 1 \(from 0\): pixels of mode 'F' have no largest value"):
+    with pytest.raises(BadInput, match=r"sample 1 \(from 0\): .* mode 'F'"):
         as_data([(Image.new("L", (8, 8)), 0), (Image.fromarray(ramp.astype(np.float32)), 1)])
 
 

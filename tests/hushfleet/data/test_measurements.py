@@ -113,14 +113,14 @@ def test_frames_of_pandas_own_types_are_numbers_and_gaps() -> None:
     nullable = FRAME.convert_dtypes().assign(on=Y.astype(bool), count=pd.array([1, 2] * (COUNT // 2), dtype="Int64"))
     assert as_data((nullable, Y)).dataset("try").input_shape == (5, 1, 1)
     nullable.loc[5, "count"] = pd.NA
-    with pytest.raises(BadInput, match=r"the first of them number 5 \(from 0\), hold values that are no finite"):
+    with pytest.raises(BadInput, match=r"number 5 \(from 0\), hold values"):
         as_data((nullable, Y)).dataset("try")
     with pytest.raises(BadInput, match=r"the column 'day' is datetime64.*; it must be numbers"):
         as_data((FRAME.assign(day=pd.Timestamp("2026-01-01")), Y))
 
 
 def test_parts_whose_columns_or_classes_differ_are_refused() -> None:
-    with pytest.raises(BadInput, match="test_x must have the columns of train_x, in the same order"):
+    with pytest.raises(BadInput, match="test_x must have the columns of train_x"):
         hf.Data(FRAME, Y, FRAME[["b", "a", "c"]], Y)
     with pytest.raises(BadInput, match=r"column_names of 'test' are \['b', 'a', 'c'\]"):
         as_data({"train": (FRAME, Y), "test": (FRAME[["b", "a", "c"]], Y)})

@@ -65,7 +65,7 @@ def test_parts_of_two_types_are_refused() -> None:
     """uint8 is divided by 255, and other numbers are not: both would be normalised by the training part's mean."""
     pixels, labels = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4)), np.arange(20) % 2
     mixed = Data(pixels.astype(np.uint8), labels, pixels, labels)
-    with pytest.raises(BadInput, match=r"the data: train_x is uint8, test_x is int64\. uint8 is read as pixels"):
+    with pytest.raises(BadInput, match=r"train_x is uint8, test_x is int64"):
         mixed.dataset("mine")
     wide = Data(pixels, labels, pixels.astype(np.float64), labels).dataset("mine")
     np.testing.assert_array_equal(wide.train.images, pixels.astype(np.float32))  # nothing is cut to bytes
@@ -96,7 +96,7 @@ def test_mistakes_of_own_data_say_what_to_do(data: Data, said: str) -> None:
 
 
 def test_labels_of_both_parts_are_of_one_kind() -> None:
-    with pytest.raises(BadInput, match="train_y and test_y must both be texts, or both numbers"):
+    with pytest.raises(BadInput, match="both be texts, or both numbers"):
         Data(X, ["a", "b"] * 10, X, [0, 1] * 10).dataset("mine")
 
 

@@ -137,7 +137,7 @@ def test_an_update_that_is_not_finite_is_refused() -> None:
 def test_it_needs_a_finite_clip_norm_and_a_bias() -> None:
     with pytest.raises(PrivacyError, match="must be finite"):
         method_of(PrivacySpec("device", "strict", clip_norm=np.inf, noise_multiplier=0.0, delta=0.1))
-    with pytest.raises(Malformed, match="ends with one bias a class"):
+    with pytest.raises(Malformed, match="one bias for each class"):
         make_method("hush", {}, PRIVACY, ParamLayout(("a.bias", "a.weight"), ((2,), (2, 3))), rounds=1)
 
 

@@ -39,7 +39,7 @@ def test_a_method_of_an_installed_package_is_found_by_its_name(monkeypatch: pyte
     assert make_method("theirs", {"lambda_": 0.5}, PRIVACY, LAYOUT, rounds=1).config.lambda_ == 0.5
     not_one = EntryPoint("theirs", "hushfleet.methods.state:PublicState", methods.GROUP)
     monkeypatch.setattr(methods, "entry_points", lambda **_: [not_one])
-    with pytest.raises(BadInput, match="is no method"):
+    with pytest.raises(BadInput, match="is not a method"):
         find_method("theirs")
 
 
@@ -86,7 +86,7 @@ def test_processes_that_a_simulation_starts_may_run_it_too() -> None:
     [
         ("fedbabu", "must be like path/to/file.py:NAME"),
         ("nowhere/fedbabu.py:fedbabu", "cannot read"),
-        (f"{EXAMPLE}:FedBABUConfig", "is no method"),
+        (f"{EXAMPLE}:FedBABUConfig", "is not a method"),
         (f"{EXAMPLE}:absent", r"fedbabu\.py has no 'absent'"),
     ],
 )

@@ -192,7 +192,7 @@ def test_more_gradients_than_are_charged_are_refused() -> None:
 
     usual = method_of()
     greedy = bind(Method(training=Sgd(Greedy())), usual.config, usual.privacy, LAYOUT)
-    with pytest.raises(PrivacyError, match="2 gradients of a batch, charged are 1"):
+    with pytest.raises(PrivacyError, match="2 gradients of a batch, but 1 are charged"):
         trained(greedy, samples(10))
 
 

@@ -167,7 +167,7 @@ def test_a_ring_that_is_too_small_is_refused():
     numbers = {"honest_devices": 50, "devices": 100, "size": 1000}
     with pytest.raises(PrivacyError, match="do not fit"):
         scale_for(prime=97, noise_multiplier=1.0, **numbers)
-    with pytest.raises(PrivacyError, match="steps each, and 3 are needed"):
+    with pytest.raises(PrivacyError, match="steps each, and at least 3 are needed"):
         scale_for(prime=PRIMES[16], noise_multiplier=1e-4, **numbers)
     with pytest.raises(PrivacyError, match="no ring is fine enough"):
         least_bits({16: PRIMES[16]}, noise_multiplier=8.9, honest_devices=1, devices=10**5, size=10)

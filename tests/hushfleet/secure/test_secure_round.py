@@ -58,7 +58,7 @@ def test_an_answer_of_no_member_is_an_error() -> None:
     fleet = SumFleet(5)
     secure = fleet.round()
     answers = {**fleet.answers(secure, secure.devices, secure.members), "stranger": np.zeros(secure.width, np.uint32)}
-    with pytest.raises(BadInput, match="stranger is no member"):
+    with pytest.raises(BadInput, match="stranger is not a member"):
         secure.opened(fleet.sums(secure, secure.devices), answers)
 
 
@@ -87,10 +87,10 @@ def test_the_task_and_the_size_of_a_model_do_not_choose_the_committee() -> None:
 @pytest.mark.parametrize("included", [b"", b"\xff", b"\xff\xff\xff", b"\xff\xc1", b"\x80\x00"])
 def test_hostile_bitmaps(included: bytes) -> None:
     secure = SumFleet(10).round()
-    with pytest.raises(Malformed, match=r"does not fit|a sum of 1"):
+    with pytest.raises(Malformed, match=r"does not fit|the sum has 1"):
         secure.read_included(included)
 
 
 def test_a_cohort_below_the_least_sum_is_refused() -> None:
-    with pytest.raises(BadInput, match="fewer than 20 is not opened"):
+    with pytest.raises(BadInput, match="a sum needs 20 or more"):
         SumFleet(10, spec=SecureSpec(16, 20, 1)).round()

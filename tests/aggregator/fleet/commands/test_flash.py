@@ -10,10 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from hushfleet.aggregator.fleet.commands.flash import register
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.members import counted
 from hushfleet.aggregator.fleet.registry import FleetRegistry
@@ -38,9 +37,7 @@ def key_of(token: bytes) -> bytes:
 
 def flash(*arguments: object) -> str:
     """What it prints. Raises what the command raises."""
-    app = typer.Typer()
-    register(app)
-    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    done = CliRunner().invoke(build_app(), ["flash", *(str(each) for each in arguments)])
     if isinstance(done.exception, HushfleetError):
         raise done.exception
     assert done.exit_code == 0, done.output

@@ -127,7 +127,7 @@ def test_chunks_of_another_blob_or_size_are_refused() -> None:
         assembler.add(frame(digest=bytes(32)))
     with pytest.raises(Malformed, match="another blob"):
         assembler.add(frame(size=1004))
-    with pytest.raises(Malformed, match="chunks of 50"):
+    with pytest.raises(Malformed, match="chunks have 50"):
         assembler.add(frame(BLOB[:50], chunk_bytes=50, count=21))
 
 

@@ -17,12 +17,12 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.boards import FleetMix, parse_mix
-from hushfleet.simulator.engines.clock.cli import register
 from hushfleet.simulator.engines.clock.device import Spent
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.forecast import AS_IN_TASK, Forecast, epsilon_unused, forecast, read_policies
@@ -177,10 +177,7 @@ def test_numbers_are_shown_in_units_that_suit_them() -> None:
 
 @pytest.fixture(scope="module")
 def app() -> typer.Typer:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    register(app)
-    return app
+    return build_app()
 
 
 def invoke(app: typer.Typer, *arguments: str) -> str:
@@ -247,5 +244,5 @@ def test_a_task_in_the_field_needs_to_be_told_the_samples(app: typer.Typer, tmp_
         '[data]\nname = "folder"\nclass_names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]\n'
         "input_shape = [1, 8, 8]\ndevices = 3\n"
     )
-    with pytest.raises(BadInput, match="say by --samples"):
+    with pytest.raises(BadInput, match="by --samples"):
         invoke(app, str(path))

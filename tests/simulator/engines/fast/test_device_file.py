@@ -216,7 +216,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_models(
 
 def test_a_run_of_the_live_engine_is_not_gone_on_with(tiny: Callable[..., Simulation], as_in_the_field: Any) -> None:
     simulation = as_in_the_field(tiny("run"))
-    with pytest.raises(BadInput, match="was begun by --engine live or by an earlier version"):
+    with pytest.raises(BadInput, match="begun by --engine live"):
         played(simulation)
 
 
@@ -271,14 +271,14 @@ def test_another_update_in_a_file_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(Malformed, match="another update"):
         updates.values(second, data, counts=[3])  # fewer values than belong there
     (tmp_path / "0").unlink()
-    with pytest.raises(StoreError, match="0 cannot be read: No such file or directory; begin the run anew"):
+    with pytest.raises(StoreError, match="0 cannot be read: No such file"):
         updates.values(second, data, counts=[2])
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     updates, told = UncodedUpdates(tmp_path, 1), header("float32", [2], [])
     (tmp_path / "1").symlink_to("/dev/full")
-    with pytest.raises(StoreFull, match="1 cannot be written: No space left on device; free some space"):
+    with pytest.raises(StoreFull, match="1 cannot be written: No space left"):
         updates.encode(told, np.ones(2, np.float32), counts=[2], identity=KEY)
 
 

@@ -149,7 +149,7 @@ class Somewhere:
 
 
 def test_a_node_must_see_the_run_folder() -> None:
-    with pytest.raises(BadInput, match=r"does not see /nowhere: give an --out that all nodes share"):
+    with pytest.raises(BadInput, match=r"does not see /nowhere"):
         work(str, Somewhere(Path("/nowhere")), fingerprint())
     assert work(str, Somewhere(Path("/")), fingerprint()) == "Somewhere(path=PosixPath('/'))"
 

@@ -20,7 +20,7 @@ from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.secure.committee import committee_rule
 from hushfleet.secure.masking import mask
 from hushfleet.secure.prime_field import PRIMES
-from hushfleet.simulator.studies.plan.cli import read_shape, register
+from hushfleet.simulator.studies.plan.cli import plan, read_shape
 from hushfleet.simulator.studies.plan.needs import HEADER_BYTES, ROUND_S, BoardCosts, needs
 from hushfleet.simulator.studies.plan.own_images import own_images
 from hushfleet.simulator.studies.plan.task_file import task_text
@@ -32,7 +32,7 @@ OPTIONS = ["--devices", "60", "--images", "40", "--classes", "10", "--epsilon", 
 @pytest.fixture
 def app() -> typer.Typer:
     app = typer.Typer()
-    register(app)
+    app.command()(plan)
     return app
 
 
@@ -71,7 +71,7 @@ def test_a_plan_is_measured_on_a_folder_of_images(
     assert found["measured_on"].startswith("90 images")
     assert "18 devices of 100" in found["outside"][0]
     assert 0.5 < found["accuracy"]["alone"] <= 1
-    for changes, said in ((["--classes", "3"], "give one of them"), (["--images", "20"], "too few for 8 devices")):
+    for changes, said in ((["--classes", "3"], "--classes or --data"), (["--images", "20"], "too few for 8 devices")):
         assert said in str(CliRunner().invoke(app, [*asked, *changes]).exception)
     (tmp_path / "empty").mkdir()
     assert "has too few images" in str(CliRunner().invoke(app, asked).exception)
@@ -103,7 +103,7 @@ def test_the_file_that_it_writes_is_a_task_with_the_same_numbers(app: typer.Type
     assert (spec.secure.bits, spec.secure.honest_devices) == (needed.bits, ASKED.honest_devices)
     again = CliRunner().invoke(app, [*OPTIONS, "--out", str(path)])  # nothing is overwritten, nor computed
     assert (again.exit_code, again.output) == (1, "")
-    assert "is there already" in str(again.exception)
+    assert "exists already" in str(again.exception)
 
 
 @pytest.mark.parametrize("changes", [{"local": True}, {"features": "filters"}, {"classes": 3, "honest_fraction": 0.7}])

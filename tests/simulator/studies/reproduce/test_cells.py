@@ -27,7 +27,7 @@ from hushfleet.simulator.run import run
 from hushfleet.simulator.run_folder import DeviceFolder, begin
 from hushfleet.simulator.studies.reproduce import recipe as recipes
 from hushfleet.simulator.studies.reproduce.cells import Cell, cells_of
-from hushfleet.simulator.studies.reproduce.cli import register
+from hushfleet.simulator.studies.reproduce.cli import reproduce
 from hushfleet.simulator.studies.reproduce.command import to_run
 from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, cell_path
 from hushfleet.simulator.studies.reproduce.recipe import find_recipe
@@ -121,7 +121,7 @@ def cells(*, seeds: int = 1, quick: bool = False, **only: list[str]) -> list[Cel
 
 def typed(*words: str) -> tuple[int, str]:
     app = typer.Typer()
-    register(app)
+    app.command()(reproduce)
     done = CliRunner().invoke(app, list(words), env={"COLUMNS": "150"})
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
