@@ -52,11 +52,13 @@ from hushfleet.methods.local import PartOrder, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
 from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.stages import ClipLayers, EvenBounds, Gaussian, Transform
-from hushfleet.methods.state import RoundContext
+from hushfleet.methods.state import PrivateArrays, RoundContext
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip_layers, layer_norms
 from hushfleet.privacy.noise import NoiseSource
 
+LARGEST_STRETCH = "largest_stretch"
+"""The private array with the largest T_s / b of the device so far, before the cap: it never leaves the device."""
 _DELTA = 1e-8
 _LEAST_WEIGHT = 1e-3
 
@@ -134,17 +136,27 @@ class ClipBySpread(Transform):
         return clip_layers(update, context.layout, self.thresholds(context, update))
 
     def thresholds(self, context: RoundContext, update: Array) -> Array:
-        """T_s of Eq. (9), float64 `[L]`."""
-        bounds, layers = np.empty(len(context.layout.layers)), context.layout.layers
-        for index, (layer, norm) in enumerate(zip(layers, layer_norms(update, context.layout), strict=True)):
-            values = update[layer.start : layer.stop]
-            mean = sum(np.sum(values[part].astype(np.float64)) for part in blocks(values)) / layer.size
-            std = max(norm**2 / layer.size - mean**2, 0.0) ** 0.5
-            bounds[index] = 1 + std / (abs(mean) + _DELTA)
-        return context.setting.privacy.clip_norm * np.minimum(bounds, self.stretch)
+        """T_s of Eq. (9), capped, float64 `[L]`."""
+        return context.setting.privacy.clip_norm * np.minimum(_stretches(context.layout, update), self.stretch)
+
+    def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
+        """The largest T_s / b so far, for whoever asks how far the thresholds really went."""
+        before = context.state.private.get(LARGEST_STRETCH, np.zeros(1))
+        return {LARGEST_STRETCH: np.maximum(before, _stretches(context.layout, update).max())}
 
     def by_record(self) -> None:
         return None
+
+
+def _stretches(layout: ParamLayout, update: Array) -> np.ndarray:
+    """T_s / b of Eq. (9), without a cap, float64 `[L]`."""
+    stretches = np.empty(len(layout.layers))
+    for index, (layer, norm) in enumerate(zip(layout.layers, layer_norms(update, layout), strict=True)):
+        values = update[layer.start : layer.stop]
+        mean = sum(np.sum(values[part].astype(np.float64)) for part in blocks(values)) / layer.size
+        std = max(norm**2 / layer.size - mean**2, 0.0) ** 0.5
+        stretches[index] = 1 + std / (abs(mean) + _DELTA)
+    return stretches
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ class KeptCell:
     :param epsilon_server_median: of the noised values, for the median device, which in APDP-FL adds about the standard
         noise; None where it was not kept, likewise `commit` and `digests` of older cells.
     :param digests: SHA-256 of images and labels, by what it is of.
+    :param largest_stretch: DP-FedSim's largest T_s / b over all devices, layers and rounds, before the cap; None for
+        other methods and in older cells.
     :param seconds: processor time of all its processes, all parts of an interrupted run together (in the oldest cells,
         and on a GPU, time by the clock).
     """
@@ -62,6 +64,7 @@ class KeptCell:
     epsilon_server_median: float | None = None
     commit: str | None = None
     digests: dict[str, str] | None = None
+    largest_stretch: float | None = None
 
     @cached_property
     def raw_values(self) -> tuple[str, ...]:
@@ -153,6 +156,7 @@ def kept_cell(
     *,
     next_local: Mapping[int, float],
     digests: Mapping[str, str],
+    largest_stretch: float | None,
     seconds: float,
     runtime: str,
     processor: str,
@@ -186,6 +190,7 @@ def kept_cell(
         epsilon_server_median=median(noised("server")),
         commit=commit(),
         digests=dict(digests),
+        largest_stretch=largest_stretch,
     )
 
 

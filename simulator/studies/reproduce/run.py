@@ -25,6 +25,8 @@ from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.results.rerun import commit, input_digests, versions
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import HushfleetError
+from hushfleet.methods.dp_fedsim import LARGEST_STRETCH
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
@@ -89,10 +91,21 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         result,
         next_local={int(round): accuracy for round, accuracy in next_local.items()},
         digests=input_digests(simulation.prepared),
+        largest_stretch=_largest_stretch(simulation),
         seconds=seconds,
         runtime=runtime,
         processor=processor(),
     )
+
+
+def _largest_stretch(simulation: Simulation) -> float | None:
+    """DP-FedSim's largest T_s / b of all devices; None where the method has no such thresholds."""
+    found = list[float]()
+    for name in simulation.took_part:
+        with store_of(simulation.folder.device(name), name) as store:
+            state = store.load_state(simulation.prepared.spec.task)
+        found += [] if state is None else map(float, state.private.get(LARGEST_STRETCH, ()))
+    return max(found, default=None)
 
 
 def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int) -> KeptCell:

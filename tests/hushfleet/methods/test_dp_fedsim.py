@@ -12,6 +12,7 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
+from hushfleet.methods.dp_fedsim import LARGEST_STRETCH
 from hushfleet.methods.fisher import MOVED, normalised
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.params import ParamLayout
@@ -101,6 +102,16 @@ def test_thresholds_follow_each_layers_spread() -> None:
     np.testing.assert_array_equal(thresholds(fedsim(), ZEROS), 0.5)
     balanced = vector(1, -1, 1, -1, 1, -1, 0, 0, 0, 0)  # no mean: Eq. (9) has no bound of its own
     np.testing.assert_allclose(thresholds(fedsim(), balanced), [500.0, 0.5])
+
+
+def test_a_device_keeps_how_far_its_thresholds_went() -> None:
+    """T_s / b before the cap, the largest of all rounds; nothing of it is sent."""
+    method, state = fedsim(max_stretch=1.5), None
+    for update in (vector(3, 3, 3, 0, 0, 0, 2, 2, 2, 2), vector(2, 2, 2, 0, 0, 0, 2, 2, 2, 0), ZEROS):
+        context = context_of(method, state, samples=Fisher(ZEROS))
+        state = method.advance(context, update=update, trained=ZEROS, sent=ZEROS)
+    # layer a: mean = standard deviation in both, so 2; layer b of the second: mean 1.5, deviation sqrt(3) / 2
+    np.testing.assert_allclose(state.private[LARGEST_STRETCH], [2.0], rtol=1e-6)
 
 
 def test_as_published_release_by_hand() -> None:

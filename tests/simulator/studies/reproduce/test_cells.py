@@ -182,6 +182,8 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
 
 def test_a_cell_run_again_gives_the_same_bits_and_says_what_made_it(book: Path, tmp_path: Path) -> None:
     """On one machine: another processor's bits may differ, which is why a cell names it and its instruction set."""
+    table = TABLE.replace('{ "method.name" = "dp-fedavg" }', '{ "method.name" = "dp-fedsim" }')
+    (book / "own" / "table-1.toml").write_text(table)
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-1"], quick=True)
     first, again = (run_cell(cell, tmp_path / name, data_dir=None, runtime="onnx") for name in ("first", "again"))
     assert replace(first, seconds=0) == replace(again, seconds=0)
@@ -193,6 +195,8 @@ def test_a_cell_run_again_gives_the_same_bits_and_says_what_made_it(book: Path, 
     assert first.versions["processor"]
     assert first.commit is None or len(first.commit.removesuffix("-changed")) == 40
     assert first.epsilon_server_median == first.epsilon_server
+    assert first.largest_stretch is not None
+    assert first.largest_stretch > 1
 
 
 def test_each_device_alone_is_a_cell_of_its_own(book: Path, tmp_path: Path) -> None:
