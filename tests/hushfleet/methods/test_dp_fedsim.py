@@ -14,6 +14,7 @@ from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
 from hushfleet.methods.dp_fedsim import LARGEST_STRETCH
 from hushfleet.methods.fisher import MOVED, normalised
+from hushfleet.methods.server import ClosedRound
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.params import ParamLayout
 from support.methods import Constant, Fisher, advanced, context_of, released, trained
@@ -176,11 +177,22 @@ def test_without_agc_the_whole_update_is_clipped() -> None:
 def test_similarity_is_the_mean_cosine_of_the_layers_models() -> None:
     theirs = vector(3, 0, 0, 0, 0, 0, 1, 0, 0, 0)
     sent = vector(0, 4, 0, 0, 0, 0, 0, 1, 0, 0)  # models (3, 4) and (1, 1) against (3, 0) and (1, 0)
-    assert fedsim().server.weight(theirs, sent, LAYOUT) == pytest.approx((3 / 5 + 1 / math.sqrt(2)) / 2, rel=1e-6)
-    assert fedsim().server.weight(theirs, ZEROS, LAYOUT) == pytest.approx(1.0)
-    assert fedsim().server.weight(theirs, -2 * theirs, LAYOUT) == 1e-3  # the other way: not negative
-    assert fedsim().server.weight(ZEROS, sent, LAYOUT) == 1e-3  # a model of zeros resembles nothing
-    assert fedsim(msa=False).server.weight(theirs, -2 * theirs, LAYOUT) == 1.0
+    assert fedsim().server.weight({}, theirs, sent, LAYOUT) == pytest.approx((3 / 5 + 1 / math.sqrt(2)) / 2, rel=1e-6)
+    assert fedsim().server.weight({}, theirs, ZEROS, LAYOUT) == pytest.approx(1.0)
+    assert fedsim().server.weight({}, theirs, -2 * theirs, LAYOUT) == 1e-3  # the other way: not negative
+    assert fedsim().server.weight({}, ZEROS, sent, LAYOUT) == 1e-3  # a model of zeros resembles nothing
+    assert fedsim(msa=False).server.weight({}, theirs, -2 * theirs, LAYOUT) == 1.0
+
+
+def test_similarity_of_directions_is_that_with_the_last_step_of_the_global_model() -> None:
+    server, before = fedsim(similarity="directions").server, vector(*range(10))
+    sent = vector(3, 0, 0, 0, 0, 4, 0, 0, 0, 2)
+    assert server.weight(server.initial(0), before, sent, LAYOUT) == 1.0  # there is no step yet
+    step = vector(1, 0, 0, 0, 0, 0, 0, 0, 1, 1)
+    state = server.advance({}, ClosedRound(1, before, before + step, (), None, None))
+    assert server.weight(state, before, sent, LAYOUT) == pytest.approx((3 / 5 + 1 / math.sqrt(2)) / 2, rel=1e-6)
+    assert server.weight(state, before, -sent, LAYOUT) == 1e-3
+    assert fedsim().server.advance({}, ClosedRound(1, before, before + step, (), None, None)) == {}
 
 
 def test_with_the_unit_record_no_fisher_values_of_raw_data_are_asked() -> None:
