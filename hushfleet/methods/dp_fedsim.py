@@ -21,10 +21,10 @@ Reading: N of Eq. (13), "the number of clients participating in federated learni
 them, the multiplier is smaller by the root of their ratio, 0.766 in place of 2.4224, and charged as that.
 Reading: delta of Eq. (9) is not stated; it is 1e-8 here. That of Eq. (10) is not needed: a zero update is not scaled.
 Reading: without AGC the whole update is clipped, to c = privacy.clip_norm.
-Reading: similarity is that of models, Eq. (15) and Algorithm 1. The client's model is what the server can form of it: the
-global one plus the noised update. Section IV.C speaks of update directions: with `similarity = "directions"` the update
-is compared with the global model's last step. That of the round itself is known after the weights alone. In the first
-round all weigh the same.
+Reading: similarity is that of models, Eq. (15) and Algorithm 1. The client's model is what the server can form of it:
+the global one plus the noised update. Section IV.C speaks of update directions: `similarity = "directions"` compares
+the update with the global model's last step, since that of the round itself follows from the weights. In the first round
+all weigh the same.
 Reading: Eq. (16) needs positive similarities; one below 0.001 counts as 0.001.
 Deviation: T_s has no bound, and without one there is nothing to charge for. Under `accounting = "as-published"` no T_s
 exceeds b times `max_stretch`, and the charge is for that: noise sigma b / sqrt(N) against L layers of up to

@@ -93,7 +93,8 @@ def _stretch(place: Finished) -> float:
 
 
 def _mean_of(metric: Metric) -> Callable[[Finished], float]:
-    return lambda place: fmean(place.accuracies(metric))
+    """Another accuracy than the table's; after the last round where the table takes the best one."""
+    return lambda place: fmean(place.accuracies(metric, "last" if place.cell.recipe.window == "best" else None))
 
 
 FIELDS: dict[str, tuple[str, Callable[[Finished], float]]] = {
@@ -112,7 +113,8 @@ FIELDS: dict[str, tuple[str, Callable[[Finished], float]]] = {
     **{metric.removeprefix("accuracy_"): ("{:.1f}", _mean_of(metric)) for metric in get_args(Metric)},
 }
 """What prose may name: how it is written, and where it comes from. `server` and `release` are of the noised values;
-`noise` is `Finished.noise`; `stretch` DP-FedSim's largest T_s / b; `own_common` and its like are the other accuracies."""
+`noise` is `Finished.noise`, `stretch` DP-FedSim's largest T_s / b; `own_common` and its like are the other
+accuracies."""
 
 
 class Evidence:
