@@ -23,7 +23,7 @@ Reading: delta of Eq. (9) is not stated; it is 1e-8 here. That of Eq. (10) is no
 Reading: without AGC the whole update is clipped, to c = privacy.clip_norm.
 Reading: similarity is that of models, Eq. (15) and Algorithm 1. The client's model is what the server can form of it:
 the global one plus the noised update. Section IV.C speaks of update directions: `similarity = "directions"` compares
-the update with the global model's last step, since that of the round itself follows from the weights. In the first round
+the update with the global model's last step, since that of the round itself follows from the weights. At first
 all weigh the same.
 Reading: Eq. (16) needs positive similarities; one below 0.001 counts as 0.001.
 Deviation: T_s has no bound, and without one there is nothing to charge for. Under `accounting = "as-published"` no T_s
