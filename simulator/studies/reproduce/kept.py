@@ -34,7 +34,8 @@ class KeptCell:
     """A finished cell.
 
     :param digest: of the task that was run; see `Cell.digest`.
-    :param accuracies: by metric, one value a round, None where it was not measured; fractions of 1.
+    :param accuracies: by metric, one value a round, None where it was not measured; fractions of 1. Likewise
+        `round_time`, one value for all rounds.
     :param epsilon_server: of the noised values, for the device that has spent most, which is what a paper's accounting
         covers; likewise `epsilon_release`. inf without noise. Where there are `raw_values`, what holds is infinite.
     :param uplink_bytes: of all devices and rounds.
@@ -165,7 +166,8 @@ def kept_cell(
 
     :param next_local: `accuracy_next_local` by round, which is no part of a run's result.
     """
-    accuracies = {name: [getattr(row, name, None) for row in result.rounds] for name in get_args(Metric)}
+    names = [metric for metric in get_args(Metric) if metric.startswith("accuracy_")]
+    accuracies = {name: [getattr(row, name, None) for row in result.rounds] for name in names}
     accuracies["accuracy_next_local"] = [next_local.get(row.round) for row in result.rounds]
 
     def noised(of: str) -> list[float]:

@@ -20,6 +20,7 @@ from hushfleet.simulator.studies.reproduce.draw import Point, draw, draw_paper
 from hushfleet.simulator.studies.reproduce.evidence import Evidence, Unsupported
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import (
+    METRICS,
     WINDOWS,
     Paper,
     Recipe,
@@ -37,12 +38,13 @@ _MEASURED = {
     "accuracy_own_local": "own models, own labels",
     "accuracy_next_local": "all devices' next models, own labels",
     "accuracy_global": "the global model",
+    "round_time": METRICS["round_time"],
 }
 _VERDICTS = ("reproduced", "order only", "not")
 _MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "noise", "ε server", "ε release", "why")
 _PRINTED, _RUN = "numbers printed", "run"
-_COUNTED = """*Numbers printed*: accuracies in tables that can be run, or in a text on figures. *Run*: any cell is
-finished. Each reading has its own verdict."""
+_COUNTED = """*Numbers printed*: accuracies and ratios of times in tables that can be run, or in a text on figures.
+*Run*: any cell is finished. Each reading has its own verdict."""
 _HEAD = """# Reproduction: what was run, and what came out
 
 Written by `hushfleet reproduce --report` from the [finished cells](results/cells/) and the recipes: change those, not
@@ -137,7 +139,7 @@ class ReproductionReport:
                 self.tables[f"{recipe.paper}.svg"] = table
             lines += ["</details>", ""]
             printed_too = [each for each in places if not math.isnan(each.place.paper)]
-            if printed_too:
+            if printed_too and recipe.metric != "round_time":
                 self.points[f"{recipe.paper}.svg"] += [_point(recipe, each) for each in printed_too]
         if self.points.get(figure := f"{recipes[0].paper}.svg"):
             lines[4:4] = [f"![{paper.name}: printed against ours]({FIGURES}/{figure})", ""]
@@ -196,8 +198,11 @@ class ReproductionReport:
         yield from self._lines(recipe, places) if printed else _side_by_side(table)
         yield ""
         metrics = " or ".join(_MEASURED[metric] for metric in dict.fromkeys(block.metric for block in blocks))
-        if (words := f"{metrics}, {WINDOWS[recipe.window]}") not in told:
-            yield f"- Accuracy: {words}."
+        words = (
+            f"Time: {metrics}" if recipe.metric == "round_time" else f"Accuracy: {metrics}, {WINDOWS[recipe.window]}"
+        )
+        if words not in told:
+            yield f"- {words}."
         told.add(words)
         for row in recipe.rows:
             if row.outside and row.outside not in told and any(each.place.row == row.id for each in places):

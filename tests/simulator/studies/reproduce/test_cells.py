@@ -199,6 +199,31 @@ def test_a_cell_run_again_gives_the_same_bits_and_says_what_made_it(book: Path, 
     assert first.largest_stretch > 1
 
 
+def test_a_time_is_a_ratio_to_the_first_rows_rounds_which_alternate_with_its_own(
+    book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that FedAvg's rounds move by 2 s and the other's by 5 s, the first one by 90 s, which do not count."""
+    timed = TABLE.replace('"accuracy_own_common"', '"round_time"').replace('"mean-last-10"', '"last"')
+    (book / "own" / "table-1.toml").write_text(timed.replace("rounds = 2", "rounds = 3"))
+    (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
+    train_cohort, now, trained = fast_engine.train_cohort, [0.0], []
+
+    def by_the_clock(simulation, workers, plan, *rest, **options):
+        method = simulation.task.method.name
+        trained.append((plan.round, method))
+        assert not options["evaluate"]
+        now[0] += 90.0 if plan.round == 1 else {"fedavg": 2.0, "dp-fedavg": 5.0}[method]
+        return train_cohort(simulation, workers, plan, *rest, **options)
+
+    monkeypatch.setattr(fast_engine, "train_cohort", by_the_clock)
+    monkeypatch.setattr("time.process_time", lambda: now[0])
+    kept = run_cell(cell, tmp_path / "run", data_dir=None, runtime="onnx")
+    assert trained == [(round, method) for round in (1, 2, 3) for method in ("dp-fedavg", "fedavg")]
+    assert kept.value("round_time", "last") == 2.5
+    assert kept.value("accuracy_global", "last") is None
+    assert KeptCell.load(kept.save(tmp_path)) == kept
+
+
 def test_each_device_alone_is_a_cell_of_its_own(book: Path, tmp_path: Path) -> None:
     """Beside `fedavg` with the same task; what it keeps is what a simulation calls the local-only baseline."""
     alone_too = TABLE.replace('title = "FedAvg"\n', 'title = "FedAvg"\nalone = true\n')
