@@ -30,7 +30,7 @@ from hushfleet.simulator.studies.reproduce.recipe import (
 )
 from hushfleet.simulator.studies.reproduce.show import epsilons
 from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table
-from hushfleet.simulator.studies.reproduce.verdict import LEAD, NEAR, RULE, PlaceVerdict, verdict
+from hushfleet.simulator.studies.reproduce.verdict import ELSEWHERE, LEAD, NEAR, RULE, PlaceVerdict, verdict
 
 FIGURES = "figures"
 _MEASURED = {
@@ -61,9 +61,9 @@ lead. That a reading comes near does not say that the paper did it so. A run tha
 Two cells are compared on the seeds that both have; ± is a standard deviation. `hushfleet reproduce --list` names the
 tables that are not shown, and why.
 
-**Another processor.** AVX2 in place of AVX-512 moves own models by up to 1.3 points and a global model by up to 7.8
-([measured](result.md)); a verdict allows {near:g}, and {lead:g} of a lead. So a verdict of one seed can be the
-processor's. These cells name their instruction set; commit and data digests are not kept (new cells keep them).
+**Another processor.** AVX2 in place of AVX-512 moves own models by up to {own:g} points and a global model by up to
+{moved:g} ([measured](result.md)); a verdict allows {near:g}, and {lead:g} of a lead. So a verdict of one seed can be
+the processor's. These cells name their instruction set; commit and data digests are not kept (new cells keep them).
 
 **Epsilons** are by Rényi accounting ([exact ones](privacy.md#the-accountant) are smaller), of the device that has spent
 most in the whole run; of two, the least and the most over seeds. "ε server": against whoever sees a device's own
@@ -101,7 +101,9 @@ class ReproductionReport:
             sections += lines
         listed = pd.DataFrame(claims, columns=["", "claim", "holds?", "numbers", "seeds", "what stands in the way"])
         counted = markdown(pd.DataFrame(counts, columns=["", _PRINTED, _RUN, *_VERDICTS]))
-        rules = _RULES.format(rule=RULE, near=NEAR, lead=LEAD[0])
+        rules = _RULES.format(
+            rule=RULE, near=NEAR, lead=LEAD[0], own=ELSEWHERE["own"], moved=ELSEWHERE["global"]
+        )  # fmt: skip
         lines = [_HEAD, *markdown(listed), "", "## The count", "", *counted, "", _COUNTED, "", rules, *sections]
         self.text = "\n".join(lines).rstrip() + "\n"
 

@@ -34,6 +34,7 @@ from hushfleet.simulator.studies.reproduce.recipe import find_recipe
 from hushfleet.simulator.studies.reproduce.run import RUN, Failure, Shares, run_cell, run_cells
 from hushfleet.simulator.studies.reproduce.show import epsilons, print_table
 from hushfleet.simulator.studies.reproduce.table import CellProgress, PaperTable, make_table
+from hushfleet.simulator.studies.reproduce.verdict import ELSEWHERE
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +102,7 @@ fedavg = [91.0, 91.0]
 dp-fedavg = [80.5, 70.25]
 too-many = [nan, 1.0]
 """
+KEPT = Path(__file__).with_name("kept_cell.json")
 ROWS = ["fedavg", "dp-fedavg", "too-many"]
 
 
@@ -197,6 +199,13 @@ def test_a_cell_run_again_gives_the_same_bits_and_says_what_made_it(book: Path, 
     assert first.epsilon_server_median == first.epsilon_server
     assert first.largest_stretch is not None
     assert first.largest_stretch > 1
+    # the cell as it was kept on another day: the same bits here, and elsewhere what the page says of other processors
+    kept = KeptCell.load(KEPT)
+    assert (kept.digest, kept.digests) == (first.digest, first.digests)
+    here = (kept.processor, kept.versions) == (first.processor, first.versions)
+    same = kept.accuracies == first.accuracies and kept.largest_stretch == first.largest_stretch
+    assert same if here else is_near(kept, first)
+    assert is_near(first, run_cell(cell, tmp_path / "other", data_dir=None, runtime="torch"))  # rounds in another way
 
 
 def test_a_time_is_a_ratio_to_the_first_rows_rounds_which_alternate_with_its_own(
@@ -222,6 +231,16 @@ def test_a_time_is_a_ratio_to_the_first_rows_rounds_which_alternate_with_its_own
     assert kept.value("round_time", "last") == 2.5
     assert kept.value("accuracy_global", "last") is None
     assert KeptCell.load(kept.save(tmp_path)) == kept
+
+
+def is_near(one: KeptCell, other: KeptCell) -> bool:
+    """Whether all accuracies are within what another processor moves."""
+    return all(
+        abs(a - b) <= ELSEWHERE["global" if metric == "accuracy_global" else "own"] / 100
+        for metric, values in one.accuracies.items()
+        for a, b in zip(values, other.accuracies[metric], strict=True)
+        if a is not None and b is not None
+    )
 
 
 def test_each_device_alone_is_a_cell_of_its_own(book: Path, tmp_path: Path) -> None:
