@@ -12,8 +12,9 @@ form above with w = lambda / (1 + lambda).
 `decoupled-distillation` (ACDP-pFSD, Eqs. (6)-(8), after Zhao et al., Decoupled Knowledge Distillation, CVPR 2022):
 D = KL(b_teacher || b_student) + N * KL(p_teacher || p_student), with b the probabilities of the label and of all other
 classes together, and p the probabilities of the other classes among themselves.
-Reading: the temperature KT divides the logits in p only, and nothing is multiplied by KT^2: so the equations are
-printed. Zhao et al. have the temperature in b too, and KT^2 before the sum.
+Reading: the temperature KT divides the logits in p only, and nothing is multiplied by KT^2: so ACDP-pFSD prints its
+equations. Zhao et al., and DKD-pFed after them, have the temperature in b too (`target_temperature`), and KT^2 before
+the sum, which is part of w.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ class Objective(Checked):
     :param kind: a name in `hushfleet.losses.LOSSES`, or the cross-entropy and a teacher's logits.
     :param temperature: of the distillation.
     :param non_target_weight: N of ACDP-pFSD's Eq. (8), for `decoupled-distillation`.
+    :param target_temperature: of the label against the rest, for `decoupled-distillation`.
     """
 
     kind: str = "cross-entropy"
     temperature: Annotated[float, Meta(gt=0, le=1000, description="in (0, 1000]")] = 1.0
     non_target_weight: Annotated[float, Meta(ge=0, le=1000, description="in [0, 1000]")] = 1.0
+    target_temperature: Annotated[float, Meta(gt=0, le=1000, description="in (0, 1000]")] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,18 +92,20 @@ class Objective(Checked):
 
     def _decoupled(self, student: np.ndarray, teacher: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         batch, classes = student.shape
+        heat = self.target_temperature
         students, teachers = (logits[~label].reshape(batch, classes - 1) for logits in (student, teacher))
         two = [
-            np.stack([logits[label], np.logaddexp.reduce(others, 1)], 1)
+            np.stack([logits[label] / heat, np.logaddexp.reduce(others / heat, 1)], 1)
             for logits, others in ((student, students), (teacher, teachers))
         ]
         target, target_pull = _divergence(*two)
+        target_pull /= heat
         others, others_pull = _divergence(students / self.temperature, teachers / self.temperature)
         pull = np.empty_like(student)
         pull[label] = target_pull[:, 0]
         share = self.non_target_weight / self.temperature
         # The logarithm of the summed exponentials has the softmax as its slopes.
-        pull[~label] = (target_pull[:, 1:] * np.exp(log_softmax(students)) + share * others_pull).ravel()
+        pull[~label] = (target_pull[:, 1:] * np.exp(log_softmax(students / heat)) + share * others_pull).ravel()
         return target + self.non_target_weight * others, pull
 
 

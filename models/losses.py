@@ -39,8 +39,9 @@ def _decoupled(objective: Objective, logits: Tensor, y: Tensor, teacher: Tensor)
     label = torch.arange(logits.shape[1], device=y.device) == y.unsqueeze(1)
     two, others = [], []
     for values in (logits, teacher):
-        rest = torch.where(label, EXCLUDED, values)
-        two.append(torch.stack([torch.where(label, values, 0).sum(1), rest.logsumexp(1)], 1))
+        warm = values if objective.target_temperature == 1 else values / objective.target_temperature
+        rest = torch.where(label, EXCLUDED, warm)
+        two.append(torch.stack([torch.where(label, warm, 0).sum(1), rest.logsumexp(1)], 1))
         others.append(torch.where(label, EXCLUDED, values / objective.temperature))
     return _divergence(*two) + objective.non_target_weight * _divergence(*others)
 

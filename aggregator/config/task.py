@@ -37,7 +37,7 @@ from hushfleet.methods.method import Method
 from hushfleet.methods.server import ServerHalf
 from hushfleet.methods.sums import check_sums
 from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
-from hushfleet.privacy.record import gradients_factor
+from hushfleet.privacy.record import gradients_factor, sensitivity
 from hushfleet.schema import Checked, Count, from_plain, hints, later, read_file, to_plain, unknown
 from hushfleet.wire.format.topics import Name
 
@@ -306,7 +306,8 @@ class Task(Checked):
             return 0.0
         find = partial(noise_multiplier_for, epsilon=section.epsilon, delta=self.delta, accountant=section.accountant)
         if section.unit == "record":
-            factor = gradients_factor(self.parts().training.gradients_per_batch)
+            training = self.parts().training
+            factor = gradients_factor(training.gradients_per_batch) * sensitivity(training.gradient.subset)
             return factor * find(steps=self.round.rounds * batches, sample_rate=rate)
         if section.reading == "user-level":
             return find(steps=self.round.rounds)

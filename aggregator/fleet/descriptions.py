@@ -7,7 +7,7 @@ from datetime import date
 
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
-from hushfleet.aggregator.results.report.readable import format_lifetime, number, percent, size
+from hushfleet.aggregator.results.report.readable import ago, format_lifetime, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.privacy.budget import describe_since

@@ -33,7 +33,7 @@ class ServerRound:
 
     def weight(self, sent: np.ndarray) -> float:
         """Returns the weight of an update, float32 `[d]`, in the mean."""
-        return self.method.server.weight(self.before, sent, self.method.layout)
+        return self.method.server.weight(self.state, self.before, sent, self.method.layout)
 
     def aggregated(self, sums: Array, weights: Array) -> np.ndarray:
         """Returns the new global vector, float32 `[d]`.

@@ -34,6 +34,7 @@ from hushfleet.data.torchvision_sets import Arrays, ImageArray, Labels, download
 from hushfleet.errors import BadInput
 from hushfleet.user_files import read_cached, user_cache_dir, user_data_dir, write_cached
 
+Reader = Callable[[], Arrays]
 ORDER_SEED = 0
 """Seeds the fixed splits and orders below; changing it changes every published figure."""
 DIGITS_TEST_IMAGES = 360
@@ -53,9 +54,9 @@ _FINE_LABELS = """
 
 @dataclass(frozen=True)
 class _Source:
-    """How one set is found and scaled. `find` returns None where a folder does not hold the set."""
+    """How one set is found and scaled. `find` returns what reads it, or None where a folder does not hold it."""
 
-    find: Callable[[Path], Arrays | None]
+    find: Callable[[Path], Reader | None]
     looked_for: str
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
@@ -82,14 +83,14 @@ def load(name: str, *, data_dir: Path | None = None) -> DataSet:
         raise BadInput(f"unknown data set {name!r}; the sets are {', '.join(set_names())}")
     source = _SOURCES[name]
     folder = Path(data_dir or user_data_dir())
-    arrays = source.find(folder)
-    if arrays is None and data_dir is None:
+    found = source.find(folder)
+    if found is None and data_dir is None:
         download(name, folder, looked_for=source.looked_for)
-        arrays = source.find(folder)
-    if arrays is None:
+        found = source.find(folder)
+    if found is None:
         hint = "" if data_dir is None else "; without --data-dir it is downloaded"
         raise BadInput(f"the data set {name} is not in {folder}: looked for {source.looked_for}{hint}")
-    train_images, train_labels, test_images, test_labels = arrays
+    train_images, train_labels, test_images, test_labels = found()
     for labels in (train_labels, test_labels):
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(source.class_names):
             raise BadInput(
@@ -105,7 +106,7 @@ def load(name: str, *, data_dir: Path | None = None) -> DataSet:
 
 
 def is_at_hand(name: str, *, data_dir: Path | None = None) -> bool:
-    """Whether `load` would find the set without a download. It is read to know: a second or two for the large ones."""
+    """Whether `load` would find the set's files without a download; they are not read."""
     return name == "digits" or _SOURCES[name].find(Path(data_dir) if data_dir else user_data_dir()) is not None
 
 
@@ -134,10 +135,10 @@ def _digits() -> DataSet:
     )
 
 
-def _idx_finder(name: str, torchvision_name: str, prefixes: tuple[str, str]) -> Callable[[Path], Arrays | None]:
+def _idx_finder(name: str, torchvision_name: str, prefixes: tuple[str, str]) -> Callable[[Path], Reader | None]:
     """Looks for the four IDX files, plain or gzipped, under their classic or torchvision's names."""
 
-    def find(folder: Path) -> Arrays | None:
+    def find(folder: Path) -> Reader | None:
         places = [folder / name, folder / torchvision_name / "raw"]
         if folder.name in (name, torchvision_name):
             places += [folder, folder / "raw"]
@@ -150,7 +151,7 @@ def _idx_finder(name: str, torchvision_name: str, prefixes: tuple[str, str]) -> 
                 ]
                 present = [file for file in files if file is not None]
                 if len(present) == 4:
-                    return (*_idx_pair(*present[:2]), *_idx_pair(*present[2:]))
+                    return partial(_idx_pairs, *present)
                 if present:
                     raise BadInput(
                         f"{place} holds only {', '.join(file.name for file in present)} of the four files "
@@ -166,6 +167,10 @@ def _first_file(folder: Path, stem: str) -> Path | None:
         if path.is_file():
             return path
     return None
+
+
+def _idx_pairs(*paths: Path) -> Arrays:
+    return (*_idx_pair(*paths[:2]), *_idx_pair(*paths[2:]))
 
 
 def _idx_pair(images_path: Path, labels_path: Path) -> tuple[ImageArray, Labels]:
@@ -197,11 +202,13 @@ def read_idx(path: Path) -> ImageArray:
         raise BadInput(f"{path} cannot be read as an IDX file of bytes: {error}; fetch it again") from error
 
 
-def _find_emnist(folder: Path) -> Arrays | None:
+def _find_emnist(folder: Path) -> Reader | None:
     found = _find_emnist_raw(folder)
-    if found is None:
-        return None
-    train_images, train_labels, test_images, test_labels = found
+    return None if found is None else partial(_read_emnist, found)
+
+
+def _read_emnist(raw: Reader) -> Arrays:
+    train_images, train_labels, test_images, test_labels = raw()
     # The files swap rows and columns of every letter, count from 1, and sort the test part by label.
     order = np.random.Generator(np.random.PCG64(ORDER_SEED)).permutation(len(test_labels))
     return (
@@ -215,25 +222,29 @@ def _find_emnist(folder: Path) -> Arrays | None:
 _find_emnist_raw = _idx_finder("emnist", "EMNIST", ("emnist-letters-train-", "emnist-letters-test-"))
 
 
-def _find_svhn(folder: Path) -> Arrays | None:
+def _find_svhn(folder: Path) -> Reader | None:
     for place in (folder / "svhn", folder / "SVHN", folder):
         if all((place / f"{part}_32x32.mat").is_file() for part in ("train", "test")):
-            return read("svhn", place)
+            return partial(read, "svhn", place)
     return None
 
 
-def _find_cifar(name: str, folder: Path) -> Arrays | None:
+def _find_cifar(name: str, folder: Path) -> Reader | None:
     """CIFAR from its Python batches or class folders of images, or from a tar of either."""
     for place in (folder / name, folder):
         if (place / _BATCHES[name]).is_dir():
-            return read(name, place)
+            return partial(read, name, place)
         if name == "cifar10" and (place / "train" / CIFAR10_CLASSES[0]).is_dir() and (place / "test").is_dir():
-            files = (file for part in ("train", "test") for file in place.glob(f"{part}/*/*") if file.is_file())
-            return _class_folders(((str(file), file.read_bytes()) for file in files), place)
+            return partial(_read_folders, place)
         for archive in sorted([*place.glob("cifar*10*.tar.gz"), *place.glob("cifar*10*.tgz")]):
             if ("100" in archive.name) == (name == "cifar100"):
-                return _from_tar(name, archive)
+                return partial(_from_tar, name, archive)
     return None
+
+
+def _read_folders(place: Path) -> Arrays:
+    files = (file for part in ("train", "test") for file in place.glob(f"{part}/*/*") if file.is_file())
+    return _class_folders(((str(file), file.read_bytes()) for file in files), place)
 
 
 def _class_folders(files: Iterable[tuple[str, bytes]], where: Path) -> Arrays:

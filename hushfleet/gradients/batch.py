@@ -96,6 +96,7 @@ class ClientBatch(Batch):
     :param distillation: the arguments of a distilling objective, see `distillation_inputs`.
     :param scratch: rows for single samples' gradients, kept from batch to batch since fresh pages take time.
     :param failures: why the first record had no gradient that has none, with the unit `record`.
+    :param subsets: the records that are clipped as one, by their mean gradient; none: each by itself.
     """
 
     gradient: GradientFunction
@@ -106,6 +107,7 @@ class ClientBatch(Batch):
     out: np.ndarray
     scratch: dict[str, np.ndarray] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    subsets: Sequence[np.ndarray] = ()
 
     @property
     def sizes(self) -> Array:
@@ -120,7 +122,7 @@ class ClientBatch(Batch):
         if rows is None or len(rows) < len(self.y):
             rows = self.scratch["each"] = np.empty((len(self.y), len(params)), params.dtype)
         out = rows[: len(self.y)]
-        return np.array([self._one(params, i, out[i])[0] for i in range(len(out))], np.float32), out
+        return np.array([self._some(params, slice(i, i + 1), out[i])[0] for i in range(len(out))], np.float32), out
 
     def clipped(self, params: Array, bound_of: float | BoundOf, normed: Entries) -> tuple[float, Array]:
         at_once = getattr(self.gradient, "clipped_sum", None)  # of a runtime that never writes single gradients out
@@ -134,7 +136,7 @@ class ClientBatch(Batch):
         return float(losses.mean()), self.out
 
     def clipped_sum(self, params: Array, clip_norm: float, out: Array, entries: Entries = ALL) -> float:
-        at_once = getattr(self.gradient, "clipped_sum", None)
+        at_once = None if self.subsets else getattr(self.gradient, "clipped_sum", None)
         if at_once is not None and entries.layers:
             how = {"clip_norm": clip_norm, "out": out, "part": entries.span, **self.distillation}
             each, norms = at_once(params, self.x, self.y, self.masks, **how)
@@ -143,9 +145,9 @@ class ClientBatch(Batch):
         losses: list[float] = []
 
         def gradients() -> Iterator[Array]:
-            for i in range(len(self.y)):
+            for rows in self.subsets or (slice(i, i + 1) for i in range(len(self.y))):
                 try:
-                    loss, gradient = self._one(params, i, self.out)
+                    loss, gradient = self._some(params, rows, self.out)
                 except GraphRefused as error:  # it counts as none: if all did, one record would take the others along
                     if not self.failures:
                         self.failures.append(str(error))
@@ -156,16 +158,15 @@ class ClientBatch(Batch):
         clipped_sum(gradients(), clip_norm, out)
         return float(np.mean(losses)) if losses else 0.0
 
-    def _one(self, params: Array, i: int, out: Array) -> tuple[float, Array]:
-        """One sample's loss and gradient, in `out`."""
-        one = slice(i, i + 1)
+    def _some(self, params: Array, rows: Any, out: Array) -> tuple[float, Array]:
+        """The mean loss and gradient of some samples, in `out`."""
         return self.gradient(
             params,
-            self.x[one],
-            self.y[one],
-            tuple(mask[one] for mask in self.masks),
+            self.x[rows],
+            self.y[rows],
+            tuple(mask[rows] for mask in self.masks),
             out=out,
-            **{name: None if rows is None else rows[one] for name, rows in self.distillation.items()},
+            **{name: None if each is None else each[rows] for name, each in self.distillation.items()},
         )
 
 

@@ -36,7 +36,7 @@ _OFFERED: dict[str, Published] = {}
 _NAMES = (
     *("fedavg", "dp-fedavg", "fedprox", "dp-fedsam", "blur-lus", "ditto"),
     *("fedper", "lg-fedavg", "fedrep", "perfreezeclip", "fedglp-adp"),
-    *("feddpa", "fedaddp", "dp-fedsim", "acdp-pfsd", "pfedsd", "apdp-fl"),
+    *("feddpa", "fedaddp", "dp-fedsim", "acdp-pfsd", "pfedsd", "dkd-pfed", "apdp-fl"),
     "hush",
 )
 _FILES = {

@@ -14,6 +14,8 @@ Clipping", NeurIPS 2021, Algorithm 1; Theorem 1 splits the charge). Without nois
 Reading: alpha is not stated; 1/2. KT is stated for pFedSD only, as 3, and taken here too.
 Reading: "Q = 5 local training iterations" are five batches in Algorithm 2 (`local_steps = 5`) and five passes over the
 data in "Local epochs Q" of its input (`local_epochs = 5`). Both can be run.
+Reading: the range of the agent's clip norms is not printed (`clip_range`). The recipe of Table 3 takes up to the fixed
+clip norm by default, half of it as `clip_norm` with a factor of 2, since a larger one only adds noise there.
 Reading: AQC's first clip norm C_0 is not stated; it is the task's clip norm here, as that of the other rows.
 Reading: the update is what all Q steps change; theta^{t,1} in line 16 would leave the first one out.
 Reading: accuracies and losses are those of the personal model, as Section 4.3 says; line 20 has the noised one.

@@ -12,8 +12,9 @@ one standard device and stops all).
 DP-FL of the paper's tables is `decay = 1` without preferences; DP-FedProx is the same with `mu` above 0.
 
 Reading: the score of the step's length is 2 (1 - g_t / g_max), at most 1: "the opposite of the ratio plus 1", "limited
-to no more than 100 %". Signs and brackets of the formula did not survive in the copy at hand. g_max is the largest step
-so far, as in the formula; the text speaks of a mean once.
+to no more than 100 %". Signs and brackets of the formula did not survive in the copy at hand. `step_score = "plain"` is
+1 - g_t / g_max, the words without the 2. g_max is the largest step so far, as in the formula; the text speaks of a mean
+once.
 Reading: the third weight is 25 in the formula and 35 in the text; only 25 makes the weights add up to 100.
 Reading: the accuracy's condition sums four accuracies and divides by five; the one of round t - 2, which is left out,
 is put back, as the text says "the last five times". Before five rounds that part is 0.
@@ -24,11 +25,14 @@ Reading: eta, the server's learning rate, is not printed; 1 is the mean of what 
 
 With privacy unit `record`, Algorithm 2: gradients of subsets of d records are clipped to C (line 7), added up, noised
 by 2 C N(0, sigma_i^2) and divided by r (line 10).
-Reading: d is not printed; a subset is one record, which makes it DP-SGD (`hushfleet.privacy.record`). Subsets of d > 1
-would have the same noise on a sum of d times fewer gradients.
+Reading: d is not printed; a subset is one record, which makes it DP-SGD (`hushfleet.privacy.record`). With
+`subset_size` = d > 1, "each batch b" as the text has it, line 10 sums the clipped mean gradient of its batch over all r
+records x.
 Proof: adding or removing a record moves the sum by at most C, so noise of 2 C sigma_i is a Gaussian mechanism of
 multiplier 2 sigma_i (replacing one: by 2 C, multiplier sigma_i, as in Theorem 1). A task for the paper's sigma
-therefore says `noise_multiplier` = 2 sigma, and that is charged.
+therefore says `noise_multiplier` = 2 sigma, and that is charged. With d > 1 it may turn the gradient of its batch
+round, which counts d times: that is 2 C d, so sigma_i / d is charged, far less than Theorem 1 has.
+Deviation: with d > 1 each record draws its batch by itself, so that one record moves no other; a batch has about d.
 Reading: r, "the sample size", is `batch_size`, whatever share of the data `privacy.sample_rate` puts into a batch.
 Algorithm 2 as it is printed makes one step an iteration on all the data: sample_rate = 1, local_steps = E, batch_size =
 the records of a device.
@@ -44,18 +48,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from hushfleet.array_api import Array
 from hushfleet.config.spec import PrivacySpec
-from hushfleet.methods.local import Pull, Sgd
+from hushfleet.methods.local import GradientRule, Pull, Sgd
 from hushfleet.methods.method import Method, TrainingConfig, published, within
 from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import ClipWhole, Gaussian
 
 STEP_WEIGHT, LOSS_WEIGHT, ACCURACY_WEIGHT, ROUND_WEIGHT = 35.0, 20.0, 25.0, 20.0
 PASS_MARK = 50.0
+StepScore = Literal["doubled", "plain"]
 _ACCURACIES = 5
 
 
@@ -66,6 +72,8 @@ class APDPFLConfig(TrainingConfig):
     :param decay: p, what sigma is multiplied by after a round whose score is above 50; 1 keeps it.
     :param server_learning_rate: eta of Algorithm 1, line 10.
     :param mu: weight of a proximal term, for the paper's DP-FedProx.
+    :param step_score: how the length of a step counts in the score: `doubled`, at most 1, or `plain`.
+    :param subset_size: d of Algorithm 2: so many records are clipped as one.
     :param max_preference: a device may add up to so many times the standard noise; the aggregator refuses more, since
         the louder the noise that a device names, the farther an update may move the model.
     """
@@ -74,6 +82,8 @@ class APDPFLConfig(TrainingConfig):
     decay: float = within("(0, 1]", 0.9)
     server_learning_rate: float = within("(0, 100]", 1.0)
     mu: float = within("[0, 1000]", 0.0)
+    step_score: StepScore = "doubled"
+    subset_size: int = within("[1, 100000]", 1)
 
 
 @published(
@@ -84,9 +94,11 @@ class APDPFLConfig(TrainingConfig):
 )
 def apdp_fl(config: APDPFLConfig, privacy: PrivacySpec, rounds: int) -> Method:
     return Method(
-        training=Sgd(penalties=(Pull(config.mu),)),
+        training=Sgd(GradientRule(subset=config.subset_size), penalties=(Pull(config.mu),)),
         stages=(ClipWhole(), Gaussian(max_preference=config.max_preference)),
-        server=FallingNoise(privacy.noise_multiplier, config.decay, config.server_learning_rate, rounds),
+        server=FallingNoise(
+            privacy.noise_multiplier, config.decay, config.server_learning_rate, rounds, config.step_score
+        ),
     )
 
 
@@ -98,6 +110,7 @@ class FallingNoise(ServerHalf):
     decay: float
     learning_rate: float
     rounds: int
+    step_score: StepScore = "doubled"
 
     def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
         return super().aggregate(state, global_params, self.learning_rate * sums, weights)
@@ -124,6 +137,7 @@ class FallingNoise(ServerHalf):
             loss_rose=loss > float(state["loss"]),
             accuracy_fell=bool(accuracies.mean() > accuracy),
             progress=closed.round / self.rounds,
+            step_score=self.step_score,
         )
         sigma = float(state["noise_multiplier"])
         return {
@@ -134,14 +148,16 @@ class FallingNoise(ServerHalf):
         }
 
 
-def score_of(step: float, *, loss_rose: bool, accuracy_fell: bool, progress: float) -> float:
+def score_of(
+    step: float, *, loss_rose: bool, accuracy_fell: bool, progress: float, step_score: StepScore = "doubled"
+) -> float:
     """The score of a round, section 4.1, 0 to 100.
 
     :param step: length of the global model's step over the longest one so far.
     :param progress: t / T.
     """
     return (
-        STEP_WEIGHT * min(2 * (1 - step), 1.0)
+        STEP_WEIGHT * min((2 if step_score == "doubled" else 1) * (1 - step), 1.0)
         + LOSS_WEIGHT * loss_rose
         + ACCURACY_WEIGHT * accuracy_fell
         + ROUND_WEIGHT * min(2 * progress, 1.0)

@@ -21,8 +21,10 @@ Reading: N of Eq. (13), "the number of clients participating in federated learni
 them, the multiplier is smaller by the root of their ratio, 0.766 in place of 2.4224, and charged as that.
 Reading: delta of Eq. (9) is not stated; it is 1e-8 here. That of Eq. (10) is not needed: a zero update is not scaled.
 Reading: without AGC the whole update is clipped, to c = privacy.clip_norm.
-Reading: similarity is that of models, Eq. (15) and Algorithm 1; the text speaks of update directions as well. The
-client's model is what the server can form of it: the global one plus the noised update.
+Reading: similarity is that of models, Eq. (15) and Algorithm 1. The client's model is what the server can form of it:
+the global one plus the noised update. Section IV.C speaks of update directions: `similarity = "directions"` compares
+the update with the global model's last step, since that of the round itself follows from the weights. At first
+all weigh the same.
 Reading: Eq. (16) needs positive similarities; one below 0.001 counts as 0.001.
 Deviation: T_s has no bound, and without one there is nothing to charge for. Under `accounting = "as-published"` no T_s
 exceeds b times `max_stretch`, and the charge is for that: noise sigma b / sqrt(N) against L layers of up to
@@ -50,13 +52,17 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.methods.fisher import ByFisher, Normalisation
 from hushfleet.methods.local import PartOrder, Sgd
 from hushfleet.methods.method import CLIP_AND_NOISE, Method, TrainingConfig, published, within
-from hushfleet.methods.server import ServerHalf
+from hushfleet.methods.server import ClosedRound, ServerArrays, ServerHalf
 from hushfleet.methods.stages import ClipLayers, EvenBounds, Gaussian, Transform
-from hushfleet.methods.state import RoundContext
+from hushfleet.methods.state import PrivateArrays, RoundContext
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import clip_layers, layer_norms
 from hushfleet.privacy.noise import NoiseSource
 
+LARGEST_STRETCH = "largest_stretch"
+"""The private array with the largest T_s / b of the device so far, before the cap: it never leaves the device."""
+Similarity = Literal["models", "directions"]
+_STEP = "step"  # float32 `[d]`, the global model's in the last round
 _DELTA = 1e-8
 _LEAST_WEIGHT = 1e-3
 
@@ -70,6 +76,7 @@ class DPFedSimConfig(TrainingConfig):
     :param masks: whether Eq. (8) is for a `round`, or for each local `epoch`.
     :param agc: adaptive clipping; off clips the whole update to the clip norm (Table II).
     :param msa: weigh updates by similarity; off takes the plain mean (Table II).
+    :param similarity: of a client's and the global model, or of the directions in which both moved.
     :param max_stretch: as published, most that a layer's clip norm may be in units of the base clip norm.
     :param strict_stretch: the same under strict accounting, where the noise grows with it.
     """
@@ -79,6 +86,7 @@ class DPFedSimConfig(TrainingConfig):
     masks: Literal["round", "epoch"] = "round"
     agc: bool = True
     msa: bool = True
+    similarity: Similarity = "models"
     max_stretch: float = within("[1, 1000000]", 1000.0)
     strict_stretch: float = within("[1, 1000000]", 2.0)
 
@@ -102,7 +110,7 @@ def dp_fedsim(config: DPFedSimConfig, privacy: PrivacySpec, rounds: int) -> Meth
         ByFisher(config.fisher_threshold, "layer", config.normalisation, inclusive=True, newcomers=False),
         Sgd(order=BackToGlobal() if config.masks == "epoch" else PartOrder()),
         stages=adaptive if config.agc else CLIP_AND_NOISE,
-        server=SimilarityMean() if config.msa else ServerHalf(),
+        server=SimilarityMean(config.similarity) if config.msa else ServerHalf(),
     )
 
 
@@ -134,33 +142,55 @@ class ClipBySpread(Transform):
         return clip_layers(update, context.layout, self.thresholds(context, update))
 
     def thresholds(self, context: RoundContext, update: Array) -> Array:
-        """T_s of Eq. (9), float64 `[L]`."""
-        bounds, layers = np.empty(len(context.layout.layers)), context.layout.layers
-        for index, (layer, norm) in enumerate(zip(layers, layer_norms(update, context.layout), strict=True)):
-            values = update[layer.start : layer.stop]
-            mean = sum(np.sum(values[part].astype(np.float64)) for part in blocks(values)) / layer.size
-            std = max(norm**2 / layer.size - mean**2, 0.0) ** 0.5
-            bounds[index] = 1 + std / (abs(mean) + _DELTA)
-        return context.setting.privacy.clip_norm * np.minimum(bounds, self.stretch)
+        """T_s of Eq. (9), capped, float64 `[L]`."""
+        return context.setting.privacy.clip_norm * np.minimum(_stretches(context.layout, update), self.stretch)
+
+    def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
+        """The largest T_s / b so far, for whoever asks how far the thresholds really went."""
+        before = context.state.private.get(LARGEST_STRETCH, np.zeros(1))
+        return {LARGEST_STRETCH: np.maximum(before, _stretches(context.layout, update).max())}
 
     def by_record(self) -> None:
         return None
 
 
+def _stretches(layout: ParamLayout, update: Array) -> np.ndarray:
+    """T_s / b of Eq. (9), without a cap, float64 `[L]`."""
+    stretches = np.empty(len(layout.layers))
+    for index, (layer, norm) in enumerate(zip(layout.layers, layer_norms(update, layout), strict=True)):
+        values = update[layer.start : layer.stop]
+        mean = sum(np.sum(values[part].astype(np.float64)) for part in blocks(values)) / layer.size
+        std = max(norm**2 / layer.size - mean**2, 0.0) ** 0.5
+        stretches[index] = 1 + std / (abs(mean) + _DELTA)
+    return stretches
+
+
 @dataclass(frozen=True)
 class SimilarityMean(ServerHalf):
-    """MSA: an update weighs as much as the model that it makes resembles the global one."""
+    """MSA: an update weighs as much as the model that it makes resembles the global one.
+
+    :param similarity: with `directions`, as much as it points where the global model went in the last round.
+    """
+
+    similarity: Similarity = "models"
 
     @property
     def weighs(self) -> bool:
         return True
 
-    def weight(self, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
-        """Eq. (15): the mean over the layers of the cosine between the global and the client's model."""
-        cosines = []
+    def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:
+        return {_STEP: closed.after - closed.before} if self.similarity == "directions" else state
+
+    def weight(self, state: ServerArrays, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
+        """Eq. (15): the mean over the layers of the cosine between the global and the client's model, or step."""
+        directions = self.similarity == "directions"
+        if directions and _STEP not in state:
+            return 1.0
+        cosines, whole = [], state[_STEP] if directions else global_params
         for layer in layout.layers:
-            theirs = global_params[layer.start : layer.stop].astype(np.float64)
-            client = theirs + sent[layer.start : layer.stop]
+            part = slice(layer.start, layer.stop)
+            theirs = whole[part].astype(np.float64)
+            client = sent[part].astype(np.float64) if directions else theirs + sent[part]
             norms = math.sqrt(theirs @ theirs) * math.sqrt(client @ client)
             cosines.append(float(theirs @ client) / norms if norms > 0 else 0.0)
         return min(1.0, max(_LEAST_WEIGHT, math.fsum(cosines) / len(cosines)))

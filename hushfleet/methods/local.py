@@ -21,9 +21,11 @@ class GradientRule:
     """The base of rules for the gradient to step along; itself the batch's mean gradient.
 
     :param record_bound: with the unit `record`, the most that a record's gradient is clipped to, beside the task's.
+    :param subset: with the unit `record`, how many records are clipped as one, by their mean gradient.
     """
 
     record_bound: float = math.inf
+    subset: int = 1
 
     samples: ClassVar[bool] = False  # whether it takes each sample's gradient
 

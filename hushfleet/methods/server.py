@@ -63,7 +63,7 @@ class ServerHalf:
         """
         return ()
 
-    def weight(self, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
+    def weight(self, state: ServerArrays, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
         """The weight of an update `sent [d]` in the mean; positive."""
         return 1.0
 

@@ -199,6 +199,7 @@ class RecordMethod(TaskMethod):
             gradients_per_batch=self.training.gradients_per_batch,
             batch_size=self.config.batch_size,
             noise_split=setting.noise_split if self.privacy.secure is not None else 0,
+            subset=rule.subset,
         )
 
     def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:

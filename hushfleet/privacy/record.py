@@ -48,6 +48,7 @@ class RecordMechanism:
     :param batch_size: what sums are divided by.
     :param noise_split: among how many honest devices the noise of a secure sum is divided, which the ring adds, and
         training none; 0: training adds it.
+    :param subset: how many records are clipped as one, by their mean gradient, which then counts so often in the sum.
     """
 
     clip_norm: float
@@ -57,6 +58,7 @@ class RecordMechanism:
     gradients_per_batch: int
     batch_size: int
     noise_split: int = 0
+    subset: int = 1
 
     def __post_init__(self) -> None:
         if self.noise_multiplier > 0:
@@ -68,7 +70,9 @@ class RecordMechanism:
             unit="record",
             adjacency=RECORD_ADJACENCY,
             mechanism="gaussian" if self.noise_multiplier > 0 else "none",
-            noise_multiplier=self.noise_multiplier / gradients_factor(self.gradients_per_batch),
+            noise_multiplier=self.noise_multiplier
+            / gradients_factor(self.gradients_per_batch)
+            / sensitivity(self.subset),
             sample_rate=self.sample_rate,
             steps=self.batches,
             noise_split=max(1, self.noise_split),
@@ -84,12 +88,24 @@ class RecordMechanism:
         """The records of one batch among `count`: int64, rising, perhaps none."""
         return np.flatnonzero(rng.random(count) < self.sample_rate)
 
+    def subsets(self, count: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Divides a batch's `count` records into subsets of about `subset`; none where each is clipped by itself.
+
+        Each record draws its own place, so that one more or less changes one subset only.
+        """
+        if self.subset == 1:
+            return []
+        places = rng.integers(math.ceil(self.batch_size / self.subset), size=count)
+        return [np.flatnonzero(places == place) for place in np.unique(places)]
+
     def noised_mean(self, clipped_sum: Any, noise: NoiseSource) -> Any:
         """`(sum + sigma C z) / batch_size`, in place: float32 `[d]`. Raises `PrivacyError` if it is not finite.
 
-        For a secure sum there is none.
+        For a secure sum there is no noise. A subset's clipped mean counts `subset` times in the sum.
         """
         xp = array_api.array_namespace(clipped_sum)
+        if self.subset > 1:
+            clipped_sum *= self.subset
         if self.noise_multiplier > 0 and not self.noise_split:
             std = self.clip_norm * self.noise_multiplier
             for start in range(0, clipped_sum.shape[-1], _BLOCK_ENTRIES):
@@ -119,6 +135,14 @@ def check_record_bound(bound: float) -> None:
 def gradients_factor(gradients_per_batch: int) -> float:
     """Returns the factor by which the noise multiplier of one gradient exceeds that of a batch's whole release."""
     return math.sqrt(gradients_per_batch)
+
+
+def sensitivity(subset: int) -> float:
+    """Returns by how many clip norms one record moves a batch's sum, with so many records clipped as one.
+
+    Alone, a record adds a gradient of at most C. In a subset it may turn the mean gradient round, from C to -C.
+    """
+    return 1.0 if subset == 1 else 2.0 * subset
 
 
 def clipped_sum(gradients: Iterable[Any], clip_norm: float, out: Any) -> Any:

@@ -247,5 +247,6 @@ class OneClient:
         if self.record is None:
             return batch
         assert self.noise is not None
+        batch.subsets = self.record.subsets(len(y), self.rng)
         total = self.scratch.setdefault("total", np.empty_like(out))
         return NoisedBatch(batch, [self.record], [self.noise], total)

@@ -16,7 +16,7 @@ from hushfleet.schema import from_plain, to_plain
 
 PLAIN, DISTILLED = Objective(), Objective("distillation", 3.0)
 DECOUPLED = Objective("decoupled-distillation", 2.0, 0.25)
-OBJECTIVES = [DISTILLED, DECOUPLED, Objective("distillation"), Objective("decoupled-distillation", 0.7, 8.0)]
+OBJECTIVES = [DISTILLED, DECOUPLED, Objective("distillation"), Objective("decoupled-distillation", 0.7, 8.0, 2.5)]
 
 
 def drawn(batch: int, classes: int, seed: int, spread: float = 4.0) -> tuple[np.ndarray, ...]:
@@ -47,7 +47,7 @@ def by_the_papers(objective: Objective, z: torch.Tensor, y: torch.Tensor, t: tor
             others = [i for i in range(len(s)) if i != label]
             both = []
             for logits in (r, s):
-                p = logits.exp() / logits.exp().sum()
+                p = (logits / objective.target_temperature).softmax(0)
                 warm = (logits[others] / objective.temperature).exp()
                 both.append((torch.stack([p[label], p[others].sum()])[None], (warm / warm.sum())[None]))
             (b_t, p_t), (b_s, p_s) = both
@@ -154,6 +154,7 @@ def test_it_travels_as_plain_data():
         ({"temperature": float("inf")}, "temperature"),
         ({"non_target_weight": -0.1}, "non_target_weight"),
         ({"non_target_weight": float("nan")}, "non_target_weight"),
+        ({"target_temperature": 0.0}, "target_temperature"),
     ],
 )
 def test_what_makes_no_sense_is_refused(settings, name):

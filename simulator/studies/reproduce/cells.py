@@ -137,9 +137,9 @@ class Cell:
         """In how many rounds at the end the devices' own models are tested."""
         return LAST_ROUNDS if self.recipe.window == "mean-last-10" else 1
 
-    @cached_property
-    def open(self) -> str:
-        """Why it cannot be run, whatever data there are; empty if it can."""
+    @property
+    def open_by_recipe(self) -> str:
+        """Why it cannot be run, as far as the recipe and this machine say; see `open`."""
         for given in (self.group, self.row, self.column, *self._specials):
             if given and given.open:
                 return given.open
@@ -148,6 +148,13 @@ class Cell:
         method = self.plain.get("method", {}).get("name")
         if method not in METHODS:
             return f"the method {method} is not in this version of Hushfleet"
+        return ""
+
+    @cached_property
+    def open(self) -> str:
+        """Why it cannot be run, whatever data there are; empty if it can. The whole task is read for it."""
+        if self.open_by_recipe:
+            return self.open_by_recipe
         try:
             self.task()
         except BadInput as error:

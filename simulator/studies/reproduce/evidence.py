@@ -85,8 +85,16 @@ def _printed(cell: Cell) -> float:
     return value
 
 
+def _stretch(place: Finished) -> float:
+    found = [one.largest_stretch for one in place.kept if one.largest_stretch is not None]
+    if not found:
+        raise Unsupported(f"{place.cell.key} does not keep the largest T_s / b")
+    return max(found)
+
+
 def _mean_of(metric: Metric) -> Callable[[Finished], float]:
-    return lambda place: fmean(place.accuracies(metric))
+    """Another accuracy than the table's; after the last round where the table takes the best one."""
+    return lambda place: fmean(place.accuracies(metric, "last" if place.cell.recipe.window == "best" else None))
 
 
 FIELDS: dict[str, tuple[str, Callable[[Finished], float]]] = {
@@ -100,11 +108,13 @@ FIELDS: dict[str, tuple[str, Callable[[Finished], float]]] = {
     "server": ("{:.4g}", lambda place: max(one.epsilon_server for one in place.kept)),
     "release": ("{:.4g}", lambda place: max(one.epsilon_release for one in place.kept)),
     "multiplier": ("{:.4g}", lambda place: place.kept[0].noise_multiplier),
+    "stretch": ("{:,.0f}", _stretch),
     "noise": ("{:.1f}", lambda place: place.noise),
     **{metric.removeprefix("accuracy_"): ("{:.1f}", _mean_of(metric)) for metric in get_args(Metric)},
 }
 """What prose may name: how it is written, and where it comes from. `server` and `release` are of the noised values;
-`noise` is `Finished.noise`; `own_common` and its like are the other accuracies."""
+`noise` is `Finished.noise`, `stretch` DP-FedSim's largest T_s / b; `own_common` and its like are the other
+accuracies."""
 
 
 class Evidence:

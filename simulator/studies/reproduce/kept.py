@@ -34,13 +34,16 @@ class KeptCell:
     """A finished cell.
 
     :param digest: of the task that was run; see `Cell.digest`.
-    :param accuracies: by metric, one value a round, None where it was not measured; fractions of 1.
+    :param accuracies: by metric, one value a round, None where it was not measured; fractions of 1. Likewise
+        `round_time`, one value for all rounds.
     :param epsilon_server: of the noised values, for the device that has spent most, which is what a paper's accounting
         covers; likewise `epsilon_release`. inf without noise. Where there are `raw_values`, what holds is infinite.
     :param uplink_bytes: of all devices and rounds.
     :param epsilon_server_median: of the noised values, for the median device, which in APDP-FL adds about the standard
         noise; None where it was not kept, likewise `commit` and `digests` of older cells.
     :param digests: SHA-256 of images and labels, by what it is of.
+    :param largest_stretch: DP-FedSim's largest T_s / b over all devices, layers and rounds, before the cap; None for
+        other methods and in older cells.
     :param seconds: processor time of all its processes, all parts of an interrupted run together (in the oldest cells,
         and on a GPU, time by the clock).
     """
@@ -62,6 +65,7 @@ class KeptCell:
     epsilon_server_median: float | None = None
     commit: str | None = None
     digests: dict[str, str] | None = None
+    largest_stretch: float | None = None
 
     @cached_property
     def raw_values(self) -> tuple[str, ...]:
@@ -153,6 +157,7 @@ def kept_cell(
     *,
     next_local: Mapping[int, float],
     digests: Mapping[str, str],
+    largest_stretch: float | None,
     seconds: float,
     runtime: str,
     processor: str,
@@ -161,7 +166,8 @@ def kept_cell(
 
     :param next_local: `accuracy_next_local` by round, which is no part of a run's result.
     """
-    accuracies = {name: [getattr(row, name, None) for row in result.rounds] for name in get_args(Metric)}
+    names = [metric for metric in get_args(Metric) if metric.startswith("accuracy_")]
+    accuracies = {name: [getattr(row, name, None) for row in result.rounds] for name in names}
     accuracies["accuracy_next_local"] = [next_local.get(row.round) for row in result.rounds]
 
     def noised(of: str) -> list[float]:
@@ -186,6 +192,7 @@ def kept_cell(
         epsilon_server_median=median(noised("server")),
         commit=commit(),
         digests=dict(digests),
+        largest_stretch=largest_stretch,
     )
 
 

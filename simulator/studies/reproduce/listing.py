@@ -1,4 +1,4 @@
-"""`hushfleet reproduce --list`: all tables and figures, without running or measuring anything."""
+"""`hushfleet reproduce --list`: all tables and figures, without running, measuring or reading data or tasks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _line(recipe: Recipe, kept: Kept, options: ReproduceOptions) -> Iterator[str
     missing = missing_data({cell.data_set for cell in left}, options.data_dir)
     lacking = [*recipe.needs, *(f"{name}: not at hand" for name in missing)]
     of_each_seed = {(cell.place, cell.reading and cell.reading.id): cell for cell in left}
-    lacking += [_short(cell.open) for cell in of_each_seed.values() if cell.open]
+    lacking += [_short(why) for cell in of_each_seed.values() if (why := cell.open_by_recipe)]
     yield f"{len(finished)}/{len(cells)}"
     yield format_seconds(sum(one.seconds for one in finished)) if finished else ""
     yield "; ".join(dict.fromkeys(lacking))

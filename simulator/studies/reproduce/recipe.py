@@ -21,7 +21,7 @@ from hushfleet.aggregator.results.json_record import mistakes
 from hushfleet.errors import BadInput
 from hushfleet.schema import read_file
 
-Metric = Literal["accuracy_own_common", "accuracy_own_local", "accuracy_next_local", "accuracy_global"]
+Metric = Literal["accuracy_own_common", "accuracy_own_local", "accuracy_next_local", "accuracy_global", "round_time"]
 Window = Literal["last", "mean-last-10", "best"]
 METRICS: dict[str, str] = {
     "accuracy_own_common": "mean over devices of each one's own model on the common test set",
@@ -29,6 +29,7 @@ METRICS: dict[str, str] = {
     "accuracy_next_local": "mean over all devices of what each one's next round begins with, its own part in the new "
     "global model, on test images with its own mix of labels",
     "accuracy_global": "the global model on the common test set",
+    "round_time": "processor time of rounds, in percent of the first row's, whose rounds alternate with them",
 }
 WINDOWS: dict[str, str] = {
     "last": "after the last round",

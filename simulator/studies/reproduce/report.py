@@ -20,6 +20,7 @@ from hushfleet.simulator.studies.reproduce.draw import Point, draw, draw_paper
 from hushfleet.simulator.studies.reproduce.evidence import Evidence, Unsupported
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import (
+    METRICS,
     WINDOWS,
     Paper,
     Recipe,
@@ -29,7 +30,7 @@ from hushfleet.simulator.studies.reproduce.recipe import (
 )
 from hushfleet.simulator.studies.reproduce.show import epsilons
 from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table
-from hushfleet.simulator.studies.reproduce.verdict import LEAD, NEAR, RULE, PlaceVerdict, verdict
+from hushfleet.simulator.studies.reproduce.verdict import ELSEWHERE, LEAD, NEAR, RULE, PlaceVerdict, verdict
 
 FIGURES = "figures"
 _MEASURED = {
@@ -37,12 +38,13 @@ _MEASURED = {
     "accuracy_own_local": "own models, own labels",
     "accuracy_next_local": "all devices' next models, own labels",
     "accuracy_global": "the global model",
+    "round_time": METRICS["round_time"],
 }
 _VERDICTS = ("reproduced", "order only", "not")
 _MAY_STAND_ABOVE = ("data", "reading", "at", "seeds", "noise", "ε server", "ε release", "why")
 _PRINTED, _RUN = "numbers printed", "run"
-_COUNTED = """*Numbers printed*: accuracies in tables that can be run, or in a text on figures. *Run*: any cell is
-finished. Each reading has its own verdict."""
+_COUNTED = """*Numbers printed*: accuracies and ratios of times in tables that can be run, or in a text on figures.
+*Run*: any cell is finished. Each reading has its own verdict."""
 _HEAD = """# Reproduction: what was run, and what came out
 
 Written by `hushfleet reproduce --report` from the [finished cells](results/cells/) and the recipes: change those, not
@@ -59,9 +61,9 @@ lead. That a reading comes near does not say that the paper did it so. A run tha
 Two cells are compared on the seeds that both have; ± is a standard deviation. `hushfleet reproduce --list` names the
 tables that are not shown, and why.
 
-**Another processor.** AVX2 in place of AVX-512 moves own models by up to 1.3 points and a global model by up to 7.8
-([measured](result.md)); a verdict allows {near:g}, and {lead:g} of a lead. So a verdict of one seed can be the
-processor's. These cells name their instruction set; commit and data digests are not kept (new cells keep them).
+**Another processor.** AVX2 in place of AVX-512 moves own models by up to {own:g} points and a global model by up to
+{moved:g} ([measured](result.md)); a verdict allows {near:g}, and {lead:g} of a lead. So a verdict of one seed can be
+the processor's. These cells name their instruction set; commit and data digests are not kept (new cells keep them).
 
 **Epsilons** are by Rényi accounting ([exact ones](privacy.md#the-accountant) are smaller), of the device that has spent
 most in the whole run; of two, the least and the most over seeds. "ε server": against whoever sees a device's own
@@ -99,7 +101,9 @@ class ReproductionReport:
             sections += lines
         listed = pd.DataFrame(claims, columns=["", "claim", "holds?", "numbers", "seeds", "what stands in the way"])
         counted = markdown(pd.DataFrame(counts, columns=["", _PRINTED, _RUN, *_VERDICTS]))
-        rules = _RULES.format(rule=RULE, near=NEAR, lead=LEAD[0])
+        rules = _RULES.format(
+            rule=RULE, near=NEAR, lead=LEAD[0], own=ELSEWHERE["own"], moved=ELSEWHERE["global"]
+        )  # fmt: skip
         lines = [_HEAD, *markdown(listed), "", "## The count", "", *counted, "", _COUNTED, "", rules, *sections]
         self.text = "\n".join(lines).rstrip() + "\n"
 
@@ -137,7 +141,7 @@ class ReproductionReport:
                 self.tables[f"{recipe.paper}.svg"] = table
             lines += ["</details>", ""]
             printed_too = [each for each in places if not math.isnan(each.place.paper)]
-            if printed_too:
+            if printed_too and recipe.metric != "round_time":
                 self.points[f"{recipe.paper}.svg"] += [_point(recipe, each) for each in printed_too]
         if self.points.get(figure := f"{recipes[0].paper}.svg"):
             lines[4:4] = [f"![{paper.name}: printed against ours]({FIGURES}/{figure})", ""]
@@ -196,8 +200,11 @@ class ReproductionReport:
         yield from self._lines(recipe, places) if printed else _side_by_side(table)
         yield ""
         metrics = " or ".join(_MEASURED[metric] for metric in dict.fromkeys(block.metric for block in blocks))
-        if (words := f"{metrics}, {WINDOWS[recipe.window]}") not in told:
-            yield f"- Accuracy: {words}."
+        words = (
+            f"Time: {metrics}" if recipe.metric == "round_time" else f"Accuracy: {metrics}, {WINDOWS[recipe.window]}"
+        )
+        if words not in told:
+            yield f"- {words}."
         told.add(words)
         for row in recipe.rows:
             if row.outside and row.outside not in told and any(each.place.row == row.id for each in places):

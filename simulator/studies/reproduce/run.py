@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -10,7 +11,8 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from multiprocessing import connection
@@ -25,6 +27,8 @@ from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.results.rerun import commit, input_digests, versions
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import HushfleetError
+from hushfleet.methods.dp_fedsim import LARGEST_STRETCH
+from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.next_models import next_models_accuracy
@@ -38,6 +42,8 @@ from hushfleet.simulator.studies.reproduce.kept import Kept, KeptCell, kept_cell
 
 MEMORY_EACH = 2 << 30
 """Bytes that a process of a cell may take: the data set, a worker's images, a cohort's updates."""
+TIMED_ROUNDS = 4
+"""So many rounds are run where their time is asked for; the first does not count."""
 RUN = "run"
 _LOG = "log.txt"
 _MEASURED = "measured.json"
@@ -56,6 +62,8 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
 
     :param workers: processes; with one all is done in this.
     """
+    if cell.metric == "round_time":
+        return _run_times(cell, folder, data_dir=data_dir, runtime=runtime)
     task, run = cell.task(), RunFolder(folder / RUN)
     if run.path.exists() and not (run.task.exists() and load_task(run.task) == task):
         shutil.rmtree(run.path)  # was interrupted before it was whole, or is of a recipe that has been changed since
@@ -89,10 +97,21 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         result,
         next_local={int(round): accuracy for round, accuracy in next_local.items()},
         digests=input_digests(simulation.prepared),
+        largest_stretch=_largest_stretch(simulation),
         seconds=seconds,
         runtime=runtime,
         processor=processor(),
     )
+
+
+def _largest_stretch(simulation: Simulation) -> float | None:
+    """DP-FedSim's largest T_s / b of all devices; None where the method has no such thresholds."""
+    found = list[float]()
+    for name in simulation.took_part:
+        with store_of(simulation.folder.device(name), name) as store:
+            state = store.load_state(simulation.prepared.spec.task)
+        found += [] if state is None else map(float, state.private.get(LARGEST_STRETCH, ()))
+    return max(found, default=None)
 
 
 def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int) -> KeptCell:
@@ -101,17 +120,74 @@ def _run_alone(cell: Cell, simulation: Simulation, *, runtime: str, workers: int
     with Workers(workers) as pool:
         alone = list(train_alone(simulation, pool, runtime=runtime))
         seconds = pool.processor_s() - began
+    accuracies: dict[str, list[float | None]] = {
+        "accuracy_own_common": [rounded(fmean(each.accuracy_common for each in alone))],
+        "accuracy_own_local": [rounded(fmean(each.accuracy_local for each in alone))],
+    }
+    return _without_rounds(cell, simulation, accuracies, epsilon=0.0, seconds=seconds, runtime=runtime)
+
+
+class _Paused(Exception):
+    """Ends the rounds of a run, which can go on."""
+
+
+def _run_times(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str) -> KeptCell:
+    """The time of the cell's rounds over that of the first row's, whose rounds alternate with them in this process.
+
+    Seconds of separate runs compare a busy machine with an idle one. The first round does not count: a method that
+    needs a model of the device's own has none yet. Models are not tested.
+    """
+    clock = time.perf_counter if cell.group.gpu else time.process_time
+    shutil.rmtree(folder / RUN, ignore_errors=True)
+    both = (cell, replace(cell, row=cell.recipe.rows[0]))
+    tested = [begin(each.task(), folder / RUN / str(at), data_dir=data_dir) for at, each in enumerate(both)]
+    begun = [replace(each, prepared=replace(each.prepared, evaluate_global=None)) for each in tested]
+    runtime = runtime or (VMAP if cell.group.gpu else quickest(cell.task().model.name))
+    began, seconds = clock(), [0.0, 0.0]
+    with Workers(1) as pool:
+        for last in range(1, min(cell.rounds, TIMED_ROUNDS) + 1):
+            for at, simulation in enumerate(begun):
+                spent = _one_round(simulation, pool, last, clock, runtime)
+                seconds[at] += spent if last > 1 else 0.0
+    ratio: dict[str, list[float | None]] = {"round_time": [rounded(seconds[0] / seconds[1])]}
+    return _without_rounds(cell, begun[0], ratio, epsilon=math.inf, seconds=clock() - began, runtime=runtime)
+
+
+def _one_round(simulation: Simulation, pool: Workers, last: int, clock: Callable[[], float], runtime: str) -> float:
+    """Runs the round `last`, the next one, without tests; returns its seconds."""
+    marks: list[float] = []
+
+    def on_closed(round: int) -> None:
+        marks.append(clock())
+        if round == last:
+            raise _Paused
+
+    with EventLog(simulation.folder.events) as events, suppress(_Paused):
+        every = simulation.task.round.rounds + 1
+        run_rounds(
+            simulation, pool, events, runtime=runtime, evaluate_every=every, evaluate_last=0, on_closed=on_closed
+        )  # fmt: skip
+    return marks[-1] - marks[0]
+
+
+def _without_rounds(
+    cell: Cell,
+    simulation: Simulation,
+    accuracies: dict[str, list[float | None]],
+    *,
+    epsilon: float,
+    seconds: float,
+    runtime: str,
+) -> KeptCell:
+    """The record of a cell that has no accuracies by round."""
     return KeptCell(
         cell=cell.key,
         digest=cell.digest,
         quick=cell.quick,
         task=cell.plain,
-        accuracies={
-            "accuracy_own_common": [rounded(fmean(each.accuracy_common for each in alone))],
-            "accuracy_own_local": [rounded(fmean(each.accuracy_local for each in alone))],
-        },
-        epsilon_server=0.0,
-        epsilon_release=0.0,
+        accuracies=accuracies,
+        epsilon_server=epsilon,
+        epsilon_release=epsilon,
         noise_multiplier=0.0,
         rounds=0,
         uplink_bytes=0,

@@ -243,4 +243,4 @@ def _labels(recipe: Recipe, cells: Sequence[Cell], kept: Kept, *, quick: bool) -
 
 
 def measured_as(recipe: Recipe, metric: str) -> str:
-    return f"{METRICS[metric]}, {WINDOWS[recipe.window]}"
+    return METRICS[metric] if metric == "round_time" else f"{METRICS[metric]}, {WINDOWS[recipe.window]}"

@@ -11,6 +11,8 @@ NEAR = 2.0
 """Points between our number and the printed one, where the seeds do not say more."""
 LEAD = 1.0, 1 / 3
 """How far a lead may be from the printed one: points, or a share of the printed lead if that is more."""
+ELSEWHERE = {"own": 1.3, "global": 7.8}
+"""Points by which another processor's rounding moves own models, and a global model, of the same cell (measured)."""
 FAR = 10.0
 """Points off the printed number from which an order says nothing."""
 RULE = f"""

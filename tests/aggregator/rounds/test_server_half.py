@@ -34,7 +34,7 @@ class Steered(ServerHalf):
     def controls(self, state: ServerArrays, round: int) -> dict[str, float]:
         return {"clip_norm": float(state["clip_norm"]), "noise_multiplier": 1.0 + round}
 
-    def weight(self, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
+    def weight(self, state: ServerArrays, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
         return 1.5 if sent[0] > 0 else 0.5
 
     def advance(self, state: ServerArrays, closed: ClosedRound) -> ServerArrays:

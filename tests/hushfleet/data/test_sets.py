@@ -288,6 +288,14 @@ def test_a_tar_of_batches_and_a_broken_tar(tmp_path: Path, monkeypatch, write_ba
         load("cifar10", data_dir=tmp_path)
 
 
+def test_whether_a_set_is_at_hand_is_said_without_reading_it(tmp_path: Path) -> None:
+    """`hushfleet reproduce --list` asks for all of them, and decoding an archive takes ten seconds."""
+    (tmp_path / "cifar10.tar.gz").write_bytes(b"no archive")
+    assert is_at_hand("cifar10", data_dir=tmp_path)
+    with pytest.raises(BadInput, match="cannot be read"):
+        load("cifar10", data_dir=tmp_path)
+
+
 def test_cifar100_by_its_fine_labels(tmp_path: Path, write_batches) -> None:
     made = write_batches(tmp_path / "cifar100", "CIFAR100", labels="fine_labels", classes=100)
     assert is_at_hand("cifar100", data_dir=tmp_path)

@@ -13,6 +13,7 @@ from opacus.accountants import RDPAccountant
 from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
+from hushfleet.gradients.batch import ClientBatch
 from hushfleet.methods import make_method
 from hushfleet.methods.apdp_fl import score_of
 from hushfleet.methods.server import ClosedRound
@@ -21,6 +22,7 @@ from hushfleet.methods.task_method import TaskMethod
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.noise import SeededNoise
+from hushfleet.privacy.record import RecordMechanism
 from support.methods import context_of, penalty, released, trained
 
 LAYOUT = ParamLayout(("a.weight",), ((4,),))
@@ -53,6 +55,16 @@ def outcome(round: int, *, step: float = 1.0, accuracy: float | None = None, los
 )
 def test_the_score_by_hand(step: float, loss_rose: bool, accuracy_fell: bool, progress: float, score: float) -> None:
     assert score_of(step, loss_rose=loss_rose, accuracy_fell=accuracy_fell, progress=progress) == score
+
+
+def test_the_plain_score_of_a_step_falls_with_its_length() -> None:
+    none = {"loss_rose": False, "accuracy_fell": False, "progress": 0.0}
+    assert [score_of(step, **none, step_score="plain") for step in (0.0, 0.25, 0.5, 1.0)] == [35.0, 26.25, 17.5, 0.0]
+    method = apdp(decay=0.5, step_score="plain")
+    server = method.server.initial(0)
+    for round in range(1, 11):  # 17.5 for half of the longest step, and 20 for the rounds, are less than 50
+        server = method.server.advance(server, outcome(round, step=8.0 if round == 1 else 4.0))
+    assert method.server.controls(server, 11) == {"noise_multiplier": 5.0}
 
 
 def test_noise_falls_in_rounds_that_score_above_fifty() -> None:
@@ -129,6 +141,57 @@ def test_local_training_is_algorithm_2_line_by_line() -> None:
     accountant.history = [(2 * 1.2 * sigma, 1.0, steps)]
     spent = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps)]
     assert epsilon(spent, delta=1e-5, accountant="rdp") == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+
+
+def test_records_clipped_as_one_are_algorithm_2_with_subsets_and_pay_for_turning_a_gradient_round() -> None:
+    """Line 10 sums, over all r = 12 records, the clipped mean gradient of the record's subset of about d = 4."""
+    bound, sigma, rate, r, d = 0.5, 1.5, 0.1, 12, 4
+    data = Samples(
+        np.random.default_rng(4).integers(0, 256, (r, 1, 1, 4), dtype=np.uint8), np.arange(r) % 2, (0.5,), (0.25,)
+    )
+
+    def gradient(params: Any, x: Any, y: Any, dropout: Any = (), out: Any = None, **_: Any) -> tuple[float, Any]:
+        rows = x.reshape(len(y), -1)
+        out[...] = ((rows @ params - y)[:, None] * rows).mean(axis=0)
+        return 0.0, out
+
+    privacy = replace(RECORD, clip_norm=bound, noise_multiplier=2 * sigma, sample_rate=1.0, batches=1)
+    method = apdp(privacy, optimizer="sgd", learning_rate=rate, batch_size=r, local_steps=1, subset_size=d)
+    start = np.array([1, -2, 3, 4], np.float32)
+    how = {"rng": np.random.default_rng(8), "noise": SeededNoise(1, 2, 3)}
+    got = trained(method, start, gradient, data, **how).end
+
+    rng, total = np.random.default_rng(8), np.zeros(4)
+    rng.random(r)  # who is in the batch: all, at sample rate 1
+    places = rng.integers(3, size=r)
+    for place in range(3):
+        rows = np.flatnonzero(places == place)
+        g = gradient(start, data.x[rows], data.labels[rows], out=np.empty(4))[1]
+        total += d * g / max(1, np.linalg.norm(g) / bound)
+    w = start - rate / r * (total + 2 * bound * sigma * SeededNoise(1, 2, 3).normal(4))
+    np.testing.assert_allclose(got, w, atol=rate / r * 2 * bound * sigma * 2**-9)
+    assert method.charge(RoundTerms()).noise_multiplier == pytest.approx(sigma / d)
+
+
+def test_one_record_moves_a_sum_of_subsets_by_what_is_charged_and_no_more() -> None:
+    """The worst case: beside one other record in its subset, it turns their mean gradient round."""
+    mechanism = RecordMechanism(0.5, 3.0, sample_rate=1.0, batches=1, gradients_per_batch=1, batch_size=8, subset=4)
+
+    def mean(params: Any, x: Any, y: Any, dropout: Any = (), out: Any = None, **_: Any) -> tuple[float, Any]:
+        out[...] = x.mean(axis=0)
+        return 0.0, out
+
+    def summed(*values: float) -> np.ndarray:
+        x, total = np.array(values, np.float32)[:, None], np.empty(1, np.float32)
+        batch = ClientBatch(mean, x, np.zeros(len(x), np.int64), (), {}, np.empty(1, np.float32))
+        batch.subsets = [np.arange(len(x))]
+        batch.clipped_sum(total, mechanism.clip_norm, total)
+        return 8 * replace(mechanism, noise_multiplier=0.0).noised_mean(total, SeededNoise(0, 0, 0))
+
+    moved = abs(float(summed(1.0, -9.0)[0] - summed(1.0)[0]))
+    assert moved == pytest.approx(2 * 4 * mechanism.clip_norm)
+    noise = mechanism.clip_norm * mechanism.noise_multiplier
+    assert mechanism.charge().noise_multiplier == pytest.approx(noise / moved)
 
 
 def test_the_server_steps_by_its_learning_rate() -> None:

@@ -12,7 +12,9 @@ from hushfleet.config.spec import PrivacySpec
 from hushfleet.data.samples import Samples
 from hushfleet.errors import Malformed
 from hushfleet.methods import make_method
+from hushfleet.methods.dp_fedsim import LARGEST_STRETCH
 from hushfleet.methods.fisher import MOVED, normalised
+from hushfleet.methods.server import ClosedRound
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.params import ParamLayout
 from support.methods import Constant, Fisher, advanced, context_of, released, trained
@@ -103,6 +105,16 @@ def test_thresholds_follow_each_layers_spread() -> None:
     np.testing.assert_allclose(thresholds(fedsim(), balanced), [500.0, 0.5])
 
 
+def test_a_device_keeps_how_far_its_thresholds_went() -> None:
+    """T_s / b before the cap, the largest of all rounds; nothing of it is sent."""
+    method, state = fedsim(max_stretch=1.5), None
+    for update in (vector(3, 3, 3, 0, 0, 0, 2, 2, 2, 2), vector(2, 2, 2, 0, 0, 0, 2, 2, 2, 0), ZEROS):
+        context = context_of(method, state, samples=Fisher(ZEROS))
+        state = method.advance(context, update=update, trained=ZEROS, sent=ZEROS)
+    # layer a: mean = standard deviation in both, so 2; layer b of the second: mean 1.5, deviation sqrt(3) / 2
+    np.testing.assert_allclose(state.private[LARGEST_STRETCH], [2.0], rtol=1e-6)
+
+
 def test_as_published_release_by_hand() -> None:
     update = vector(2, 2, 2, 0, 0, 0, 2, 2, 2, 2)  # norms sqrt(12) and 4
     release = released(fedsim(), update, RoundTerms(4), Constant(1.0))
@@ -165,11 +177,22 @@ def test_without_agc_the_whole_update_is_clipped() -> None:
 def test_similarity_is_the_mean_cosine_of_the_layers_models() -> None:
     theirs = vector(3, 0, 0, 0, 0, 0, 1, 0, 0, 0)
     sent = vector(0, 4, 0, 0, 0, 0, 0, 1, 0, 0)  # models (3, 4) and (1, 1) against (3, 0) and (1, 0)
-    assert fedsim().server.weight(theirs, sent, LAYOUT) == pytest.approx((3 / 5 + 1 / math.sqrt(2)) / 2, rel=1e-6)
-    assert fedsim().server.weight(theirs, ZEROS, LAYOUT) == pytest.approx(1.0)
-    assert fedsim().server.weight(theirs, -2 * theirs, LAYOUT) == 1e-3  # the other way: not negative
-    assert fedsim().server.weight(ZEROS, sent, LAYOUT) == 1e-3  # a model of zeros resembles nothing
-    assert fedsim(msa=False).server.weight(theirs, -2 * theirs, LAYOUT) == 1.0
+    assert fedsim().server.weight({}, theirs, sent, LAYOUT) == pytest.approx((3 / 5 + 1 / math.sqrt(2)) / 2, rel=1e-6)
+    assert fedsim().server.weight({}, theirs, ZEROS, LAYOUT) == pytest.approx(1.0)
+    assert fedsim().server.weight({}, theirs, -2 * theirs, LAYOUT) == 1e-3  # the other way: not negative
+    assert fedsim().server.weight({}, ZEROS, sent, LAYOUT) == 1e-3  # a model of zeros resembles nothing
+    assert fedsim(msa=False).server.weight({}, theirs, -2 * theirs, LAYOUT) == 1.0
+
+
+def test_similarity_of_directions_is_that_with_the_last_step_of_the_global_model() -> None:
+    server, before = fedsim(similarity="directions").server, vector(*range(10))
+    sent = vector(3, 0, 0, 0, 0, 4, 0, 0, 0, 2)
+    assert server.weight(server.initial(0), before, sent, LAYOUT) == 1.0  # there is no step yet
+    step = vector(1, 0, 0, 0, 0, 0, 0, 0, 1, 1)
+    state = server.advance({}, ClosedRound(1, before, before + step, (), None, None))
+    assert server.weight(state, before, sent, LAYOUT) == pytest.approx((3 / 5 + 1 / math.sqrt(2)) / 2, rel=1e-6)
+    assert server.weight(state, before, -sent, LAYOUT) == 1e-3
+    assert fedsim().server.advance({}, ClosedRound(1, before, before + step, (), None, None)) == {}
 
 
 def test_with_the_unit_record_no_fisher_values_of_raw_data_are_asked() -> None:

@@ -157,7 +157,10 @@ class CohortTrainer:
 
     def _ready(self, method: TaskMethod, member: Member, samples: LabelledSamples, published: np.ndarray) -> _Ready:
         own_samples = LoadedSamples(samples, self.gradient, self.gradient.logits)
-        return _Ready(member, LocalRound(method, member.state, published, member.terms, own_samples))
+        begun = LocalRound(method, member.state, published, member.terms, own_samples)
+        if begun.record is not None and begun.record.subset > 1:
+            raise BadInput("records that are clipped in subsets train device by device: choose another --runtime")
+        return _Ready(member, begun)
 
     def _memory(self, method: TaskMethod, ready: Sequence[_Ready], inputs: Inputs) -> tuple[int, int]:
         """Bytes that a client needs, and bytes that there are."""

@@ -34,6 +34,7 @@ from hushfleet.simulator.studies.reproduce.recipe import find_recipe
 from hushfleet.simulator.studies.reproduce.run import RUN, Failure, Shares, run_cell, run_cells
 from hushfleet.simulator.studies.reproduce.show import epsilons, print_table
 from hushfleet.simulator.studies.reproduce.table import CellProgress, PaperTable, make_table
+from hushfleet.simulator.studies.reproduce.verdict import ELSEWHERE
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +102,7 @@ fedavg = [91.0, 91.0]
 dp-fedavg = [80.5, 70.25]
 too-many = [nan, 1.0]
 """
+KEPT = Path(__file__).with_name("kept_cell.json")
 ROWS = ["fedavg", "dp-fedavg", "too-many"]
 
 
@@ -182,6 +184,8 @@ def test_an_interrupted_cell_goes_on_to_the_same_result(
 
 def test_a_cell_run_again_gives_the_same_bits_and_says_what_made_it(book: Path, tmp_path: Path) -> None:
     """On one machine: another processor's bits may differ, which is why a cell names it and its instruction set."""
+    table = TABLE.replace('{ "method.name" = "dp-fedavg" }', '{ "method.name" = "dp-fedsim" }')
+    (book / "own" / "table-1.toml").write_text(table)
     (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-1"], quick=True)
     first, again = (run_cell(cell, tmp_path / name, data_dir=None, runtime="onnx") for name in ("first", "again"))
     assert replace(first, seconds=0) == replace(again, seconds=0)
@@ -193,6 +197,50 @@ def test_a_cell_run_again_gives_the_same_bits_and_says_what_made_it(book: Path, 
     assert first.versions["processor"]
     assert first.commit is None or len(first.commit.removesuffix("-changed")) == 40
     assert first.epsilon_server_median == first.epsilon_server
+    assert first.largest_stretch is not None
+    assert first.largest_stretch > 1
+    # the cell as it was kept on another day: the same bits here, and elsewhere what the page says of other processors
+    kept = KeptCell.load(KEPT)
+    assert (kept.digest, kept.digests) == (first.digest, first.digests)
+    here = (kept.processor, kept.versions) == (first.processor, first.versions)
+    same = kept.accuracies == first.accuracies and kept.largest_stretch == first.largest_stretch
+    assert same if here else is_near(kept, first)
+    assert is_near(first, run_cell(cell, tmp_path / "other", data_dir=None, runtime="torch"))  # rounds in another way
+
+
+def test_a_time_is_a_ratio_to_the_first_rows_rounds_which_alternate_with_its_own(
+    book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that FedAvg's rounds move by 2 s and the other's by 5 s, the first one by 90 s, which do not count."""
+    timed = TABLE.replace('"accuracy_own_common"', '"round_time"').replace('"mean-last-10"', '"last"')
+    (book / "own" / "table-1.toml").write_text(timed.replace("rounds = 2", "rounds = 3"))
+    (cell,) = cells(methods=["dp-fedavg"], columns=["sigma-2"])
+    train_cohort, now, trained = fast_engine.train_cohort, [0.0], []
+
+    def by_the_clock(simulation, workers, plan, *rest, **options):
+        method = simulation.task.method.name
+        trained.append((plan.round, method))
+        assert not options["evaluate"]
+        now[0] += 90.0 if plan.round == 1 else {"fedavg": 2.0, "dp-fedavg": 5.0}[method]
+        return train_cohort(simulation, workers, plan, *rest, **options)
+
+    monkeypatch.setattr(fast_engine, "train_cohort", by_the_clock)
+    monkeypatch.setattr("time.process_time", lambda: now[0])
+    kept = run_cell(cell, tmp_path / "run", data_dir=None, runtime="onnx")
+    assert trained == [(round, method) for round in (1, 2, 3) for method in ("dp-fedavg", "fedavg")]
+    assert kept.value("round_time", "last") == 2.5
+    assert kept.value("accuracy_global", "last") is None
+    assert KeptCell.load(kept.save(tmp_path)) == kept
+
+
+def is_near(one: KeptCell, other: KeptCell) -> bool:
+    """Whether all accuracies are within what another processor moves."""
+    return all(
+        abs(a - b) <= ELSEWHERE["global" if metric == "accuracy_global" else "own"] / 100
+        for metric, values in one.accuracies.items()
+        for a, b in zip(values, other.accuracies[metric], strict=True)
+        if a is not None and b is not None
+    )
 
 
 def test_each_device_alone_is_a_cell_of_its_own(book: Path, tmp_path: Path) -> None:

@@ -269,6 +269,12 @@ def test_a_member_without_samples_is_refused_before_any_training() -> None:
         train_cohort(method, cohort_of(method, counts=(4, 0)), DIGITS.model.init(1), DIGITS, inputs=Inputs())
 
 
+def test_records_clipped_in_subsets_are_left_to_other_runtimes() -> None:
+    method = method_of("apdp-fl", privacy=BY_RECORD, subset_size=2)
+    with pytest.raises(BadInput, match="choose another --runtime"):
+        train_cohort(method, cohort_of(method), DIGITS.model.init(1), DIGITS, inputs=Inputs())
+
+
 def test_records_are_clipped_and_noised_one_by_one_and_batches_may_be_empty(device: str) -> None:
     for sample_rate in (0.3, 0.04):
         by_record = replace(BY_RECORD, sample_rate=sample_rate, batches=6)
