@@ -50,7 +50,7 @@ class PumpFleet(NamedTuple):
 
 FLEETS = (
     *(PumpFleet(60, 20, epsilon) for epsilon in (8, None, 2)),
-    *(PumpFleet(boards, windows, 8) for boards, windows in ((20, 20), (60, 80))),
+    *(PumpFleet(boards, windows, 8) for boards, windows in ((60, 10), (20, 20))),
 )
 
 
@@ -91,7 +91,8 @@ def measure(fleet: PumpFleet, seed: int, folder: Path) -> dict[str, Found]:
     shared = flat(done, "global")
     rows: dict[str, list[Found]] = {}
     for index, device in enumerate(done.result.details.devices):
-        train, held_out = divided(load_arrays(run.folder.device(device).train, run.spec.model))
+        samples = load_arrays(run.folder.device(device).train, run.spec.model)
+        train, held_out = map(samples.take, divided(samples.labels))
         alone = trained_alone(run, device, initial, SeededRandomness(seed, index))
         models: dict[str, Errors] = {
             name: partial(errors_of, run.inference, params)

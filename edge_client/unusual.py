@@ -92,4 +92,5 @@ def _right(graph: LogitsOf, params: np.ndarray, held_out: LabelledSamples, test:
 
 
 def _held_out(own: OwnModel, data: OwnDataSection) -> LabelledSamples:
-    return divided(load_file(Path(data.path), own.spec.model, kind=data.kind, skipped=[]))[1]
+    samples = load_file(Path(data.path), own.spec.model, kind=data.kind, skipped=[])
+    return samples.take(divided(samples.labels)[1])

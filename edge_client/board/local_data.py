@@ -153,7 +153,7 @@ class LocalData:
         try:
             samples, others = self._read(path, unfinished, skipped, window)
             if self._model.targets.are_inputs:
-                samples, _ = divided(samples)
+                samples = samples.take(divided(samples.labels)[0])
             if not len(samples) and not self._may_be_empty:
                 where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
                 cure = f"; put images into {path}/CLASS/, the classes are {names}" * (self._section.kind == "folder")

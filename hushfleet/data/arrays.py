@@ -268,16 +268,16 @@ def _output_names(y: np.ndarray) -> tuple[str, ...]:
 
 def _devices(devices: Any, count: int, where: str) -> np.ndarray:
     """The name or number of the device of each of `count` samples, `[n]`. Raises `BadInput`."""
-    devices = unmasked(devices, where)
-    if not count or devices.shape != (count,) or devices.dtype.kind not in "iuUO":
+    found = unmasked(devices, where)
+    if not count or found.shape != (count,) or found.dtype.kind not in "iuUO":
         raise BadInput(
-            f"{where} is {devices.dtype} of shape {list(devices.shape)}; it must be a whole number or a name for each "
+            f"{where} is {found.dtype} of shape {list(found.shape)}; it must be a whole number or a name for each "
             f"of the {count} samples of its part"
         )
-    if devices.dtype.kind in "UO":
-        check_present(devices, where, what="device")
-        devices = texts_of(devices).astype(str)
-    return devices
+    if found.dtype.kind in "UO":
+        check_present(found, where, what="device")
+        return texts_of(found).astype(str)
+    return found
 
 
 def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -62,8 +62,8 @@ def load_csv_set(
         f"{part}_{key}": value for part, each in found.items() for key, value in zip("xy", each, strict=False)
     }
     names = next(iter(found.values()))[3]
-    devices = {f"{part}_device": each[2] for part, each in found.items()}
-    return Data(**arrays, **devices, column_names=names)
+    arrays |= {f"{part}_device": each[2] for part, each in found.items()}
+    return Data(**arrays, column_names=names)
 
 
 def read_csv(

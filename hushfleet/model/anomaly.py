@@ -18,15 +18,19 @@ from hushfleet.errors import BadInput
 from hushfleet.losses import normal
 from hushfleet.model.evaluation import LogitsOf, evaluate_each
 
+_ROUNDING = 1e-9
 EVERY = 5
 """Every fifth sample is held out, so that samples that are appended later change nothing for those before."""
 
 
-def divided(samples: LabelledSamples) -> tuple[LabelledSamples, LabelledSamples]:
-    """The samples to train on and the held-out ones; faults that a label marks are in neither."""
-    (kept,) = np.nonzero(normal(samples.labels))
+def divided(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The places of the samples to train on, and of the held-out ones; a fault that a label marks is in neither.
+
+    :param labels: `[n, 1]`, 0 for what is normal.
+    """
+    (kept,) = np.nonzero(normal(labels))
     held = np.arange(len(kept)) % EVERY == EVERY - 1
-    return samples.take(kept[~held]), samples.take(kept[held])
+    return kept[~held], kept[held]
 
 
 class Threshold(NamedTuple):
@@ -52,8 +56,10 @@ class Threshold(NamedTuple):
                 f"no sample is held out to choose a threshold by: every {EVERY}th normal sample of data.path is, so it "
                 f"needs {EVERY} of them at least"
             )
-        rank = min(math.ceil((count + 1) * (1 - false_alarms)), count)
-        return cls(float(np.sort(errors)[rank - 1]), count, 1 - rank / (count + 1))
+        above = max(
+            1, math.floor((count + 1) * false_alarms + _ROUNDING)
+        )  # of the places that a further error may take
+        return cls(float(np.sort(errors)[-above]), count, above / (count + 1))
 
 
 def errors_of(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> np.ndarray:

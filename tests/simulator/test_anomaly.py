@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,15 @@ import numpy as np
 import pytest
 
 import hushfleet as hf
-from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.config.task import load_task, parse_task
 from hushfleet.aggregator.results.result import Result
-from hushfleet.data.arrays import Data
+from hushfleet.data.arrays import Data, load_arrays
 from hushfleet.data.csv_file import load_csv_set, read_csv
 from hushfleet.errors import BadInput
 from hushfleet.simulator.fleet import make_fleet
 
 DEVICES, EACH, TESTED = 4, 25, 10
+MACHINES = Path(__file__).parents[2] / "examples" / "machines"
 
 
 def data() -> Data:
@@ -118,3 +120,23 @@ def test_a_file_without_labels_is_all_normal_and_a_line_may_be_a_whole_window(tm
     assert faults.tolist() == [[0], [0]]
     with pytest.raises(BadInput, match="one of them 'fault'"):
         read_csv(tmp_path / "a.csv", input_shape=(1, 1, 2), outputs=("fault",))
+
+
+def test_each_fault_of_the_example_shows_where_its_physics_says(tmp_path: Path) -> None:
+    made = runpy.run_path(str(MACHINES / "make_data.py"))
+    machine, channels = made["Machine"].drawn(np.random.default_rng(0)), list(made["CHANNELS"])
+
+    def levels(fault: str) -> dict[str, float]:
+        found = made["windows"](machine, 20, np.random.default_rng(1), any_load=False, fault=fault)
+        return dict(zip(channels, found.mean((0, 2)).tolist(), strict=True))
+
+    well, bearing, blade, dry = (levels(fault) for fault in ("", *made["FAULTS"]))
+    assert bearing["db_512_1024"] > well["db_512_1024"] + 3  # where the housing rings
+    assert bearing["db_4_32"] == pytest.approx(well["db_4_32"], abs=0.5)  # the shaft turns as ever
+    assert blade["db_4_32"] > well["db_4_32"] + 7  # a force of 2.6 times: 8 dB
+    assert blade["celsius"] == pytest.approx(well["celsius"], abs=0.1)
+    assert dry["celsius"] > well["celsius"] + 5
+    made["make"](tmp_path / "machines.npz", machines=2, train=5)
+    task = load_task(MACHINES / "task.toml", (f'data.path="{tmp_path / "machines.npz"}"',))
+    found = load_arrays(tmp_path / "machines.npz").dataset("arrays", targets=task.targets, class_names=task.class_names)
+    assert (len(found.train), len(found.test), found.test.labels.mean()) == (10, 48, 0.5)

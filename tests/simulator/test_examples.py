@@ -22,7 +22,7 @@ from hushfleet.simulator.engines.live.engine import LiveFleet
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PROJECTS = ("activity", "heating", "machines", "own-cnn", "strange-partition")
+PROJECTS = ("activity", "heating", "own-cnn", "strange-partition")
 
 pytestmark = pytest.mark.slow
 

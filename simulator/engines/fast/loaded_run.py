@@ -114,7 +114,7 @@ class LoadedRun:
         if samples is None:
             samples = self._load(self.folder.device(device).train)
             if self.spec.model.targets.are_inputs:
-                samples, _ = divided(samples)
+                samples = samples.take(divided(samples.labels)[0])
             self._train_bytes += samples.nbytes
         self._train[device] = samples
         while self._train_bytes > KEPT_BYTES and len(self._train) > 1:
