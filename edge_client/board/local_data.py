@@ -179,9 +179,11 @@ class LocalData:
         model, lenient = self._model, skipped if self._may_be_empty else None
         if self._section.kind == "folder":
             asked = {} if window is None else self._in_window(path, window, unfinished)
-            samples, found = scan_folder(
-                path, lenient=True, unfinished=unfinished, keep=lambda file: asked.get(str(file), True), **_form(model)
-            )
+
+            def keep(file: Path) -> bool:  # a file whose arrival is not noted, since it has just come, waits
+                return window is None or asked.get(str(file), not file.is_file())
+
+            samples, found = scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **_form(model))
             skipped += found
             return samples, len(asked) - sum(asked.values())
         skips = skipped if path.is_dir() else lenient

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 KEY_BYTES = 16
-_SCHEMA = "CREATE TABLE IF NOT EXISTS arrivals (sample BLOB PRIMARY KEY, arrived_at INTEGER NOT NULL) WITHOUT ROWID"
+SCHEMA = "CREATE TABLE arrivals (sample BLOB PRIMARY KEY, arrived_at INTEGER NOT NULL) WITHOUT ROWID"
 
 
 def sample_key(content: bytes) -> bytes:
@@ -36,7 +36,6 @@ class Arrivals:
         """
         with self._transaction("note the arrival of samples"):
             run = self._connection.execute
-            run(_SCHEMA)
             known: dict[bytes, int] = dict(run("SELECT sample, arrived_at FROM arrivals"))
             new = set(keys) - known.keys()
             self._connection.executemany("INSERT INTO arrivals VALUES (?, ?)", [(key, now) for key in sorted(new)])

@@ -386,7 +386,6 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         run("PRAGMA journal_size_limit = 8388608")
         # KiB. Without a log, a model that does not fit is written twice; with one, more gains nothing and stays.
         run(f"PRAGMA cache_size = -{256 if durable else 16384}")
-        self.ledger.upgrade_schema()
 
     def _fact(self, name: str) -> bytes | None:
         row = self._row("SELECT value FROM facts WHERE name = ?", name)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hushfleet.atomic_file import sync_folder
-from hushfleet.edge_client.storage import answers
+from hushfleet.edge_client.storage import answers, arrivals
 from hushfleet.errors import LostStore, StoreError
 from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
 
-SCHEMA_VERSION = b"3"
+SCHEMA_VERSION = b"4"
 OLDEST_SCHEMA = b"1"  # that `bring_up_to_date` begins with
 REMNANTS = (
     "waiting.json",
@@ -62,6 +62,7 @@ CREATE TABLE outbox (
     PRIMARY KEY (task, round));
 {_PUBLIC_DIGESTS}
 {answers.SCHEMA}
+{arrivals.SCHEMA};
 """
 
 
@@ -225,7 +226,7 @@ def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str,
 
 def bring_up_to_date(connection: sqlite3.Connection, schema: bytes) -> bytes:
     """Upgrades an older schema step by step, each in one transaction. Returns the schema afterwards."""
-    for older, upgrade in ((b"1", _keep_public_digests), (b"2", _keep_answers)):
+    for older, upgrade in ((b"1", _keep_public_digests), (b"2", _keep_answers), (b"3", _keep_times)):
         if schema == older:
             schema = str(int(older) + 1).encode()
             connection.execute("BEGIN IMMEDIATE")
@@ -255,6 +256,13 @@ def _keep_answers(connection: sqlite3.Connection) -> None:
     """Upgrades schema 2, which knew no secure sums."""
     connection.execute("ALTER TABLE outbox ADD COLUMN context BLOB")
     connection.execute(answers.SCHEMA)
+
+
+def _keep_times(connection: sqlite3.Connection) -> None:
+    """Upgrades schema 3, which knew neither when charges were made nor when samples arrived."""
+    connection.execute(arrivals.SCHEMA)
+    (device,) = connection.execute("SELECT value FROM facts WHERE name = 'device'").fetchone()
+    Ledger(connection, device=device.decode()).upgrade_schema()
 
 
 def _beside(path: Path, suffix: str) -> Path:

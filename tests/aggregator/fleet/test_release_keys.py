@@ -54,7 +54,7 @@ def release(folder: Path, version: str, *, system: bool = False, content: str = 
     files.mkdir()
     (files / "a").write_text(content)
     out = folder / f"{version}.hfr"
-    fields = {"python": "cp313", "arch": "aarch64", "oldest_store": 1, "store": 3}
+    fields = {"python": "cp313", "arch": "aarch64", "oldest_store": 1, "store": 4}
     pack(files, out, key=None, version=version, system=system, **fields)
     return out
 

@@ -21,6 +21,7 @@ from hushfleet.edge_client.storage import store_file
 from hushfleet.edge_client.storage.arrays import pack_arrays, unpack_arrays
 from hushfleet.edge_client.storage.round_commit import RoundCommit
 from hushfleet.edge_client.storage.store import KEPT_TASKS, DeviceStore
+from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import CopiedStore, LedgerError, StoreError
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
@@ -294,7 +295,7 @@ def test_a_damaged_file_is_reported_and_left_as_it_is(path: Path, damage: str) -
     elif damage == "name":  # SQLite's message quotes it, and is no UTF-8 then; found by fuzzing
         data = data.replace(b"tablefacts", b"tablef\xc2cts")
     elif damage == "kind":  # of one byte of BLOB (14), a text (15)
-        at = data.index(b"schema3") - 1
+        at = data.index(b"schema" + SCHEMA_VERSION) - 1
         assert data[at] == 14
         data[at] = 15
     else:
@@ -372,7 +373,7 @@ def as_schema_1(path: Path) -> None:
     """What an earlier client has left."""
     connection = sqlite3.connect(path)
     connection.executescript(
-        "DROP TABLE answers; ALTER TABLE outbox DROP COLUMN context;"
+        "DROP TABLE arrivals; DROP TABLE answers; ALTER TABLE outbox DROP COLUMN context;"
         "DROP TABLE public_digests; ALTER TABLE outbox DROP COLUMN attached_digest;"
         "UPDATE facts SET value = x'31' WHERE name = 'schema';"
     )
