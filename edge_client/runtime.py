@@ -96,7 +96,12 @@ class TaskRuntime:
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
         of_data, self._note = notes_in(None if simulation else config.store_path.parent)
         self.data = LocalData(
-            config.data, spec.model, features=self.features, may_be_empty=method.parts.takes_empty, note=of_data
+            config.data,
+            spec.model,
+            features=self.features,
+            may_be_empty=method.parts.takes_empty or spec.training_rounds == 0,
+            note=of_data,
+            held_out=spec.held_out,
         )
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self.gradient = AcceleratorTrial(
@@ -127,6 +132,8 @@ class TaskRuntime:
             gradient=self.gradient,
             logits_of=self.inference,
             samples=self.data.samples,
+            held_out=self.data.held_out,
+            left_out=lambda: self.data.left_out,
             randomness=SeededRandomness(simulation.seed, simulation.index) if simulation else FieldRandomness(),
             limits=config.limits,
             observer=None if self._metrics is None else self._write_metrics,

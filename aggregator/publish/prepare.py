@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hushfleet.aggregator.config.question import question_of, total_rounds
 from hushfleet.aggregator.config.sections import OWN_DATA, DataSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.config.spec import BlobRef, DropoutSpec, ModelSpec, TaskSpec
@@ -113,7 +114,7 @@ def prepare(
     graphs = export_graphs(model, objective=task.targets.objective(method.objective))
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",
-        rounds=task.round.rounds,
+        rounds=total_rounds(task),
         method=task.method.name,
         method_config=task.method.settings,
         privacy=privacy,
@@ -133,6 +134,7 @@ def prepare(
         ),
         memory_mib=_memory_mib(model, extractor, vectors=len(method.server.vectors)),
         augment=task.data.augment,
+        question=question_of(task, noise_multiplier=privacy.noise_multiplier, classes=len(class_names)),
     )
     package = spec.to_bytes()
     inference = InferenceGraph(graphs.inference, model.layout)

@@ -33,6 +33,8 @@ class RoundSummary:
     :param committee: of a secure sum: how many members it had, 0 elsewhere; `answers`: how many of them answered, with
         `answer_bytes` together.
     :param suspected_wraps: how many values of the secure sum may have wrapped around; see `Ring.suspected_wraps`.
+    :param answer: of a round that asked, the mean of the devices' answers, with the noise; `answer_std`: the standard
+        deviation of that noise in each value.
     """
 
     round: int
@@ -53,6 +55,8 @@ class RoundSummary:
     answers: int = 0
     answer_bytes: int = 0
     suspected_wraps: int = 0
+    answer: Sequence[float] = ()
+    answer_std: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values, for the store and the log."""

@@ -111,7 +111,7 @@ def nominal_seconds(
     config["local_steps"] = min(1, steps)
     batches = spec.privacy.batches if spec.privacy.unit == "record" else steps or 1
     privacy = replace(spec.privacy, sample_rate=1.0, batches=1)
-    method = make_method(spec.method, config, privacy, spec.model.layout, rounds=spec.rounds)
+    method = make_method(spec.method, config, privacy, spec.model.layout, rounds=max(1, spec.training_rounds))
     own_training, method.parts = method.parts.own_training, replace(method.parts, own_training=None)
     count, model = method.config.batch_size, spec.model
     blank = zero_samples(model, model.targets.blank(count, len(model.class_names)))

@@ -25,6 +25,7 @@ from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import as_targets, as_values, opened
 from hushfleet.data.csv_file import read_csv
 from hushfleet.data.folder import ImageForm, files_below, load_unlabelled, named, scan_folder
+from hushfleet.data.held_out import held_out_part, training_part
 from hushfleet.data.labels import check_one_reading, one_form, texts_of
 from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
@@ -78,6 +79,7 @@ class LocalData:
     :param features: what makes features of images, where the task trains on those; once for each state of the data.
     :param may_be_empty: whether the task takes a device without samples, since what it sends is noise all the same.
     :param note: says what was left out of the data.
+    :param held_out: the share of them that never trains (`hushfleet.data.held_out`).
     """
 
     def __init__(
@@ -88,7 +90,12 @@ class LocalData:
         features: FeatureGraph | None = None,
         may_be_empty: bool = False,
         note: Note | None = None,
+        held_out: float = 0.0,
     ) -> None:
+        self._share = held_out
+        self._held_out: Samples | None = None
+        self.left_out = 0
+        """How many samples were not read, when they were read last."""
         self._section = section
         self._model = model
         self._features = features
@@ -103,14 +110,23 @@ class LocalData:
         return self._samples is not None
 
     def samples(self) -> LabelledSamples:
-        """All samples. Raises `BadInput` where there are none and must be some, or they do not fit the task."""
+        """All samples that may train. Raises `BadInput` where there are none and must be some, or they do not fit."""
         path = Path(self._section.path)
         stamp = _stamp(path)
         if self._samples is None or stamp != self._stamp:
-            self._samples, self._stamp, skipped = None, stamp, list[str]()
+            self._samples, self._held_out, self._stamp, skipped = None, None, stamp, list[str]()
             self._samples = self._load(path, skipped)
+            self.left_out = len(skipped)
             return_small_blocks()
         return self._samples
+
+    def held_out(self) -> LabelledSamples:
+        """The samples that never train; features are made of them at each call. Raises as `samples` does."""
+        self.samples()
+        found = self._none() if self._held_out is None else self._held_out
+        inputs = inputs_of(found, self._features, skipped=[])
+        return_small_blocks()
+        return inputs
 
     def unlabelled(self) -> LabelledSamples | None:
         """The images that the owner has named for the own head, at most `MOST_UNLABELLED`; read at each call."""
@@ -139,6 +155,8 @@ class LocalData:
             samples, failed = self._none(), str(error)
         if len(samples):
             _warn_of_another_unit(samples, path)
+        if self._share:
+            samples, self._held_out = training_part(samples, self._share), held_out_part(samples, self._share)
         inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
         self._tell(path, DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty))
         return inputs

@@ -75,7 +75,7 @@ def run_clocked_rounds(
     """
 
     def train(plan: RoundPlan, devices: Sequence[str]) -> Iterator[JobAnswer]:
-        evaluate = plan.round == plan.rounds or plan.round % evaluate_every == 0
+        evaluate = plan.round >= engine.spec.last_training_round or plan.round % evaluate_every == 0
         return train_cohort(simulation, workers, plan, devices, runtime=runtime, evaluate=evaluate)
 
     with (
