@@ -7,7 +7,8 @@ from datetime import date
 
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
-from hushfleet.aggregator.results.report.readable import format_lifetime, number, percent, size
+from hushfleet.aggregator.results.answers import EvaluationRow
+from hushfleet.aggregator.results.report.readable import evaluated, format_lifetime, number, percent, points, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.privacy.protection import protection
 from hushfleet.wire.format.health import described
@@ -178,11 +179,18 @@ def photographs(view: FleetView) -> str:
 
 
 def model(view: FleetView) -> str:
+    if view.run is not None and view.run.evaluation is not None:
+        return evaluated(view.run.evaluation)
     better, where = "is better on a board than the board's own", "is private, too, and told by the same command there"
     if view.run is None or view.run.accuracy is None:
         return f"Whether the fleet's {better} {where}"
     right = f"The fleet's model is right on {percent(view.run.accuracy)} of the public test images"
     return f"{right}. Whether it {better} {where}"
+
+
+def gain(evaluation: EvaluationRow) -> str:
+    """Gives the gain in points with its error: `+11.2 ± 3.1`."""
+    return f"{points(evaluation.gain.value, '')} ± {100 * evaluation.gain.error:.1f}"
 
 
 def privacy_left(view: FleetView) -> str:

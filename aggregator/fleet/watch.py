@@ -86,6 +86,7 @@ class Course(RunState):
             accepted=parts["accepted"],
             finished=self.finished or 0 < self.rounds <= self.rounds_closed,
             accuracy=self.accuracy_global,
+            evaluation=self.evaluation,
             epsilon=self.epsilon_server,
             epsilon_release=self.epsilon_release,
             delta=self.delta,

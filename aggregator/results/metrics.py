@@ -33,8 +33,9 @@ class RoundSummary:
     :param committee: of a secure sum: how many members it had, 0 elsewhere; `answers`: how many of them answered, with
         `answer_bytes` together.
     :param suspected_wraps: how many values of the secure sum may have wrapped around; see `Ring.suspected_wraps`.
-    :param answer: of a round that asked, the mean of the devices' answers, with the noise; `answer_std`: the standard
-        deviation of that noise in each value.
+    :param asked: of a round that asked, the kind of its question.
+    :param answer: the mean of the devices' answers to it, with the noise; empty where too few came.
+    :param answer_std: standard deviation of that noise in each value.
     """
 
     round: int
@@ -55,6 +56,7 @@ class RoundSummary:
     answers: int = 0
     answer_bytes: int = 0
     suspected_wraps: int = 0
+    asked: str = ""
     answer: Sequence[float] = ()
     answer_std: float = 0.0
 

@@ -32,13 +32,14 @@ def summarise(
     wall_s: float,
     cohort: int,
     collected: RoundSum | None,
+    asked: str = "",
     answer: RoundSum | None = None,
 ) -> RoundSummary:
     """:param updates: the accepted ones.
     :param params: the new global vector float32 `[d]`.
     :param changed: whether the updates went into it; they do not where too few came.
     :param cohort: how many devices it had; `collected`: their sum, None where too few were drawn.
-    :param answer: the open sum of a round that asked.
+    :param asked: the kind of the question of a round that asked; `answer`: its open sum.
     :param held: of each device, SHA-256 of the model that it trained on when it was last accepted before.
     """
     terms = RoundTerms(plan.noise_split, plan.controls)
@@ -65,6 +66,7 @@ def summarise(
         answers=answers.answers,
         answer_bytes=answers.size,
         suspected_wraps=0 if collected is None else collected.suspected_wraps,
+        asked=asked,
         answer=[] if answer is None else [float(value) for value in answer.aggregated()],
         answer_std=0.0 if answer is None else answer.noise_stds[0],
     )

@@ -25,7 +25,15 @@ from hushfleet.aggregator.results.gains import (
     shared_model,
     worse_than_alone,
 )
-from hushfleet.aggregator.results.report.readable import format_lifetime, gained, number, percent, percent_up, size
+from hushfleet.aggregator.results.report.readable import (
+    evaluated,
+    format_lifetime,
+    gained,
+    number,
+    percent,
+    percent_up,
+    size,
+)
 from hushfleet.aggregator.results.result import Lifetime, Repeated, Result, SumsInfo
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, guess_rate, protection
@@ -147,12 +155,14 @@ def answer(result: Result, headline: Headline) -> str:
         told = [f"{_VERBS[verdict]}: {' and '.join(which)}" for verdict, which in found.items()]
         sentences.append(f"Federating {'; it '.join(told)}.")
     gain = headline.common.gain or headline.local.gain
-    if gain is None:
+    if result.evaluations:
+        sentences.append(f"{evaluated(result.evaluations[-1])}.")
+    if gain is None and not result.evaluations:
         sentences.append(
             "This run did not measure models that each device trains alone, "
             "so it cannot say whether federating was worth it."
         )
-    else:
+    elif gain is not None:
         sentences.append(_spread(gain, result.seed))
     name, third = headline.rows[2]
     if third.verdict == "nothing" and headline.common.verdict != "nothing":
