@@ -40,6 +40,8 @@ class OwnHeads:
         wanted = plan.task, plan.global_digest, finished
         if self._done == wanted or not task.spec.model.chooses_head or not (finished or not task.constant_time):
             return False
+        if not task.spec.training_rounds:
+            return False
         try:
             if finished:
                 data = self._model.need(plan, task.spec, most_asks=MOST_ASKS)

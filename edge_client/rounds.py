@@ -352,7 +352,9 @@ class RoundHandler:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
         if attempts > 1:
             task.use_processor("training ended the client abruptly")  # a power cut, or a fault of the GPU's driver
-        nominal_s = None if (seconds := task.nominal_seconds(params)) is None else seconds * self._pacer.slowdown
+        asks = task.spec.asks(plan.round)  # an answer takes no time to speak of
+        seconds = None if asks else task.nominal_seconds(params)
+        nominal_s = None if seconds is None else seconds * self._pacer.slowdown
         announced = self._training(nominal_s=nominal_s, deadline=self.deadline, deadline_s=plan.deadline_s)
         try:
             with announced, ExitStack() as at_the_end:

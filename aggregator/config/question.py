@@ -79,6 +79,8 @@ def check_question(task: Task) -> None:
     if task.statistic is not None:
         if task.round.rounds != 1:
             raise ValueError(f"round.rounds = {task.round.rounds}: a statistic has one round, so set rounds = 1")
+        if task.model.name != "linear" or task.model.has_features:
+            raise ValueError("model: a statistic trains none; write name = 'linear', and nothing else")
         return
     if not task.model.has_features or not task.targets.are_classes:
         raise ValueError(

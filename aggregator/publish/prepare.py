@@ -100,12 +100,12 @@ def prepare(
     mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
     extractor = _features(task, shape)
     input_shape = shape if extractor is None else (extractor.shared, 1, 1)
+    # Boards fetch a network with each task, and none looks at a sample where nothing trains: the least will do.
+    taken = input_shape if task.statistic is None else (1, 1, 1)
     name = task.model.name if task.model.share == "all" else "linear"
     by_record = task.privacy.unit == "record"
-    model = get_model(
-        name, classes=len(class_names), input_shape=input_shape, loss=task.model.loss, by_record=by_record
-    )
-    _check_shape(task, model.input_shape, input_shape)
+    model = get_model(name, classes=len(class_names), input_shape=taken, loss=task.model.loss, by_record=by_record)
+    _check_shape(task, model.input_shape, taken)
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     sent = model.layout.size - int(np.count_nonzero(task.parts().personal.mask(model.layout)))
     privacy = task.privacy_spec(train_samples=train_samples or None, size=sent)
@@ -122,7 +122,7 @@ def prepare(
         model=ModelSpec(
             name=model.name,
             layout=model.layout,
-            input_shape=model.input_shape,
+            input_shape=input_shape,
             class_names=tuple(class_names),
             mean=mean,
             std=std,
@@ -144,6 +144,8 @@ def prepare(
         features = FeatureGraph(lambda: made, spec.model.features, given=input_shape[0], cache=features_cache)
         blobs.append(made)
 
+    trains = spec.training_rounds > 0
+
     @cache  # features take longer than the test
     def common_test() -> LabelledSamples:
         assert dataset is not None
@@ -160,7 +162,7 @@ def prepare(
         dataset=dataset,
         inference=inference,
         features=features,
-        evaluate_global=(lambda params: evaluate(inference, params, common_test())) if dataset else None,
+        evaluate_global=(lambda params: evaluate(inference, params, common_test())) if dataset and trains else None,
     )
 
 

@@ -146,7 +146,9 @@ def test_what_is_held_out_changes_no_bit_of_any_model(
     for simulation in (calm, other):
         runs.fast(simulation)
     rounds = task.round.rounds + 1
-    models = [[model_of(simulation, round) for round in (rounds - 2, rounds - 1, rounds)] for simulation in (calm, other)]
+    models = [
+        [model_of(simulation, round) for round in (rounds - 2, rounds - 1, rounds)] for simulation in (calm, other)
+    ]
     assert np.array_equal(models[0], models[1])
     assert np.array_equal(models[0][1], models[0][2]), "a round that asks leaves the model as it is"
     (before,), (after,) = (result_of(simulation).evaluations for simulation in (calm, other))
