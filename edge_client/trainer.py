@@ -223,6 +223,7 @@ class DeviceRound:
 
     def _answered(self, published: np.ndarray) -> Trained:
         """The answer to the round's question, as an update of a model that is zero."""
+        _ = self.charge  # refuses the round
         trainer, question = self.trainer, self.spec.question
         assert question is not None
         samples = trainer.samples()

@@ -74,9 +74,9 @@ def test_kills_in_every_phase_change_no_bit(
 
 
 def test_a_live_fleet_answers_its_evaluation_as_the_fast_one(
-    runs: Any, short_task: Any, audit: Any, tap: Any, finish: Any, wait: Any, tmp_path: Path
+    runs: Any, short_task: Any, audit: Any, tap: Any, finish: Any, tmp_path: Path
 ) -> None:
-    """One round of training and one that asks, in whose second phase the aggregator and a board lose power."""
+    """One round of training and one that asks; kills are those of every other sum."""
     task = short_task(
         model={"name": "linear", "features": "filters"},
         method={"name": "dp-fedavg"},
@@ -86,14 +86,10 @@ def test_a_live_fleet_answers_its_evaluation_as_the_fast_one(
     )
     fast = runs.fast(begin(task, tmp_path / "fast", data_dir=None))
     live = begin(task, tmp_path / "live", data_dir=None)
-    fleet = LiveFleet(live, restarts=4)
+    fleet = LiveFleet(live)
     with fleet.running():
         assert fleet.broker is not None
         tap.attach(fleet.broker.url)
-        asked = lambda: any(event["round"] == 2 for event in audit.events(live, "unmask"))  # noqa: E731
-        wait(asked, "round 2 asks the committee", logs=lambda: audit.logs(live))
-        for name in ("aggregator", "device-2"):
-            fleet.kill(name)
         finish(fleet)
     assert audit.models(live) == audit.models(fast), "to the last bit"
     audit.check(live)
