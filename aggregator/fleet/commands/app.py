@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from hushfleet.aggregator.fleet.commands import bundle, membership, release_keys, roster, run, setup, status, updates
+from hushfleet.aggregator.fleet.commands import (
+    ask,
+    bundle,
+    membership,
+    release_keys,
+    roster,
+    run,
+    setup,
+    status,
+    updates,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +33,6 @@ def register(app: typer.Typer) -> None:
         `hushfleet fleet up greenhouse`
         """,
     )
-    for part in (setup, membership, roster, run, status, bundle, updates, release_keys):
+    for part in (setup, membership, roster, run, ask, status, bundle, updates, release_keys):
         fleet.add_typer(part.app)
     app.add_typer(fleet, name="fleet")

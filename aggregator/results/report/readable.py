@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from hushfleet.aggregator.results.answers import Estimate, EvaluationRow
+from hushfleet.aggregator.results.answers import Estimate, EvaluationRow, StatisticRow
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.result import Lifetime, WireInfo
 
@@ -90,6 +90,14 @@ def evaluated(row: EvaluationRow) -> str:
         f"their own heads, {alone} of heads trained alone and {shared} of the shared model's; {gaining} of the boards "
         f"gain (noised sums after round {row.round}; the truth is within each ± in 19 of 20 cases)"
     )
+
+
+def statistic_lines(found: StatisticRow) -> list[str]:
+    """A line for each value: `leaf   412 ± 38`."""
+    width = max(map(len, found.names))
+    shares = found.kind == "histogram"
+    said = [_with_error(each) if shares else f"{number(each.value)} ± {number(each.error)}" for each in found.values]
+    return [f"{name:{width}}  {each}" for name, each in zip(found.names, said, strict=True)]
 
 
 def _with_error(found: Estimate) -> str:

@@ -33,6 +33,7 @@ from hushfleet.aggregator.results.report.readable import (
     percent,
     percent_up,
     size,
+    statistic_lines,
 )
 from hushfleet.aggregator.results.result import Lifetime, Repeated, Result, SumsInfo
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
@@ -151,6 +152,12 @@ def answer(result: Result, headline: Headline) -> str:
         if each.verdict is not None:
             found.setdefault(each.verdict, []).append(_found(each, where))
     sentences = []
+    if (statistic := result.statistic) is not None:
+        told = "; ".join(" ".join(line.split()) for line in statistic_lines(statistic))
+        return (
+            f"{statistic.devices} devices have answered. {statistic.kind.capitalize()}: {told} (the truth is within "
+            "each ± in 19 of 20 cases)."
+        )
     if found:
         told = [f"{_VERBS[verdict]}: {' and '.join(which)}" for verdict, which in found.items()]
         sentences.append(f"Federating {'; it '.join(told)}.")
