@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from hushfleet.config.question import MOST_BINS, HeldOut, QuestionSpec
+from hushfleet.config.question import MOST_BINS, HeldOut, MostGain, QuestionSpec
 from hushfleet.schema import Checked, Finite, to_plain
 
 if TYPE_CHECKING:
@@ -26,12 +26,15 @@ class EvaluationSection(Checked):
     updates are, and have a charge of their own: `share` of the privacy budget, counted as squared noise multipliers
     add up. Training has the rest, so that both together cost the task's epsilon.
 
-    `held_out` is the share of a board's samples that are left out of all training for it.
+    `held_out` is the share of a board's samples that are left out of all training for it. A board's gain counts as
+    `most_gain` at most, and the error is a multiple of that: with 0.5 it is half as large, and right where boards have
+    so many samples that none gains more.
     """
 
     share: Annotated[float, Meta(gt=0, le=0.5, description="in (0, 0.5]")] = 0.05
     every: Annotated[int, Meta(ge=1)] | None = None
     held_out: HeldOut = 0.2
+    most_gain: MostGain = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,7 +111,7 @@ def noise_factor(task: Task) -> float:
 
 
 def question_of(task: Task, *, noise_multiplier: float, classes: int) -> QuestionSpec | None:
-    """What devices are told of the question; None where there is none.
+    """Makes the specification for devices; None for a task without a question.
 
     :param noise_multiplier: of an update, or of the one round of a statistic.
     """
@@ -117,7 +120,8 @@ def question_of(task: Task, *, noise_multiplier: float, classes: int) -> Questio
         odds = (1 - section.share) / section.share
         noise_multiplier *= math.sqrt(odds * evaluations(task) / rounds)
         every = 1 + min(section.every or rounds, rounds)
-        question = QuestionSpec("evaluation", every, noise_multiplier, held_out=section.held_out)
+        kept = {"held_out": section.held_out, "most_gain": section.most_gain}
+        question = QuestionSpec("evaluation", every, noise_multiplier, **kept)
     elif task.statistic is not None:
         question = QuestionSpec(every=1, noise_multiplier=noise_multiplier, **to_plain(task.statistic))
     else:

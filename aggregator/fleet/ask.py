@@ -64,8 +64,8 @@ def expected_error(task: Task) -> float:
     assert question is not None
     secure = task.secure_spec()
     std = question.noise_multiplier / math.sqrt(devices * (1 if secure is None else secure.honest_devices))
-    nothing = [0.0] * question.size(len(names))
-    return statistic_of(question, nothing, std, devices=devices, class_names=names).values[0].error
+    size = question.size(len(names))
+    return statistic_of(question, [0.0] * size, [std] * size, devices=devices, class_names=names).values[0].error
 
 
 def ask(

@@ -15,13 +15,12 @@ from pydantic import Field
 
 from hushfleet.aggregator.results.json_record import Count, JsonRecord, Number
 from hushfleet.config.question import QuestionKind, QuestionSpec
-from hushfleet.training.answer import BOUNDS, MOST_GAIN, UNITS
 
 DEVIATIONS = 1.96
 """The errors' width: the truth lies within them in 19 of 20 cases."""
 
 
-class Estimate(JsonRecord):
+class WithError(JsonRecord):
     """A value, and the error within which the truth lies in 19 of 20 cases."""
 
     value: Number
@@ -33,17 +32,17 @@ class EvaluationRow(JsonRecord):
 
     :param devices: how many answered.
     :param own: of the devices' own heads; `alone`: of heads that each trained alone; `shared`: of the shared model.
-    :param gain: of the own heads over those trained alone; a device's counts as 1/2 at most.
+    :param gain: of the own heads over those trained alone; a device's counts as `most_gain` of the task at most.
     :param gaining: the share of devices whose own head is better than the one trained alone; a tie counts half.
     """
 
     round: Count
     devices: Count
-    own: Estimate
-    alone: Estimate
-    shared: Estimate
-    gain: Estimate
-    gaining: Estimate
+    own: WithError
+    alone: WithError
+    shared: WithError
+    gain: WithError
+    gaining: WithError
 
     @property
     def outcome(self) -> Literal["better", "worse", "close"]:
@@ -63,38 +62,35 @@ class StatisticRow(JsonRecord):
     kind: QuestionKind
     devices: Count
     names: list[str]
-    values: list[Estimate]
+    values: list[WithError]
 
 
-def evaluation_of(answer: Sequence[float], std: float, *, round: int, devices: int) -> EvaluationRow:
+def evaluation_of(answer: Sequence[float], stds: Sequence[float], *, round: int, devices: int) -> EvaluationRow:
     """Reads a mean answer of `devices` devices.
 
     Its error has two parts: the noise, and that a device tests with few samples. The spread of the gains is in the
     answer, as their mean square; that of an accuracy is taken for the largest that its mean allows.
 
-    :param std: standard deviation of the noise in each value of `answer`.
+    :param answer: in the order of `hushfleet.training.answer`.
+    :param stds: standard deviations of its noise.
     """
-    own, gain, gain_shared, sign, square = (each / unit for each, unit in zip(answer, UNITS, strict=True))
-    noise = [std / float(unit) for unit in UNITS]
-    gain = min(MOST_GAIN, max(-MOST_GAIN, gain))
-    accuracy, half = _share(own + 0.5), _share(sign + 0.5)
-    alone = _share(own + 0.5 - gain)
-    shared = _share(own + 0.5 - gain + gain_shared)
-    square = max(0.0, square + float(BOUNDS[4]) - gain**2) + noise[4]
-    spread = min(MOST_GAIN**2 - gain**2, square)
+    own, gain, gain_shared, gaining, square = answer
+    gain, spread = min(1.0, max(-1.0, gain)), max(0.0, square - gain**2) + stds[4]
+    accuracy, alone, shared = _share(own), _share(own - gain), _share(own - gain + gain_shared)
+    gaining = _share(gaining)
     return EvaluationRow(
         round=round,
         devices=devices,
-        own=_estimate(accuracy, _spread(accuracy) / devices, noise[0]),
-        alone=_estimate(alone, _spread(alone) / devices, noise[0], noise[1]),
-        shared=_estimate(shared, _spread(shared) / devices, noise[0], noise[1], noise[2]),
-        gain=_estimate(gain, spread / devices, noise[1]),
-        gaining=_estimate(half, _spread(half) / devices, noise[3]),
+        own=_estimate(accuracy, _spread(accuracy) / devices, stds[0]),
+        alone=_estimate(alone, _spread(alone) / devices, *stds[:2]),
+        shared=_estimate(shared, _spread(shared) / devices, *stds[:3]),
+        gain=_estimate(gain, min(spread, 1 - gain**2) / devices, stds[1]),
+        gaining=_estimate(gaining, _spread(gaining) / devices, stds[3]),
     )
 
 
 def statistic_of(
-    question: QuestionSpec, answer: Sequence[float], std: float, *, devices: int, class_names: Sequence[str]
+    question: QuestionSpec, answer: Sequence[float], stds: Sequence[float], *, devices: int, class_names: Sequence[str]
 ) -> StatisticRow:
     """Reads a mean answer of `devices` devices; the errors are those of the noise."""
     low, width = question.low, question.high - question.low
@@ -108,7 +104,7 @@ def statistic_of(
         edges = [low + width * place / question.bins for place in range(question.bins + 1)]
         scale, names = 1.0, [f"{a:.4g} to {b:.4g}" for a, b in pairwise(edges)]
         values = list(answer)
-    found = [Estimate(value=value, error=DEVIATIONS * scale * std) for value in values]
+    found = [WithError(value=value, error=DEVIATIONS * scale * std) for value, std in zip(values, stds, strict=True)]
     return StatisticRow(kind=question.kind, devices=devices, names=names, values=found)
 
 
@@ -121,5 +117,5 @@ def _spread(share: float) -> float:
     return share * (1 - share)
 
 
-def _estimate(value: float, variance: float, *noise: float) -> Estimate:
-    return Estimate(value=value, error=DEVIATIONS * math.sqrt(variance + math.fsum(each**2 for each in noise)))
+def _estimate(value: float, variance: float, *noise: float) -> WithError:
+    return WithError(value=value, error=DEVIATIONS * math.sqrt(variance + math.fsum(each**2 for each in noise)))

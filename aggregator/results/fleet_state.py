@@ -308,7 +308,7 @@ class RunState(FleetState):
         self._see_release(event)
         if event.get("asked") == "evaluation" and event.get("answer"):
             self.evaluation = evaluation_of(
-                event["answer"], event["answer_std"], round=self.rounds_closed, devices=event["participants"]
+                event["answer"], event["answer_stds"], round=self.rounds_closed, devices=event["participants"]
             )
 
     def _on_finished(self, event: Event) -> None:

@@ -160,7 +160,7 @@ def record(
 def evaluations(summaries: Iterable[RoundSummary]) -> list[EvaluationRow]:
     """Reads the answers of the rounds that evaluated."""
     return [
-        evaluation_of(row.answer, row.answer_std, round=row.round, devices=row.participants)
+        evaluation_of(row.answer, row.answer_stds, round=row.round, devices=row.participants)
         for row in summaries
         if row.asked == "evaluation" and row.answer
     ]
@@ -172,7 +172,7 @@ def _statistic(spec: TaskSpec, summaries: Iterable[RoundSummary]) -> StatisticRo
     if question is None or not found:
         return None
     (row,) = found
-    return statistic_of(question, row.answer, row.answer_std, devices=row.participants, class_names=names)
+    return statistic_of(question, row.answer, row.answer_stds, devices=row.participants, class_names=names)
 
 
 def _sums_info(spec: SecureSpec | None, facts: SumFacts | None) -> SumsInfo | None:

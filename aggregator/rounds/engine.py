@@ -376,7 +376,7 @@ class RoundEngine:
             wall_s=max(0.0, self._clock() - row.opened_at) if row is not None else 0.0,
             cohort=len(self.cohort),
             collected=self._sum,
-            asked=self.spec.question.kind if asked and self.spec.question is not None else "",
+            question=self.spec.question if asked else None,
             answer=self._open_sum if enough and asked else None,
         )
         devices = [update.device for update in updates]

@@ -15,6 +15,7 @@ from hushfleet.schema import Checked, Finite, NotNegative, later, require
 
 QuestionKind = Literal["evaluation", "counts", "mean", "histogram"]
 HeldOut = Annotated[float, Meta(ge=0, le=0.5, description="in [0, 0.5]")]
+MostGain = Annotated[float, Meta(gt=0, le=1, description="in (0, 1]")]
 EVALUATED = 5
 """Values of an evaluation, see `hushfleet.training.answer`."""
 MOST_BINS = 256
@@ -22,12 +23,13 @@ MOST_BINS = 256
 
 @dataclass(frozen=True)
 class QuestionSpec(Checked):
-    """What devices are asked, in which rounds, and with how much noise.
+    """A question, its rounds and its noise.
 
     :param every: each round whose number this divides asks, and so does the last round.
     :param noise_multiplier: of an answer, whose norm is at most 1.
     :param bits: of a value on the wire, in a secure sum.
     :param held_out: the share of the samples that never train, since an evaluation needs them.
+    :param most_gain: of an evaluation: a device's gain over training alone counts as so much at most.
     :param column: of a mean or a histogram: the number of a value of a sample, from 0; or the name of a target.
     :param low, high: public limits of that column; values beyond them count as the limit.
     :param bins: of a histogram.
@@ -39,6 +41,7 @@ class QuestionSpec(Checked):
     noise_multiplier: NotNegative
     bits: Literal[16, 24, 32] = 32
     held_out: HeldOut = later(0.0)
+    most_gain: MostGain = later(1.0)
     column: str = later("")
     low: Finite = later(0.0)
     high: Finite = later(1.0)

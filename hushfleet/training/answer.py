@@ -2,20 +2,22 @@
 
 Nothing here adds noise; the stages of the round do (`hushfleet.methods.question`). An evaluation has five values. Each
 is held within a public bound, and multiplied such that all together have a norm of at most 1. The gain over training
-alone is what people ask for, so it has most of that norm, and the least error.
+alone is what people ask for, so it has most of that norm, and the least error. M is the largest gain that counts.
 
 | value | within | share of the squared norm |
 |---|---|---:|
-| the own head's accuracy, less 1/2 | 1/2 | 0.12 |
-| the own head's gain over the head trained alone | 1/2 | 0.6 |
-| the shared model's gain over the head trained alone | 1/2 | 0.12 |
-| 1/2 for a gain, -1/2 for a loss, 0 for neither | 1/2 | 0.08 |
-| the square of the gain, less 1/8 | 1/8 | 0.08 |
+| the own head's accuracy, less 1/2 | 1/2 | 0.1 |
+| the own head's gain over the head trained alone | M | 0.7 |
+| the shared model's gain over the head trained alone | M | 0.1 |
+| 1/2 for a gain, -1/2 for a loss, 0 for neither | 1/2 | 0.05 |
+| the square of the gain, less M^2/2 | M^2/2 | 0.05 |
 
 A device without held-out samples, or without others, has a gain of 0 and an accuracy of 1/2.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,11 +26,23 @@ from hushfleet.config.spec import TaskSpec
 from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.model.own_head import alone_head_of, features_of, inputs_of_own, own_head_of, own_logits
 
-MOST_GAIN = 0.5
-BOUNDS = np.array((0.5, MOST_GAIN, MOST_GAIN, 0.5, MOST_GAIN**2 / 2))
-SHARES = np.array((0.12, 0.6, 0.12, 0.08, 0.08))
-UNITS = np.sqrt(SHARES) / BOUNDS
-"""The factor of each value of an evaluation, float64 `[5]`."""
+_SHARES = np.array((0.1, 0.7, 0.1, 0.05, 0.05))
+
+
+class Scale(NamedTuple):
+    """Each value of an answer is `(number - middle) * unit`; float64 `[k]` each."""
+
+    unit: np.ndarray
+    middle: np.ndarray
+
+
+def scale_of(question: QuestionSpec, size: int) -> Scale:
+    """Returns the scale of a question's `size` values; that of a statistic is in `statistic_answer`."""
+    if question.kind != "evaluation":
+        return Scale(np.ones(size), np.zeros(size))
+    most = question.most_gain
+    bounds = np.array((0.5, most, most, 0.5, most**2 / 2))
+    return Scale(np.sqrt(_SHARES) / bounds, np.array((0.5, 0.0, 0.0, 0.5, most**2 / 2)))
 
 
 def evaluation_answer(
@@ -39,12 +53,14 @@ def evaluation_answer(
     :param spec: of the task that trains.
     :param params: float32 `[d]`, the global model.
     """
+    question = spec.question
+    assert question is not None
     right = right_answers(spec, params, training, held_out)
     own, alone, shared = (0.5, 0.5, 0.5) if right is None else right.mean(axis=1)
-    gain = float(np.clip(own - alone, -MOST_GAIN, MOST_GAIN))
-    gain_shared = float(np.clip(shared - alone, -MOST_GAIN, MOST_GAIN))
-    values = (own - 0.5, gain, gain_shared, np.sign(gain) / 2, gain**2 - BOUNDS[4])
-    return (UNITS * np.array(values)).astype(np.float32)
+    gain, gain_shared = np.clip((own - alone, shared - alone), -question.most_gain, question.most_gain)
+    scale = scale_of(question, EVALUATED)
+    numbers = np.array((own, gain, gain_shared, (np.sign(gain) + 1) / 2, gain**2))
+    return ((numbers - scale.middle) * scale.unit).astype(np.float32)
 
 
 def right_answers(
@@ -94,6 +110,3 @@ def _column(question: QuestionSpec, samples: Samples, class_names: tuple[str, ..
     if not name.isdecimal() or int(name) >= rows.shape[1]:
         return np.empty(0)
     return rows[:, int(name)].astype(np.float64)
-
-
-assert len(UNITS) == EVALUATED

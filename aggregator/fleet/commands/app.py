@@ -13,6 +13,7 @@ from hushfleet.aggregator.fleet.commands import (
     run,
     setup,
     status,
+    tested,
     updates,
 )
 
@@ -33,6 +34,6 @@ def register(app: typer.Typer) -> None:
         `hushfleet fleet up greenhouse`
         """,
     )
-    for part in (setup, membership, roster, run, ask, status, bundle, updates, release_keys):
+    for part in (setup, membership, roster, run, ask, tested, status, bundle, updates, release_keys):
         fleet.add_typer(part.app)
     app.add_typer(fleet, name="fleet")

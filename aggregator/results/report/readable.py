@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
 
-from hushfleet.aggregator.results.answers import Estimate, EvaluationRow, StatisticRow
+from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow, WithError
 from hushfleet.aggregator.results.gains import Gain
 from hushfleet.aggregator.results.result import Lifetime, WireInfo
 
@@ -100,7 +100,7 @@ def statistic_lines(found: StatisticRow) -> list[str]:
     return [f"{name:{width}}  {each}" for name, each in zip(found.names, said, strict=True)]
 
 
-def _with_error(found: Estimate) -> str:
+def _with_error(found: WithError) -> str:
     return f"{100 * found.value:.1f} ± {100 * found.error:.1f}{NARROW}%"
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -16,7 +17,9 @@ from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import ask as asking
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.errors import BadInput
+from hushfleet.params import ParamLayout
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble
@@ -103,3 +106,22 @@ def test_what_the_boards_limits_do_not_allow_is_not_asked(tmp_path: Path) -> Non
     with pytest.raises(BadInput, match="low must be below high"):
         fleet_ask("mean", folder.path, "3", "--low", 1, "--high", 1)
     assert folder.run.name == "small"
+
+
+def test_public_samples_test_the_newest_model(tmp_path: Path) -> None:
+    public = TASK.replace(
+        'name = "digits"\n',
+        'name = "arrays"\nclass_names = ["a", "b"]\ninput_shape = [1, 8, 8]\nmean = [0.0]\nstd = [1.0]\n',
+    ).replace('name = "digits-cnn"', 'name = "linear"')
+    folder, rng = make_folder(tmp_path / "fleet", task=public), np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (40, 1, 8, 8), np.uint8), np.array([0, 1] * 20)
+    np.savez(tmp_path / "public.npz", train_x=x[:2], train_y=y[:2], test_x=x, test_y=y)
+    test = lambda: CliRunner().invoke(build_app(), ["fleet", "test", str(folder.path), str(tmp_path / "public.npz")])  # noqa: E731
+    assert "no model yet" in str(test().exception)
+    layout = ParamLayout(("head.weight", "prior"), ((2, 64), (2,)))
+    for rounds, favoured in ((1, 1.0), (2, -1.0)):
+        params = np.zeros(layout.size, np.float32)
+        params[-2:] = favoured, -favoured
+        Checkpoints(folder.run, layout, durable=False).write(rounds, params)
+    said = test().output
+    assert "after 2 rounds of small, the fleet's model is right on 50.0\N{NO-BREAK SPACE}% of 40 test samples" in said

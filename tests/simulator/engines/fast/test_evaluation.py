@@ -77,14 +77,14 @@ def test_without_noise_the_answer_is_the_truth(asking: Callable[..., Simulation]
     assert [row.round for row in found] == [3, 5]
     for row in found:
         own, alone, shared = truth(simulation, row.round).T
-        gain = np.clip(own - alone, -0.5, 0.5)
+        gain = own - alone
         assert row.devices == DEVICES
-        assert row.own.value == pytest.approx(own.mean(), abs=2e-3)
-        assert row.gain.value == pytest.approx(gain.mean(), abs=2e-3)
-        assert row.alone.value == pytest.approx((own - gain).mean(), abs=2e-3)
-        assert row.shared.value == pytest.approx((own - gain + np.clip(shared - alone, -0.5, 0.5)).mean(), abs=5e-3)
-        assert row.gaining.value == pytest.approx((np.sign(gain).mean() + 1) / 2, abs=2e-3)
-        assert row.gain.error == pytest.approx(1.96 * gain.std() / np.sqrt(DEVICES), abs=5e-3), "no noise: the spread"
+        assert row.own.value == pytest.approx(own.mean(), abs=3e-3)
+        assert row.gain.value == pytest.approx(gain.mean(), abs=3e-3)
+        assert row.alone.value == pytest.approx(alone.mean(), abs=3e-3)
+        assert row.shared.value == pytest.approx(shared.mean(), abs=1e-2)
+        assert row.gaining.value == pytest.approx((np.sign(gain).mean() + 1) / 2, abs=3e-3)
+        assert row.gain.error == pytest.approx(1.96 * gain.std() / np.sqrt(DEVICES), abs=2e-2), "no noise: the spread"
 
 
 @pytest.mark.parametrize("accounting", ["secure", "strict"])
