@@ -8,7 +8,7 @@ from datetime import date
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
 from hushfleet.aggregator.results.answers import EvaluationRow
-from hushfleet.aggregator.results.report.readable import evaluated, format_lifetime, number, percent, points, size
+from hushfleet.aggregator.results.report.readable import MINUS, evaluated, format_lifetime, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.privacy.protection import protection
 from hushfleet.wire.format.health import described
@@ -189,8 +189,9 @@ def model(view: FleetView) -> str:
 
 
 def gain(evaluation: EvaluationRow) -> str:
-    """Gives the gain in points with its error: `+11.2 ± 3.1`."""
-    return f"{points(evaluation.gain.value, '')} ± {100 * evaluation.gain.error:.1f}"
+    """Gives the gain in points with its error: `+11 ± 3`."""
+    gained = f"{100 * evaluation.gain.value:+.0f}".replace("-", MINUS)
+    return f"{gained} ± {100 * evaluation.gain.error:.0f}"
 
 
 def privacy_left(view: FleetView) -> str:

@@ -29,20 +29,20 @@ from hushfleet.model.own_head import alone_head_of, features_of, inputs_of_own, 
 _SHARES = np.array((0.1, 0.7, 0.1, 0.05, 0.05))
 
 
-class Scale(NamedTuple):
+class AnswerScale(NamedTuple):
     """Each value of an answer is `(number - middle) * unit`; float64 `[k]` each."""
 
     unit: np.ndarray
     middle: np.ndarray
 
 
-def scale_of(question: QuestionSpec, size: int) -> Scale:
+def scale_of(question: QuestionSpec, size: int) -> AnswerScale:
     """Returns the scale of a question's `size` values; that of a statistic is in `statistic_answer`."""
     if question.kind != "evaluation":
-        return Scale(np.ones(size), np.zeros(size))
+        return AnswerScale(np.ones(size), np.zeros(size))
     most = question.most_gain
     bounds = np.array((0.5, most, most, 0.5, most**2 / 2))
-    return Scale(np.sqrt(_SHARES) / bounds, np.array((0.5, 0.0, 0.0, 0.5, most**2 / 2)))
+    return AnswerScale(np.sqrt(_SHARES) / bounds, np.array((0.5, 0.0, 0.0, 0.5, most**2 / 2)))
 
 
 def evaluation_answer(

@@ -85,10 +85,11 @@ def compared(row: EvaluationRow) -> str:
 def evaluated(row: EvaluationRow) -> str:
     """The whole evaluation, in a sentence without its stop."""
     own, alone, shared, gaining = map(_with_error, (row.own, row.alone, row.shared, row.gaining))
+    found = compared(row)
     return (
-        f"On samples that never train, {row.devices} boards are {compared(row)}. Right are {own} of the answers of "
-        f"their own heads, {alone} of heads trained alone and {shared} of the shared model's; {gaining} of the boards "
-        f"gain (noised sums after round {row.round}; the truth is within each ± in 19 of 20 cases)"
+        f"{found[0].upper()}{found[1:]}, by noised answers of {row.devices} boards after round {row.round}, on samples "
+        f"that never train: {own} right with their own heads, {alone} with heads trained alone, {shared} with the "
+        f"shared model; {gaining} of the boards gain (the truth is within each ± in 19 of 20 cases)"
     )
 
 
