@@ -120,8 +120,8 @@ def question_of(task: Task, *, noise_multiplier: float, classes: int) -> Questio
         odds = (1 - section.share) / section.share
         noise_multiplier *= math.sqrt(odds * evaluations(task) / rounds)
         every = 1 + min(section.every or rounds, rounds)
-        kept = {"held_out": section.held_out, "most_gain": section.most_gain}
-        question = QuestionSpec("evaluation", every, noise_multiplier, **kept)
+        held_out, most_gain = section.held_out, section.most_gain
+        question = QuestionSpec("evaluation", every, noise_multiplier, held_out=held_out, most_gain=most_gain)
     elif task.statistic is not None:
         question = QuestionSpec(every=1, noise_multiplier=noise_multiplier, **to_plain(task.statistic))
     else:

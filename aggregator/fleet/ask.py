@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.config.question import StatisticSection, question_of
@@ -37,16 +38,17 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
     number = 1
     while (folder.path / "runs" / f"ask-{asked.kind}-{number}").exists():
         number += 1
-    trust = "secure" if present.privacy.accounting == "secure" else "strict"
+    trust: Literal["secure", "strict"] = "secure" if present.privacy.accounting == "secure" else "strict"
     delta, honest_fraction = Spending(folder.config.device.get("limits", {})).delta, present.privacy.honest_fraction
-    privacy = {"epsilon": epsilon, "delta": delta, "honest_fraction": honest_fraction}
     try:
         return replace(
             present,
             name=f"ask-{asked.kind}-{number}",
             model=ModelSection("linear", loss=present.model.loss, tolerance=present.model.tolerance),
             method=MethodSection("dp-fedavg"),
-            privacy=PrivacySection(accounting=trust, clip_norm=1.0, **privacy),
+            privacy=PrivacySection(
+                accounting=trust, clip_norm=1.0, epsilon=epsilon, delta=delta, honest_fraction=honest_fraction
+            ),
             data=replace(present.data, augment="none", unlabelled=0),
             round=replace(present.round, rounds=1, patience=0, aggregation="mean", trim=None),
             wire=WireSection(codec="masked" if trust == "secure" else "quantized"),

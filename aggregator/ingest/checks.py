@@ -62,7 +62,8 @@ class UpdateChecks:
 
     def sent_by(self, public: PublicState) -> np.ndarray:
         """Chooses the entries that a device sends in this state, bool `[d]`."""
-        return ~public.mask
+        shared: np.ndarray = ~public.mask
+        return shared
 
     def state_after(self, public: PublicState, values: np.ndarray) -> PublicState:
         """The public state after an update with these values, float32 `[d]`."""

@@ -60,7 +60,8 @@ def evaluation_answer(
     gain, gain_shared = np.clip((own - alone, shared - alone), -question.most_gain, question.most_gain)
     scale = scale_of(question, EVALUATED)
     numbers = np.array((own, gain, gain_shared, (np.sign(gain) + 1) / 2, gain**2))
-    return ((numbers - scale.middle) * scale.unit).astype(np.float32)
+    answer: np.ndarray = ((numbers - scale.middle) * scale.unit).astype(np.float32)
+    return answer
 
 
 def right_answers(

@@ -153,9 +153,9 @@ def answer(result: Result, headline: Headline) -> str:
             found.setdefault(each.verdict, []).append(_found(each, where))
     sentences = []
     if (statistic := result.statistic) is not None:
-        told = "; ".join(" ".join(line.split()) for line in statistic_lines(statistic))
+        values = "; ".join(" ".join(line.split()) for line in statistic_lines(statistic))
         return (
-            f"{statistic.devices} devices have answered. {statistic.kind.capitalize()}: {told} (the truth is within "
+            f"{statistic.devices} devices have answered. {statistic.kind.capitalize()}: {values} (the truth is within "
             "each ± in 19 of 20 cases)."
         )
     if found:
