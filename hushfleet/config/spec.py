@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -302,6 +302,10 @@ class TaskSpec(Checked):
         if not self.training_rounds:
             return 0
         return next(round for round in range(self.rounds, 0, -1) if not self.asks(round))
+
+    def training_alone(self) -> TaskSpec:
+        """The package of the rounds that train, without those that ask."""
+        return self if self.question is None else replace(self, rounds=max(1, self.training_rounds), question=None)
 
     @property
     def held_out(self) -> float:

@@ -16,7 +16,7 @@ app = typer.Typer()
 @app.command("test")
 def _test(
     path: Dir,
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="As data.path of the task: a folder with test/CLASS/*.jpg, or an .npz or .csv file.", exists=True)],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="As data.path of the task: a folder with test/CLASS/*.jpg, or an .npz or .csv file.")],
 ) -> None:  # fmt: skip
     """Test the fleet's newest model with public data like the boards'. It costs no privacy, and boards hear nothing of it.
 

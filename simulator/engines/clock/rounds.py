@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -118,7 +119,7 @@ def fleet_clock(simulation: Simulation, mix: FleetMix, *, roster: Roster | None 
     options = LinkOptions(lost_noticed_s=0.0, first_backoff_s=RECONNECT_S)
     return clock_of(
         prepared,
-        simulation.task.round,
+        replace(simulation.task.round, rounds=prepared.spec.rounds),
         devices,
         roster=roster,
         costs=costs,

@@ -497,7 +497,7 @@ def test_an_evaluation_is_said_on_status_and_page_and_in_the_json(desk: Desk) ->
         )  # fmt: skip
         view = desk.view()
     said = descriptions.sentences(view)["model"]
-    assert said.startswith("Better than alone by 11.2 ± 3.4 points, by noised answers of 40 boards after round 2")
+    assert said.startswith("Better than alone by 11.2 ± 3.5 points, by noised answers of 40 boards after round 2")
     shown = io.StringIO()
     Console(file=shown, width=400).print(table(view))
     assert said in shown.getvalue()

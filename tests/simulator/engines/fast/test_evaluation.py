@@ -11,14 +11,18 @@ import pytest
 
 from hushfleet.aggregator.commands.second_opinion import second_opinion
 from hushfleet.aggregator.config.task import parse_task
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.held_out import is_held_out
 from hushfleet.edge_client.board.local_data import load_arrays
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast import engine
 from hushfleet.simulator.engines.fast.loaded_run import LoadedRun
+from hushfleet.simulator.engines.fast.workers import Workers
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation, begin
 from hushfleet.training.answer import right_answers
@@ -174,8 +178,18 @@ def test_interrupted_in_a_round_that_asks_it_goes_on_to_the_same_answer(
         patch.setattr(engine, "deliver", dies)
         with pytest.raises(KeyboardInterrupt):
             runs.fast(simulation)
-    runs.fast(simulation)
+    runs.fast(runs.again(simulation))
     assert result_of(simulation).evaluations == result_of(calm).evaluations
+
+
+def test_under_the_virtual_clock_it_answers_as_without(runs: Any, tmp_path: Path) -> None:
+    task = parse_task(task_of(evaluation={}))
+    calm, clocked = (begin(task, tmp_path / name, data_dir=None) for name in ("calm", "clocked"))
+    runs.fast(calm)
+    mix, time = FleetMix.in_turn(["jetson-orin-nano"], DEVICES), VirtualTime()
+    with Workers(1) as workers, EventLog(clocked.folder.events, clock=time) as events:
+        run_clocked_rounds(clocked, workers, events, time, mix=mix)
+    assert result_of(clocked).evaluations == result_of(calm).evaluations
 
 
 STATISTICS: dict[str, dict[str, Any]] = {
