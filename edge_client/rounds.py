@@ -367,7 +367,8 @@ class RoundHandler:
                 raise Declined("busy", "the round's deadline passed before training had ended") from reason
             self._settled = True  # the newer plan is among the events that wait
             return None
-        _log.info("round %d: trained and committed, %d bytes to send", plan.round, len(entry.data))
+        done = "answered" if asks else "trained"
+        _log.info("round %d: %s and committed, %d bytes to send", plan.round, done, len(entry.data))
         return entry
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
