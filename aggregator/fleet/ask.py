@@ -78,21 +78,24 @@ def ask(
     Raises `BadInput` where the boards' limits do not allow it, or there are too few boards.
     """
     former, begun = folder.task.read_bytes(), folder.run
+    kept = folder.task if begun.exists() else folder.path / f"{begun.name}.toml"
     with TemporaryDirectory() as made:
         file = Path(made) / f"{task.name}.toml"
         file.write_text(to_toml(task.to_plain()))
         set_task(folder, file)
+    if kept != folder.task:  # nothing else has the text of a task that was never begun
+        atomic_file.write_whole(kept, former, durable=True)
+    back = begun / "task.toml" if kept == folder.task else kept
     say(
         f"the fleet is asked: {task.name}. `hushfleet fleet up` does it at once; with systemd: sudo systemctl restart "
-        f"hushfleet-aggregator. Ctrl-C leaves the question to the fleet; the answer will be in {folder.run}/result.json"
+        f"hushfleet-aggregator.\nCtrl-C leaves the question to the fleet: its answer will be in {folder.run}/result.json, "
+        f"and the way back is: hushfleet fleet task {folder.path} {back} --now"
     )
     path = folder.run / "result.json"
     while not path.exists():
         sleep(POLL_S)
-    if begun.exists():
+    if kept == folder.task:
         atomic_file.write_whole(folder.task, former, durable=True)
     else:
-        kept = folder.path / f"{begun.name}.toml"
-        atomic_file.write_whole(kept, former, durable=True)
         say(f"to begin training: hushfleet fleet task {folder.path} {kept}")
     return Result.load(path)
