@@ -88,8 +88,8 @@ def ask(
     back = begun / "task.toml" if kept == folder.task else kept
     say(
         f"the fleet is asked: {task.name}. `hushfleet fleet up` does it at once; with systemd: sudo systemctl restart "
-        f"hushfleet-aggregator.\nCtrl-C leaves the question to the fleet: its answer will be in {folder.run}/result.json, "
-        f"and the way back is: hushfleet fleet task {folder.path} {back} --now"
+        f"hushfleet-aggregator.\nCtrl-C leaves it to the fleet: its answer will be in {folder.run}/result.json; "
+        f"the way back is: hushfleet fleet task {folder.path} {back} --now"
     )
     path = folder.run / "result.json"
     while not path.exists():
