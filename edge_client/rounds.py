@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.constant_time import AnnouncedTraining
+from hushfleet.edge_client.board.constant_time import ANSWER_S, AnnouncedTraining
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.declines import Declined, DeclineReason, GivenUp, decline_reason
 from hushfleet.edge_client.net.download import BlobSource, GlobalModel, RosterSource
@@ -352,8 +352,9 @@ class RoundHandler:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
         if attempts > 1:
             task.use_processor("training ended the client abruptly")  # a power cut, or a fault of the GPU's driver
-        asks = task.spec.asks(plan.round)  # an answer takes no time to speak of
-        seconds = None if asks else task.nominal_seconds(params)
+        asks = task.spec.asks(plan.round)
+        of_answer = ANSWER_S if task.constant_time else None
+        seconds = of_answer if asks else task.nominal_seconds(params)
         nominal_s = None if seconds is None else seconds * self._pacer.slowdown
         announced = self._training(nominal_s=nominal_s, deadline=self.deadline, deadline_s=plan.deadline_s)
         try:

@@ -37,6 +37,8 @@ LEAST_SLOT_S = 1.0
 ROOM = 1.5
 """A slot is at least so many times the measured work: release, coding and the store's sync are not in it."""
 MOST_OF_DEADLINE = 0.5
+ANSWER_S = 4.0
+"""The work of a round that asks, whose answer takes a board a second or so: a slot of eight."""
 
 
 @dataclass

@@ -94,6 +94,7 @@ class LocalData:
     ) -> None:
         self._share = held_out
         self._held_out: Samples | None = None
+        self._held_inputs: LabelledSamples | None = None
         self.left_out = 0
         """How many samples were not read, when they were read last."""
         self._section = section
@@ -115,18 +116,20 @@ class LocalData:
         stamp = _stamp(path)
         if self._samples is None or stamp != self._stamp:
             self._samples, self._held_out, self._stamp, skipped = None, None, stamp, list[str]()
+            self._held_inputs = None
             self._samples = self._load(path, skipped)
             self.left_out = len(skipped)
             return_small_blocks()
         return self._samples
 
     def held_out(self) -> LabelledSamples:
-        """The samples that never train; features are made of them at each call. Raises as `samples` does."""
+        """The samples that never train. Raises as `samples` does."""
         self.samples()
-        found = self._none() if self._held_out is None else self._held_out
-        inputs = inputs_of(found, self._features, skipped=[])
-        return_small_blocks()
-        return inputs
+        if self._held_inputs is None:
+            found = self._none() if self._held_out is None else self._held_out
+            self._held_inputs = inputs_of(found, self._features, skipped=[])
+            return_small_blocks()
+        return self._held_inputs
 
     def unlabelled(self) -> LabelledSamples | None:
         """The images that the owner has named for the own head, at most `MOST_UNLABELLED`; read at each call."""

@@ -254,3 +254,16 @@ def test_it_answers_a_round_that_asks_and_notes_here_alone_how_right_it_is(
         "On its samples that never train it was right on 3 of 40 in 2099-03, and on 30 of 40 in 2099-02: its data have "
         "changed, or their labels"
     )
+
+
+def test_an_answer_is_announced_at_the_end_of_a_slot_where_the_owner_hides_how_long_work_takes(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    question = QuestionSpec("evaluation", every=5, noise_multiplier=4.0, held_out=0.3)
+    hidden = replace(field, limits=replace(field.limits, constant_time=True))
+    bench = make_bench(package=linear.with_spec(question=question), config=hidden)
+    bench.until(lambda: bool(bench.server.births))
+    began = bench.clock.now
+    bench.server.open_round(5)
+    bench.until(lambda: bench.entry_status(5) == "acked")
+    assert bench.clock.now - began == pytest.approx(8.0, abs=0.5), "whatever the number of samples"
