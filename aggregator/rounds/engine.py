@@ -18,23 +18,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
-from hushfleet.aggregator.ingest.checks import AnswerChecks, UpdateChecks, terms_of
+from hushfleet.aggregator.ingest.checks import terms_of
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.admission import is_new
+from hushfleet.aggregator.rounds.kinds import RoundKind, RoundKinds
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
 from hushfleet.aggregator.rounds.progress import TaskProgress
 from hushfleet.aggregator.rounds.round_sum import commit
-from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of, stored_roster
-from hushfleet.aggregator.rounds.server_half import ServerRound
+from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.config.spec import BlobRef
-from hushfleet.errors import BadInput, StoreError, StoreFull, WireError
-from hushfleet.methods.question import rules_of
-from hushfleet.methods.task_method import TaskMethod
+from hushfleet.errors import BadInput, StoreFull, WireError
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
@@ -75,12 +72,9 @@ class RoundEngine:
         self.spec = prepared.spec
         self.method = prepared.method
         self.layout = prepared.spec.model.layout
-        self.checks = UpdateChecks(prepared.spec, prepared.method, store, update_format)
+        self._kinds = RoundKinds(prepared, store, update_format)
+        self.checks = self._kinds.training.checks
         self._rules = prepared.task.round
-        self._answer_checks: AnswerChecks | None = None
-        if (question := prepared.spec.question) is not None:
-            rules = rules_of(prepared.spec, prepared.method, question.every)
-            self._answer_checks = AnswerChecks(rules, self.checks, store)
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
         self._device = device
         self._clock, self._monotonic = clock, monotonic
@@ -159,9 +153,9 @@ class RoundEngine:
         return found
 
     @property
-    def open_method(self) -> TaskMethod:
-        """The method of the open round: the task's own, or that of answers to its question."""
-        return self._checks_of(self._open_plan.round).method
+    def kind(self) -> RoundKind:
+        """The kind of the open round."""
+        return self._kinds.of(self._open_plan.round)
 
     @property
     def cohort(self) -> Collection[str]:
@@ -259,7 +253,7 @@ class RoundEngine:
             return
         collected = self._open_sum
         collected.read(update)
-        commit(self.store, update, self.open_method.charge(terms_of(self._open_plan)))
+        commit(self.store, update, self.kind.method.charge(terms_of(self._open_plan)))
         collected.add(update)
         self.responses.accept(update.device)
         update.acknowledge("accepted")
@@ -360,24 +354,24 @@ class RoundEngine:
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
         enough = len(updates) >= self._least_updates and self._open_sum.open()
-        asked = self.spec.asks(plan.round)
-        collected = self._open_sum if enough and not asked else None
+        kind, opened = self.kind, self._open_sum if enough else None
+        collected, answer = (opened, None) if kind.question is None else (None, opened)
         following = self._progress.next_model(plan.round, collected)
         summary = summarise(
             plan,
             updates,
             following.params,
             changed=enough,
-            method=self.open_method,
-            rules=self._rules_of(plan.round),
+            method=kind.method,
+            rules=kind.rules,
             store=self.store,
             held=self._progress.trained_on,
-            evaluate=None if asked else self.prepared.evaluate_global,
+            evaluate=self.prepared.evaluate_global if kind.question is None else None,
             wall_s=max(0.0, self._clock() - row.opened_at) if row is not None else 0.0,
             cohort=len(self.cohort),
             collected=self._sum,
-            question=self.spec.question if asked else None,
-            answer=self._open_sum if enough and asked else None,
+            question=kind.question,
+            answer=answer,
         )
         devices = [update.device for update in updates]
         self._progress.close(following, summary, collected, devices=devices, at=self._clock())
@@ -421,33 +415,10 @@ class RoundEngine:
         self.responses.decline(*(device for _, device, _, _ in self.store.declines(row.round)))
 
     def _sum_of(self, plan: RoundPlan) -> PlainSum | SecureSum:
-        checks, half = self._checks_of(plan.round), self._progress.server_half
-        if self.spec.asks(plan.round):
-            half = ServerRound(checks.method, np.zeros(checks.layout.size, np.float32), {})
-        spec, rules = checks.spec.privacy.secure, self._rules_of(plan.round)
-        if spec is None:
-            return PlainSum(plan, half, checks=checks, store=self.store, rules=rules, device=self._device)
-        if self.roster is None:
-            raise StoreError(f"the roster of round {plan.round} is not in the store")
-        roster = stored_roster(self.roster)
-        return SecureSum(
-            plan,
-            half,
-            spec,
-            roster,
-            checks=checks,
-            store=self.store,
-            responses=self.responses,
-            monotonic=self._monotonic,
-            masked=self._masked,
+        half, of_sums = self._progress.server_half, {"responses": self.responses, "monotonic": self._monotonic}
+        return self._kinds.of(plan.round).sum(
+            plan, half, store=self.store, device=self._device, roster=self.roster, masked=self._masked, **of_sums
         )
-
-    def _checks_of(self, round: int) -> UpdateChecks:
-        return self._answer_checks if self._answer_checks is not None and self.spec.asks(round) else self.checks
-
-    def _rules_of(self, round: int) -> RoundSection:
-        """The rules of a round: answers are averaged, whatever is made of updates."""
-        return replace(self._rules, aggregation="mean", trim=None) if self.spec.asks(round) else self._rules
 
     def _begin(self, plan: RoundPlan) -> None:
         """Raises `BadInput` where no sum can be made, unless that is so by the draw of this round alone."""
