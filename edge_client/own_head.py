@@ -10,14 +10,16 @@ model, fetches the final one too. A simulated device leaves it all to the simula
 from __future__ import annotations
 
 import logging
+import time
 
 import numpy as np
 
+from hushfleet.edge_client.board.drift import HeldOutTest, note_test
 from hushfleet.edge_client.net.download import MOST_ASKS, GlobalModel
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.kept import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.model.own_head import own_head_of, takes_unlabelled
+from hushfleet.model.own_head import DeviceHead, inputs_of_own, own_head_of, own_logits, takes_unlabelled
 from hushfleet.wire.format.messages import RoundPlan
 
 _log = logging.getLogger("hushfleet.edge")
@@ -43,6 +45,8 @@ class OwnHeads:
         if self._done == wanted or not (model.chooses_head or (model.targets.are_inputs and finished)):
             return False
         if not finished and task.constant_time:
+            return False
+        if not task.spec.training_rounds:
             return False
         try:
             if finished:
@@ -70,4 +74,14 @@ class OwnHeads:
             return
         head = own_head_of(params, model.layout, task.data.samples(), signal, unlabelled)
         self._store.keep_own_head(KeptHead.of(head, task=plan.task, global_digest=plan.global_digest))
+        self._test(head, task)
         _log.info("round %d: this board now predicts with %s", plan.round, head.choice.plain)
+
+    def _test(self, head: DeviceHead, task: TaskRuntime) -> None:
+        """Notes on the board how right the head is on samples that never train, where the task holds some out."""
+        held = task.data.held_out() if task.spec.held_out else None
+        if held is None or not len(held):
+            return
+        right = held.targets.right(own_logits(head.params, inputs_of_own(held).x).astype(np.float64), held.labels)
+        month = time.strftime("%Y-%m", time.gmtime())
+        note_test(self._store.path.parent, HeldOutTest(month, int(right.sum()), len(held)))

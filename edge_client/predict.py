@@ -69,6 +69,8 @@ def own_model(store: DeviceStore) -> OwnModel:
     if package is None:
         raise BadInput("this device has no model yet: it has to take part in one round first")
     spec = TaskSpec.from_bytes(package)
+    if not spec.training_rounds:
+        raise BadInput(f"the fleet asks {spec.task}, which has no model: try again when it has its next task")
     params, kind = _params(store, spec)
     if params is None:
         raise _no_model_of(spec)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.constant_time import AnnouncedTraining
+from hushfleet.edge_client.board.constant_time import ANSWER_S, AnnouncedTraining
 from hushfleet.edge_client.board.new_samples import NewSamples
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.declines import Declined, DeclineReason, GivenUp, decline_reason
@@ -364,7 +364,10 @@ class RoundHandler:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
         if attempts > 1:
             task.use_processor("training ended the client abruptly")  # a power cut, or a fault of the GPU's driver
-        nominal_s = None if (seconds := task.nominal_seconds(params)) is None else seconds * self._pacer.slowdown
+        asks = task.spec.asks(plan.round)
+        of_answer = ANSWER_S if task.constant_time else None
+        seconds = of_answer if asks else task.nominal_seconds(params)
+        nominal_s = None if seconds is None else seconds * self._pacer.slowdown
         announced = self._training(nominal_s=nominal_s, deadline=self.deadline, deadline_s=plan.deadline_s)
         try:
             with announced, ExitStack() as at_the_end:
@@ -377,8 +380,9 @@ class RoundHandler:
                 raise Declined("busy", "the round's deadline passed before training had ended") from reason
             self._settled = True  # the newer plan is among the events that wait
             return None
-        _log.info("round %d: trained and committed, %d bytes to send", plan.round, len(entry.data))
-        if self._new_samples is not None and task.spec.after_new:
+        done = "answered" if asks else "trained"
+        _log.info("round %d: %s and committed, %d bytes to send", plan.round, done, len(entry.data))
+        if self._new_samples is not None and task.spec.after_new and not asks:
             self._new_samples.note(task.data.samples(), task=plan.task)
         return entry
 

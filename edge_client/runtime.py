@@ -103,10 +103,11 @@ class TaskRuntime:
             config.data,
             spec.model,
             features=self.features,
-            may_be_empty=method.parts.takes_empty,
+            may_be_empty=method.parts.takes_empty or spec.training_rounds == 0,
             note=of_data,
             settled_s=0.0 if simulation else SETTLED_S,
             arrivals=lambda keys: store.arrivals.of(keys, now=counted()),
+            held_out=spec.held_out,
         )
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self.gradient = AcceleratorTrial(
@@ -137,6 +138,8 @@ class TaskRuntime:
             gradient=self.gradient,
             logits_of=self.inference,
             samples=self.data.samples,
+            held_out=self.data.held_out,
+            left_out=lambda: self.data.left_out,
             randomness=SeededRandomness(simulation.seed, simulation.index) if simulation else FieldRandomness(),
             limits=config.limits,
             observer=None if self._metrics is None else self._write_metrics,

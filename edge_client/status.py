@@ -15,6 +15,7 @@ from typing import Any
 from hushfleet.config.spec import SecureSpec, TaskSpec
 from hushfleet.edge_client.board.certificate import describe_certificate
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.drift import HeldOutTest, describe_drift, read_tests
 from hushfleet.edge_client.board.notes import read_data_use, read_training
 from hushfleet.edge_client.board.waiting import read_waiting
 from hushfleet.edge_client.fleet.freshness import Freshness
@@ -65,6 +66,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "releases": _releases(config),
         "accelerator": chosen and {"used": chosen.used, "words": chosen.failed or chosen.reason},
         "model": model and model._asdict(),
+        "held_out": [asdict(test) for test in read_tests(store.path.parent)],
         "stopped_because": store.stopped_because,
         "epsilon_server": ledger.epsilon_server(delta=delta),
         "epsilon_limit": config.limits.budget.lifetime,
@@ -261,10 +263,11 @@ def sentences(report: dict[str, Any]) -> dict[str, str]:
     used; is the fleet's model better here than its own; how much privacy is left, and for how many rounds.
     """
     what = "photographs" if report["data_kind"] == "folder" else "samples"
+    drift = describe_drift([HeldOutTest(**test) for test in report["held_out"]])
     return {
         "client": client(report),
         what: data(report, what),
-        "model": model(report["model"], what),
+        "model": model(report["model"], what) + (drift and f". {drift}"),
         "privacy": privacy(report),
     }
 

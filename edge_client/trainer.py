@@ -14,7 +14,7 @@ import numpy as np
 
 from hushfleet.codecs.registry import codec_of, steps_for
 from hushfleet.config.spec import BlobRef, TaskSpec
-from hushfleet.data.samples import LabelledSamples
+from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.edge_client.board.config import LimitsSection
 from hushfleet.edge_client.board.consent import allowed_charge, check_trust
 from hushfleet.edge_client.board.local_data import zero_samples
@@ -27,8 +27,9 @@ from hushfleet.gradients.batch import GradientFunction
 from hushfleet.gradients.draws import Inputs
 from hushfleet.gradients.optim import make_optimizer
 from hushfleet.gradients.own_samples import LoadedSamples, OwnSamples
+from hushfleet.methods.question import rules_of
 from hushfleet.methods.stages import Release
-from hushfleet.methods.state import DeviceState, RoundTerms
+from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.carry_over import carry_over
 from hushfleet.model.evaluation import LogitsOf
@@ -43,6 +44,7 @@ from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.training.answer import evaluation_answer, statistic_answer
 from hushfleet.training.local_round import LocalRound, MakeOptimizer, OnBatch, Trained
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader, encode_masked
@@ -59,6 +61,8 @@ class Trainer:
     :param logits_of: the network's inference, for methods that look at their own data.
     :param samples: reads the device's data; asked when they are needed. Raises `BadInput` where there are none and the
         task needs some, or where they do not fit it.
+    :param held_out: reads those that never train; None where the task holds none out.
+    :param left_out: counts the samples that could not be read.
     :param limits: what the device's owner allows, and how many times the standard noise is wanted.
     :param observer: sees each trained round and its release before the commit, for metrics that stay on the device.
     :param make_optimizer: makes the optimizer of the local training.
@@ -82,6 +86,8 @@ class Trainer:
     observer: Callable[[DeviceRound, Trained, Release], None] | None = None
     make_optimizer: MakeOptimizer = make_optimizer
     replace_failed_training: bool = False
+    held_out: Callable[[], LabelledSamples] | None = None
+    left_out: Callable[[], int] = lambda: 0
     make_secure_round: Callable[..., SecureRound] = SecureRound
     update_format: UpdateFormat = SIGNED
     arrived: Callable[[Period], LabelledSamples] | None = None
@@ -109,7 +115,8 @@ class DeviceRound:
 
     def __init__(self, trainer: Trainer, plan: RoundPlan, roster: Roster | None = None) -> None:
         self.trainer, self.plan, self.roster = trainer, plan, roster
-        self.spec, self.method, self.store = trainer.spec, trainer.method, trainer.store
+        self.store, self.asks = trainer.store, trainer.spec.asks(plan.round)
+        self.spec, self.method = rules_of(trainer.spec, trainer.method, plan.round)
         self.terms = RoundTerms(plan.noise_split, plan.controls, trainer.limits.noise_preference)
 
     @cached_property
@@ -119,8 +126,8 @@ class DeviceRound:
 
     @property
     def window(self) -> Period | None:
-        """The window of data that the round trains on; None: on all."""
-        return Period.of(self.at, self.spec.data_window_s) if self.spec.data_window_s else None
+        """The window of data that the round trains on; None: on all, as a round that asks does."""
+        return Period.of(self.at, self.spec.data_window_s) if self.spec.data_window_s and not self.asks else None
 
     @cached_property
     def charge(self) -> Charge:
@@ -197,7 +204,7 @@ class DeviceRound:
         What fails without data, too, is nobody's secret, and is raised.
         """
         try:
-            trained = self.train(published, on_batch=on_batch)
+            trained = self._answered(published) if self.asks else self.train(published, on_batch=on_batch)
         except (GivenUp, StoreError, BadInput):  # `BadInput`: the task takes no device without data
             raise
         except Exception as error:
@@ -211,6 +218,8 @@ class DeviceRound:
                 self.failed = f"round {self.plan.round}: training left some of the data out: {reasons}"
                 _log.error("%s", self.failed)
             return trained
+        if self.asks:
+            return self._as_update(np.zeros(self.spec.model.layout.size, np.float32))
         model, by_record = self.spec.model, self.method.by_record
         count = 0 if by_record else self.method.config.batch_size
         blank = zero_samples(model, model.targets.blank(count, len(model.class_names)))
@@ -232,7 +241,7 @@ class DeviceRound:
         In a new window of data what earlier samples have left without noise is dropped: nothing that is sent from now
         on may follow from them.
         """
-        kept, fresh = self.store.load_state(self.plan.task), self.method.init_state()
+        kept, fresh = self.store.load_state(self.plan.task), self.trainer.method.init_state()
         if kept is None:
             return self._newcomer(fresh)
         if self.window is None:
@@ -265,6 +274,24 @@ class DeviceRound:
         if self.window is None or self.trainer.arrived is None:
             return self.trainer.samples()
         return self.trainer.arrived(self.window)
+
+    def _answered(self, published: np.ndarray) -> Trained:
+        """The answer to the round's question, as an update of a model that is zero."""
+        _ = self.charge  # refuses the round
+        trainer, question = self.trainer, self.spec.question
+        assert question is not None
+        samples = trainer.samples()
+        if question.kind != "evaluation":
+            assert isinstance(samples, Samples)
+            return self._as_update(statistic_answer(question, samples, self.spec.model.class_names, trainer.left_out()))
+        assert trainer.held_out is not None
+        params, _ = trainer.method.split(published)
+        return self._as_update(evaluation_answer(trainer.spec, params, samples, trainer.held_out()))
+
+    def _as_update(self, answer: np.ndarray) -> Trained:
+        begin = np.zeros_like(answer)
+        context = RoundContext(self.method.setting(self.terms), self.method.init_state(), begin, begin)
+        return Trained(context, answer, answer, 0.0)
 
     def train(
         self, published: np.ndarray, samples: LabelledSamples | None = None, *, on_batch: OnBatch | None = None
@@ -301,6 +328,7 @@ class DeviceRound:
     def _commit(self, trained: Trained) -> OutboxEntry:
         plan, method, layout = self.plan, self.method, self.spec.model.layout
         state, update = trained.context.state, trained.update
+        held = self.state() if self.asks else state
         # With the unit `record` this stream has served the gradients, and nothing more is drawn from it.
         noise = self.trainer.randomness.noise(plan.round)
         release = method.release(trained.context, update, noise)
@@ -308,7 +336,7 @@ class DeviceRound:
         everything = bool(shared.all())  # then nothing is copied: a board's memory is small
         values, residual = release.values if everything else release.values[shared], None
         counts = [int(np.count_nonzero(shared[span.start : span.stop])) for span in layout.layers]
-        header = self._header(release, state, counts)
+        header = self._header(release, held, counts)
         if self.spec.privacy.secure is not None:
             data, seen = self._masked(header, values, noise), np.zeros(len(values), np.float32)
         else:
@@ -322,20 +350,22 @@ class DeviceRound:
             sent[shared] = seen
         if residual is not None:
             residual[shared] = values - seen
+        if self.asks and codec_of(self.trainer.spec.wire.codec).carries_error:  # training goes on from where it was
+            residual = self.store.load_residual(plan.task, size=self.trainer.spec.model.layout.size)
         commit = RoundCommit(
             task=plan.task,
             round=plan.round,
             charge=release.charge,
-            state=method.advance(trained.context, update=update, trained=trained.own, sent=sent),
+            state=held if self.asks else method.advance(trained.context, update=update, trained=trained.own, sent=sent),
             update=data,
-            public_before=state.public.to_bytes(),
+            public_before=held.public.to_bytes(),
             residual=residual,
             context=None if plan.secure is None else self.secure.context,
             package=self.trainer.package,
             at=self.at,
             window=self.window,
         )
-        if self.trainer.observer is not None:  # before the commit: who dies in between measures again
+        if self.trainer.observer is not None and not self.asks:  # before the commit: who dies in between measures again
             self.trainer.observer(self, trained, release)
         return self.store.commit_round(commit)
 

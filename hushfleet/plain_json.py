@@ -7,9 +7,11 @@ from typing import Any
 
 
 def to_json(value: Any) -> Any:
-    """Standard JSON for numbers of Python and NumPy: infinities as `"inf"`, `"-inf"`; NaN as None."""
+    """Standard JSON for what Python, NumPy and pydantic have: infinities as `"inf"`, `"-inf"`; NaN as None."""
     if hasattr(value, "tolist"):
         value = value.tolist()
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
     if isinstance(value, dict):
         return {str(name): to_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

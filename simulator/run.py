@@ -99,13 +99,16 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> R
             console.print(f"gradients by {runtime}", style="bright_black", highlight=False)
             _run_fast(simulation, workers, options, runtime, console)
         with show_progress(console):
-            choose_own_heads(simulation, workers, runtime=runtime)
-            fleet = simulation.fleet.devices if options.local_only else ()
+            trains = simulation.prepared.spec.training_rounds > 0
+            if trains:
+                choose_own_heads(simulation, workers, runtime=runtime)
+            fleet = simulation.fleet.devices if options.local_only and trains else ()
             alone = list(train_alone(simulation, workers, runtime=runtime)) if fleet else []
             points = list(sweep_noise(simulation, workers, options.noise_multipliers, alone, runtime=runtime))
             result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
-            result = with_answers(result, simulation, workers, alone, runtime=runtime)
-            write_models(simulation)
+            if trains:
+                result = with_answers(result, simulation, workers, alone, runtime=runtime)
+                write_models(simulation)
     result = with_sweep(result, points)
     _write(result, simulation.folder)
     return result

@@ -164,9 +164,11 @@ def run_rounds(
 
 def _ask_for_a_second_opinion(engine: RoundEngine, console: Console) -> None:
     """Checks epsilon of a device that takes part in all rounds; nothing is compared where it is infinite."""
-    privacy, rounds = engine.spec.privacy, engine.prepared.task.round.rounds
-    charge = engine.method.charge(RoundTerms(privacy.noise_split))
-    steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * rounds)]
+    privacy, question = engine.spec.privacy, engine.spec.question
+    charge, rounds = engine.method.charge(RoundTerms(privacy.noise_split)), engine.spec.training_rounds
+    steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * rounds)] if rounds else []
+    if question is not None:
+        steps.append(Step(question.noise_multiplier, 1.0, engine.spec.rounds - rounds))
     charged = math.inf if charge.raw else epsilon(steps, delta=privacy.delta, accountant=privacy.accountant)
 
     def tell(words: str, differs: bool) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from hushfleet.aggregator.config.question import EvaluationSection, StatisticSection, check_question, noise_factor
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.sections import (
@@ -59,6 +60,8 @@ class Task(Checked):
     wire: WireSection = field(default_factory=WireSection)
     schedule: ScheduleSection = later(ScheduleSection())
     scenario: ScenarioSection = field(default_factory=ScenarioSection)
+    evaluation: EvaluationSection | None = None
+    statistic: StatisticSection | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,6 +80,7 @@ class Task(Checked):
         self._check_aggregation()
         self._check_patience()
         self._check_delta()
+        check_question(self)
 
     def to_plain(self) -> dict[str, Any]:
         """The task as `parse_task` reads it, made of dicts, lists and scalars; keys without a value are left out."""
@@ -310,7 +314,7 @@ class Task(Checked):
             factor = gradients_factor(training.gradients_per_batch) * sensitivity(training.gradient.subset)
             return factor * find(steps=self.round.rounds * batches, sample_rate=rate)
         if section.reading == "user-level":
-            return find(steps=self.round.rounds)
+            return noise_factor(self) * find(steps=self.round.rounds)
         if section.reading == "client-sampling":
             return find(steps=self.round.rounds, sample_rate=self.sampling_rate)
         if train_samples is None:
@@ -408,7 +412,12 @@ def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
     return task
 
 
-_SECTIONS = {name: kind for name, kind in hints(Task).items() if is_dataclass(kind) and kind is not MethodSection}
+_SECTIONS = {
+    name: kind
+    for name, hint in hints(Task).items()
+    for kind in (hint, *get_args(hint))
+    if is_dataclass(kind) and kind is not MethodSection
+}
 
 
 def _leave_out_others(plain: dict[str, Any], overrides: tuple[str, ...]) -> None:

@@ -7,7 +7,8 @@ from datetime import date
 
 from hushfleet.aggregator.devices.register import RefusedBirth
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView, SumsView
-from hushfleet.aggregator.results.report.readable import ago, format_lifetime, number, percent, size
+from hushfleet.aggregator.results.answers import EvaluationRow
+from hushfleet.aggregator.results.report.readable import MINUS, ago, evaluated, format_lifetime, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.aggregator.rounds.schedule import moment_text
 from hushfleet.privacy.budget import describe_since
@@ -179,11 +180,19 @@ def photographs(view: FleetView) -> str:
 
 
 def model(view: FleetView) -> str:
+    if view.run is not None and view.run.evaluation is not None:
+        return evaluated(view.run.evaluation)
     better, where = "is better on a board than the board's own", "is private, too, and told by the same command there"
     if view.run is None or view.run.accuracy is None:
         return f"Whether the fleet's {better} {where}"
     right = f"The fleet's model is right on {percent(view.run.accuracy)} of the public test images"
     return f"{right}. Whether it {better} {where}"
+
+
+def gain(evaluation: EvaluationRow) -> str:
+    """Gives the gain in points with its error: `+11 ± 3`."""
+    gained = f"{100 * evaluation.gain.value:+.0f}".replace("-", MINUS)
+    return f"{gained} ± {100 * evaluation.gain.error:.0f}"
 
 
 def privacy_left(view: FleetView) -> str:

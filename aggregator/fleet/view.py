@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hushfleet.aggregator.devices.register import RefusedBirth
+from hushfleet.aggregator.results.answers import EvaluationRow
 from hushfleet.aggregator.results.fleet_state import Opening
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.result import Lifetime
@@ -106,6 +107,7 @@ class RunView:
     :param asked: number of devices in the open round, 0 where that is not known; `answered` and `accepted` count them.
     :param next_opening: when the next round opens, or the open one that rests goes on; None where it needs no time.
     :param accuracy: accuracy of the global model on a public test set; None where the task names none.
+    :param evaluation: the newest one; None where the task has none, or had none yet.
     :param epsilon: the largest epsilon_server that a board was charged for in this task; `epsilon_release`: against
         readers of the models alone.
     :param raw_values: names of the values that leave boards without noise.
@@ -125,6 +127,7 @@ class RunView:
     finished: bool = False
     next_opening: Opening | None = None
     accuracy: float | None = None
+    evaluation: EvaluationRow | None = None
     epsilon: float | None = None
     epsilon_release: float | None = None
     delta: float | None = None
@@ -236,7 +239,6 @@ class FleetView:
     def to_json(self) -> dict[str, Any]:
         """Gives standard JSON for `--json` (docs/watching.md)."""
         counted = {"present": self.present, "pending": len(self.pending), "versions": self.versions}
-        lifetime = {"lifetime": self.lifetime and self.lifetime.model_dump()}
         refused = [{**asdict(each), "public_key": each.public_key.hex()} for each in self.refused_devices]
-        plain: dict[str, Any] = to_json({**asdict(self), **lifetime, "refused_devices": refused, **counted})
+        plain: dict[str, Any] = to_json({**asdict(self), "refused_devices": refused, **counted})
         return plain

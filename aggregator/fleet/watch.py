@@ -90,6 +90,7 @@ class Course(RunState):
             finished=self.finished or 0 < self.rounds <= self.rounds_closed,
             next_opening=self.next_opening,
             accuracy=self.accuracy_global if self.measure == ACCURACY else None,
+            evaluation=self.evaluation,
             epsilon=self.epsilon_server,
             epsilon_release=self.epsilon_release,
             delta=self.delta,

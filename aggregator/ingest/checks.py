@@ -20,6 +20,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
 from hushfleet.codecs.registry import codec_of, steps_for
 from hushfleet.config.spec import TaskSpec
 from hushfleet.errors import BadSignature, StoreError, WireError
+from hushfleet.methods.question import RoundRules
 from hushfleet.methods.state import PublicState, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.secure.committee import MOST_MEMBERS
@@ -53,7 +54,20 @@ class UpdateChecks:
     def held(self, device: str) -> PublicState:
         """Returns the public state that the aggregator holds of a device."""
         stored = self._store.public_state(device)
-        return self.newcomer if stored is None else PublicState.from_bytes(stored, size=self.layout.size)
+        return self.newcomer if stored is None else self.read_state(stored)
+
+    def read_state(self, data: bytes) -> PublicState:
+        """Reads a device's public state. Raises `Malformed`."""
+        return PublicState.from_bytes(data, size=self.layout.size)
+
+    def sent_by(self, public: PublicState) -> np.ndarray:
+        """Chooses the entries that a device sends in this state, bool `[d]`."""
+        shared: np.ndarray = ~public.mask
+        return shared
+
+    def state_after(self, public: PublicState, values: np.ndarray) -> PublicState:
+        """The public state after an update with these values, float32 `[d]`."""
+        return self.method.advance_public(public, values)
 
     def counts(self, shared: np.ndarray) -> tuple[int, ...]:
         """Counts the entries of `shared`, bool `[d]`, that are True in each layer."""
@@ -84,7 +98,7 @@ class UpdateChecks:
         header = update.header
         bound = self._check_declared(header, plan)
         self._find_state(update, plan)
-        update.shared = ~update.before.mask
+        update.shared = self.sent_by(update.before)
         update.counts = counts = self.counts(update.shared)
         if header.value_count != sum(counts):
             raise Refusal("wrong-shape", f"{header.value_count} values, but the mask leaves {sum(counts)} to be sent")
@@ -94,7 +108,7 @@ class UpdateChecks:
         else:
             rounding = self.spec.wire.relative_step / 2
             check_bounded(update, bound=bound, largest=self.method.reach, rounding=rounding, layers=self.layout.layers)
-        update.after = self.method.advance_public(update.before, update.values)
+        update.after = self.state_after(update.before, update.values)
         update.row = self._row(update)
 
     def stored(self, device: str, round: int) -> CheckedUpdate:
@@ -104,7 +118,7 @@ class UpdateChecks:
             raise StoreError(f"the update of {device} in round {round} has lost its bytes")
         update = CheckedUpdate(device, found[0])
         self.authenticate(update, public_key=row.public_key)
-        update.shared = ~PublicState.from_bytes(found[1], size=self.layout.size).mask
+        update.shared = self.sent_by(self.read_state(found[1]))
         update.counts = self.counts(update.shared)
         values = self.update_format.values(update.header, update.data, counts=update.counts)
         update.values = spread(values, update.shared)
@@ -203,7 +217,7 @@ class UpdateChecks:
                     "the aggregator holds another public state of this device; attach it to the update",
                     final=False,
                 )
-            public = PublicState.from_bytes(section, size=self.layout.size)
+            public = self.read_state(section)
         except WireError as error:
             raise Refusal("malformed", f"the attached public state does not parse: {error}") from error
         if public.digest() != update.header.public_digest:
@@ -232,6 +246,30 @@ class UpdateChecks:
             noise_square=noise,
             noise_variance=math.fsum(2 * k * std**4 for k, std in zip(counts, header.noise_stds, strict=True)),
         )
+
+
+class AnswerChecks(UpdateChecks):
+    """The checks of answers to a question: vectors of their own, after which a device's public state is the same.
+
+    :param training: the checks of the same task's updates.
+    """
+
+    def __init__(self, rules: RoundRules, training: UpdateChecks, store: AggregatorStore) -> None:
+        super().__init__(rules.spec, rules.method, store, training.update_format)
+        self._training = training
+        self.max_bytes = training.max_bytes = max(self.max_bytes, training.max_bytes)
+
+    def held(self, device: str) -> PublicState:
+        return self._training.held(device)
+
+    def read_state(self, data: bytes) -> PublicState:
+        return self._training.read_state(data)
+
+    def sent_by(self, public: PublicState) -> np.ndarray:
+        return np.ones(self.layout.size, bool)
+
+    def state_after(self, public: PublicState, values: np.ndarray) -> PublicState:
+        return public
 
 
 def terms_of(plan: RoundPlan) -> RoundTerms:

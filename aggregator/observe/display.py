@@ -254,7 +254,7 @@ def summary_table(result: Result) -> RenderableType:
         if table.rows
     ]
     return Group(
-        table,
+        *([table] if result.statistic is None else []),
         *sweeps,
         Text(facts),
         Text(answer(result, headline), "bold"),

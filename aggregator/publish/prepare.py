@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hushfleet.aggregator.config.question import question_of, total_rounds
 from hushfleet.aggregator.config.sections import OWN_DATA
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.start import EarlierModel
@@ -99,11 +100,13 @@ def prepare(
     mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
     extractor = _features(task, shape)
     input_shape = shape if extractor is None else (extractor.shared, 1, 1)
+    # Boards fetch a network with each task, and none looks at a sample where nothing trains: the least will do.
+    taken = input_shape if task.statistic is None else (1, 1, 1)
     name = task.model.name if task.model.share == "all" else "linear"
     by_record = task.privacy.unit == "record"
     outputs = task.targets.outputs(class_names, input_shape)
-    model = get_model(name, classes=outputs, input_shape=input_shape, loss=task.model.loss, by_record=by_record)
-    _check_shape(task, model.input_shape, input_shape)
+    model = get_model(name, classes=outputs, input_shape=taken, loss=task.model.loss, by_record=by_record)
+    _check_shape(task, model.input_shape, taken)
     train_samples = min(len(dataset.train), task.data.limit or len(dataset.train)) if dataset else 0
     sent = model.layout.size - int(np.count_nonzero(task.parts().personal.mask(model.layout)))
     privacy = task.privacy_spec(train_samples=train_samples or None, size=sent)
@@ -112,7 +115,7 @@ def prepare(
     graphs = export_graphs(model, objective=task.targets.objective(method.objective))
     spec = TaskSpec(
         task=f"{task.name}-{run_id or os.urandom(4).hex()}",
-        rounds=task.round.rounds,
+        rounds=total_rounds(task),
         method=task.method.name,
         method_config=task.method.settings,
         privacy=privacy,
@@ -120,7 +123,7 @@ def prepare(
         model=ModelSpec(
             name=model.name,
             layout=model.layout,
-            input_shape=model.input_shape,
+            input_shape=input_shape,
             class_names=tuple(class_names),
             mean=mean,
             std=std,
@@ -134,6 +137,7 @@ def prepare(
         augment=task.data.augment,
         after_new=task.schedule.after_new,
         data_window_s=task.data.window_s,
+        question=question_of(task, noise_multiplier=privacy.noise_multiplier, classes=len(class_names)),
     )
     initial = model.init(task.seed)
     if task.model.start is not None:
@@ -146,6 +150,8 @@ def prepare(
         made = extractor.graph
         features = FeatureGraph(lambda: made, spec.model.features, given=input_shape[0], cache=features_cache)
         blobs.append(made)
+
+    trains = spec.training_rounds > 0
 
     @cache  # features take longer than the test
     def common_test() -> LabelledSamples:
@@ -163,7 +169,7 @@ def prepare(
         dataset=dataset,
         inference=inference,
         features=features,
-        evaluate_global=(lambda params: evaluate(inference, params, common_test())) if dataset else None,
+        evaluate_global=(lambda params: evaluate(inference, params, common_test())) if dataset and trains else None,
     )
 
 

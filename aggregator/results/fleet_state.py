@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+from hushfleet.aggregator.results.answers import EvaluationRow, evaluation_of
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.losses import ACCURACY
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -216,6 +217,7 @@ class RunState(FleetState):
         self.rounds = self.device_count = self.round = self.rounds_closed = 0
         self.uplink_bytes = self.round_bytes = self.downlink_bytes = 0
         self.accuracy_global: float | None = None
+        self.evaluation: EvaluationRow | None = None
         self.snr_db: float | None = None
         self.epsilon_server: float | None = None
         self.epsilon_release: float | None = None
@@ -324,6 +326,10 @@ class RunState(FleetState):
             if event.get(name) is not None:
                 setattr(self, name, event[name])
         self._see_release(event)
+        if event.get("asked") == "evaluation" and event.get("answer"):
+            self.evaluation = evaluation_of(
+                event["answer"], event["answer_stds"], round=self.rounds_closed, devices=event["participants"]
+            )
 
     def _on_finished(self, event: Event) -> None:
         self.finished = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hushfleet.aggregator.results.result import PrivacyRow
@@ -33,6 +33,9 @@ class RoundSummary:
     :param committee: of a secure sum: how many members it had, 0 elsewhere; `answers`: how many of them answered, with
         `answer_bytes` together.
     :param suspected_wraps: how many values of the secure sum may have wrapped around; see `Ring.suspected_wraps`.
+    :param asked: of a round that asked, the kind of its question.
+    :param answer: the mean of the devices' answers to it, with the noise; empty where too few came.
+    :param answer_stds: standard deviations of that noise.
     """
 
     round: int
@@ -53,6 +56,9 @@ class RoundSummary:
     answers: int = 0
     answer_bytes: int = 0
     suspected_wraps: int = 0
+    asked: str = ""
+    answer: list[float] = field(default_factory=list)
+    answer_stds: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values, for the store and the log."""

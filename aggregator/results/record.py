@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow, evaluation_of, statistic_of
 from hushfleet.aggregator.results.metrics import RoundSummary, privacy_tables
 from hushfleet.aggregator.results.rerun import rerun, versions
 from hushfleet.aggregator.results.result import (
@@ -122,6 +123,8 @@ def record(
             RoundRow.model_validate(asdict(summary) | (_times(row) if engine == "field" else {}), extra="ignore")
             for summary, row in zip(summaries, closed, strict=True)
         ],
+        evaluations=evaluations(summaries),
+        statistic=_statistic(spec, summaries),
         local_only=LocalOnly(),
         privacy=[row.model_copy(update={"lifetime": lifetimes.get(row.device)}) for row in privacy.values()],
         details=Details(
@@ -156,6 +159,24 @@ def record(
         versions=versions(),
         rerun=rerun(prepared, runtime=runtime),
     )
+
+
+def evaluations(summaries: Iterable[RoundSummary]) -> list[EvaluationRow]:
+    """Reads the answers of the rounds that evaluated."""
+    return [
+        evaluation_of(row.answer, row.answer_stds, round=row.round, devices=row.participants)
+        for row in summaries
+        if row.asked == "evaluation" and row.answer
+    ]
+
+
+def _statistic(spec: TaskSpec, summaries: Iterable[RoundSummary]) -> StatisticRow | None:
+    question, names = spec.question, spec.model.class_names
+    found = [row for row in summaries if row.asked not in ("", "evaluation") and row.answer]
+    if question is None or not found:
+        return None
+    (row,) = found
+    return statistic_of(question, row.answer, row.answer_stds, devices=row.participants, class_names=names)
 
 
 def _sums_info(spec: SecureSpec | None, facts: SumFacts | None) -> SumsInfo | None:

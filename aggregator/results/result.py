@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from hushfleet import atomic_file
+from hushfleet.aggregator.results.answers import EvaluationRow, StatisticRow
 from hushfleet.aggregator.results.fleet_timeline import FleetTimeline
 from hushfleet.aggregator.results.json_record import Count, Fraction, JsonRecord, Measured, Number, mistakes
 from hushfleet.aggregator.results.server_sees import RosterBy
@@ -316,6 +317,8 @@ class Result(JsonRecord):
     wire: WireInfo | None = None
     boards: dict[str, str] = {}
     rounds: list[RoundRow]
+    evaluations: list[EvaluationRow] = []
+    statistic: StatisticRow | None = None  # of a task that asks for one, and trains nothing
     local_only: LocalOnly
     privacy: list[PrivacyRow]
     details: Details = Details()

@@ -46,7 +46,7 @@ class ChargeBook:
         asked = [device for device in devices if device in cohort]
         new = [device for device in asked if device not in self._noted]
         if new:
-            charge = pack(self._engine.method.charge(terms_of(plan)))
+            charge = pack(self._engine.kind.method.charge(terms_of(plan)))
             self._register.note_charges(plan.task, plan.round, dict.fromkeys(new, charge), certain=False)
         self._noted.update(new)
         self._asked.update(asked)

@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
-from hushfleet.aggregator.ingest.checks import UpdateChecks, terms_of
+from hushfleet.aggregator.ingest.checks import terms_of
 from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.admission import is_new
+from hushfleet.aggregator.rounds.kinds import RoundKind, RoundKinds
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
 from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
 from hushfleet.aggregator.rounds.progress import TaskProgress
 from hushfleet.aggregator.rounds.round_sum import commit
-from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of, stored_roster
+from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of
 from hushfleet.aggregator.rounds.summary import summarise
 from hushfleet.aggregator.storage.store import AggregatorStore, StoredRound
 from hushfleet.config.spec import BlobRef
-from hushfleet.errors import BadInput, StoreError, StoreFull, WireError
+from hushfleet.errors import BadInput, StoreFull, WireError
 from hushfleet.schema import pack, unpack
 from hushfleet.secure.member_answer import is_answer, read_answer_header
 from hushfleet.secure.roster import Roster
@@ -71,7 +72,8 @@ class RoundEngine:
         self.spec = prepared.spec
         self.method = prepared.method
         self.layout = prepared.spec.model.layout
-        self.checks = UpdateChecks(prepared.spec, prepared.method, store, update_format)
+        self._kinds = RoundKinds(prepared, store, update_format)
+        self.checks = self._kinds.training.checks
         self._rules = prepared.task.round
         self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
         self._device = device
@@ -149,6 +151,11 @@ class RoundEngine:
         if found is None and self.roster is not None and hashlib.sha256(self.roster).digest() == digest:
             return self.roster
         return found
+
+    @property
+    def kind(self) -> RoundKind:
+        """The kind of the open round."""
+        return self._kinds.of(self._open_plan.round)
 
     @property
     def cohort(self) -> Collection[str]:
@@ -246,7 +253,7 @@ class RoundEngine:
             return
         collected = self._open_sum
         collected.read(update)
-        commit(self.store, update, self.method.charge(terms_of(self._open_plan)))
+        commit(self.store, update, self.kind.method.charge(terms_of(self._open_plan)))
         collected.add(update)
         self.responses.accept(update.device)
         update.acknowledge("accepted")
@@ -347,21 +354,24 @@ class RoundEngine:
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
         enough = len(updates) >= self._least_updates and self._open_sum.open()
-        collected = self._open_sum if enough else None
+        kind, opened = self.kind, self._open_sum if enough else None
+        collected, answer = (opened, None) if kind.question is None else (None, opened)
         following = self.progress.next_model(plan.round, collected)
         summary = summarise(
             plan,
             updates,
             following.params,
             changed=enough,
-            method=self.method,
-            rules=self._rules,
+            method=kind.method,
+            rules=kind.rules,
             store=self.store,
             held=self.progress.trained_on,
-            evaluate=self.prepared.evaluate_global,
+            evaluate=self.prepared.evaluate_global if kind.question is None else None,
             wall_s=max(0.0, self._clock() - row.opened_at) if row is not None else 0.0,
             cohort=len(self.cohort),
             collected=self._sum,
+            question=kind.question,
+            answer=answer,
         )
         devices = [update.device for update in updates]
         self.progress.close(following, summary, collected, devices=devices, at=self._clock())
@@ -405,22 +415,9 @@ class RoundEngine:
         self.responses.decline(*(device for _, device, _, _ in self.store.declines(row.round)))
 
     def _sum_of(self, plan: RoundPlan) -> PlainSum | SecureSum:
-        spec, half = self.spec.privacy.secure, self.progress.server_half
-        if spec is None:
-            return PlainSum(plan, half, checks=self.checks, store=self.store, rules=self._rules, device=self._device)
-        if self.roster is None:
-            raise StoreError(f"the roster of round {plan.round} is not in the store")
-        roster = stored_roster(self.roster)
-        return SecureSum(
-            plan,
-            half,
-            spec,
-            roster,
-            checks=self.checks,
-            store=self.store,
-            responses=self.responses,
-            monotonic=self._monotonic,
-            masked=self._masked,
+        half, of_sums = self.progress.server_half, {"responses": self.responses, "monotonic": self._monotonic}
+        return self._kinds.of(plan.round).sum(
+            plan, half, store=self.store, device=self._device, roster=self.roster, masked=self._masked, **of_sums
         )
 
     def _begin(self, plan: RoundPlan) -> None:

@@ -66,7 +66,9 @@ class TaskProgress:
 
         :param cohort: device -> digest of its public state; empty for a secure sum, whose plan names nobody.
         """
-        spec = self._prepared.spec.privacy.secure
+        task = self._prepared.spec
+        spec = task.privacy.secure
+        controls = {} if task.asks(number) else self.server_half.controls(task.training_number(number))
         held = [digest for device, digest in self.trained_on.items() if spec is not None or device in cohort]
         return self._announced(
             number,
@@ -74,7 +76,7 @@ class TaskProgress:
             cohort=cohort,
             noise_split=spec.honest_devices if spec else min(self._prepared.spec.privacy.noise_split, len(cohort)),
             deadline_s=self._prepared.task.round.deadline_s,
-            controls=self.server_half.controls(number),
+            controls=controls,
             differences=worth_offering(self.model.differences.refs, held),
             secure=secure,
         )
@@ -96,7 +98,7 @@ class TaskProgress:
         """
         before = self.model.params
         after = before if collected is None else collected.aggregated()
-        if round == self._prepared.spec.rounds:
+        if round == self._prepared.spec.last_training_round:
             after = self._method.server.final(self._server, after)
         if after is before:
             return NextModel(before, self.model.published, self.model.digest, None)
@@ -159,7 +161,7 @@ class TaskProgress:
 
     def _advanced(self, following: NextModel, summary: RoundSummary, collected: RoundSum) -> ServerArrays:
         outcome = ClosedRound(
-            round=summary.round,
+            round=self._prepared.spec.training_number(summary.round),
             before=self.model.params,
             after=following.params,
             reports=collected.reports,

@@ -12,9 +12,11 @@ from hushfleet.aggregator.publish.model_step import download_bytes
 from hushfleet.aggregator.results.metrics import RoundSummary, eq20_bytes, snr_db
 from hushfleet.aggregator.rounds.round_sum import AnswerCounts, RoundSum
 from hushfleet.aggregator.storage.store import AggregatorStore, UpdateRow
+from hushfleet.config.question import QuestionSpec
 from hushfleet.methods.state import RoundTerms
 from hushfleet.methods.task_method import TaskMethod
 from hushfleet.model.evaluation import Evaluation
+from hushfleet.training.answer import scale_of
 from hushfleet.wire.format.messages import RoundPlan
 
 
@@ -32,17 +34,21 @@ def summarise(
     wall_s: float,
     cohort: int,
     collected: RoundSum | None,
+    question: QuestionSpec | None = None,
+    answer: RoundSum | None = None,
 ) -> RoundSummary:
     """:param updates: the accepted ones.
     :param params: the new global vector float32 `[d]`.
     :param changed: whether the updates went into it; they do not where too few came.
     :param cohort: how many devices it had; `collected`: their sum, None where too few were drawn.
+    :param question: of a round that asked; `answer`: its open sum.
     :param held: of each device, SHA-256 of the model that it trained on when it was last accepted before.
     """
     terms = RoundTerms(plan.noise_split, plan.controls)
     charge = method.charge(terms)
     participants = len(updates) if changed else 0
     accuracy, loss = (_measured(value) for value in evaluate(params)) if evaluate else (None, None)
+    values, stds = _answer(question, answer)
     answers = AnswerCounts() if collected is None else collected.answers
     return RoundSummary(
         round=plan.round,
@@ -63,7 +69,19 @@ def summarise(
         answers=answers.answers,
         answer_bytes=answers.size,
         suspected_wraps=0 if collected is None else collected.suspected_wraps,
+        asked="" if question is None else question.kind,
+        answer=values,
+        answer_stds=stds,
     )
+
+
+def _answer(question: QuestionSpec | None, answer: RoundSum | None) -> tuple[list[float], list[float]]:
+    """Returns the mean of answers, and the standard deviations of its noise, in the numbers' own units."""
+    if question is None or answer is None:
+        return [], []
+    mean = answer.aggregated().astype(np.float64)
+    scale = scale_of(question, len(mean))
+    return (mean / scale.unit + scale.middle).tolist(), (answer.noise_stds[0] / scale.unit).tolist()
 
 
 def _multiplier_release(

@@ -37,6 +37,8 @@ LEAST_SLOT_S = 1.0
 ROOM = 1.5
 """A slot is at least so many times the measured work: release, coding and the store's sync are not in it."""
 MOST_OF_DEADLINE = 0.5
+ANSWER_S = 4.0
+"""The work of a round that asks, whose answer takes a board a second or so: a slot of eight."""
 
 
 @dataclass
@@ -111,7 +113,7 @@ def nominal_seconds(
     config["local_steps"] = min(1, steps)
     batches = spec.privacy.batches if spec.privacy.unit == "record" else steps or 1
     privacy = replace(spec.privacy, sample_rate=1.0, batches=1)
-    method = make_method(spec.method, config, privacy, spec.model.layout, rounds=spec.rounds)
+    method = make_method(spec.method, config, privacy, spec.model.layout, rounds=max(1, spec.training_rounds))
     own_training, method.parts = method.parts.own_training, replace(method.parts, own_training=None)
     count, model = method.config.batch_size, spec.model
     blank = zero_samples(model, model.targets.blank(count, len(model.class_names)))

@@ -29,6 +29,7 @@ from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import as_targets, as_values, opened
 from hushfleet.data.csv_file import read_csv
 from hushfleet.data.folder import ImageForm, files_below, load_unlabelled, named, scan_folder
+from hushfleet.data.held_out import held_out_part, training_part
 from hushfleet.data.labels import check_one_reading, one_form, texts_of
 from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
 from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
@@ -92,6 +93,7 @@ class LocalData:
     :param note: says what was left out of the data.
     :param settled_s: a file that has changed later than so long ago may be half written.
     :param arrivals: notes samples by their keys, and tells when each arrived; None: windows of data are not asked for.
+    :param held_out: the share of them that never trains (`hushfleet.data.held_out`).
     """
 
     def __init__(
@@ -104,7 +106,13 @@ class LocalData:
         note: Note | None = None,
         settled_s: float = 0.0,
         arrivals: Callable[[Sequence[bytes]], list[int]] | None = None,
+        held_out: float = 0.0,
     ) -> None:
+        self._share = held_out
+        self._held_out: Samples | None = None
+        self._held_inputs: LabelledSamples | None = None
+        self.left_out = 0
+        """How many samples were not read, when they were read last."""
         self._section = section
         self._model = model
         self._features = features
@@ -123,7 +131,7 @@ class LocalData:
         return self._samples is not None
 
     def samples(self, window: Period | None = None) -> LabelledSamples:
-        """All samples, or those that arrived in a window.
+        """All samples that may train, or those of them that arrived in a window.
 
         Raises `BadInput` where there are none and must be some, or they do not fit the task.
         """
@@ -131,10 +139,21 @@ class LocalData:
         look, unfinished = _look(path, self._settled_s)
         stamp = look, window
         if self._samples is None or stamp != self._stamp:
-            self._samples, self._stamp, skipped = None, stamp, list[str]()
+            self._samples, self._held_out, self._stamp, skipped = None, None, stamp, list[str]()
+            self._held_inputs = None
             self._samples = self._load(path, unfinished, skipped, window)
+            self.left_out = len(skipped)
             return_small_blocks()
         return self._samples
+
+    def held_out(self) -> LabelledSamples:
+        """The samples that never train. Raises as `samples` does."""
+        self.samples()
+        if self._held_inputs is None:
+            found = self._none() if self._held_out is None else self._held_out
+            self._held_inputs = inputs_of(found, self._features, skipped=[])
+            return_small_blocks()
+        return self._held_inputs
 
     def unlabelled(self) -> LabelledSamples | None:
         """The images that the owner has named for the own head, at most `MOST_UNLABELLED`; read at each call."""
@@ -167,6 +186,8 @@ class LocalData:
             samples, failed = self._none(), str(error)
         if len(samples):
             _warn_of_another_unit(samples, path)
+        if self._share:
+            samples, self._held_out = training_part(samples, self._share), held_out_part(samples, self._share)
         inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
         use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others)
         self._tell(path, use, skipped)

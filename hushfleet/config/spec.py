@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from hushfleet.codecs.registry import NAMES
+from hushfleet.config.question import QuestionSpec
 from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.model.own_head import is_linear
@@ -271,6 +272,7 @@ class TaskSpec(Checked):
     :param after_new: with fewer new samples, a device leaves a round out if its owner lets it say so.
     :param data_window_s: length of the windows of data, seconds: a round trains on the samples that arrived in the
         present window alone; 0: on all.
+    :param question: asked in some of the rounds, in which nothing is trained; None: in none.
     """
 
     task: TaskId
@@ -286,6 +288,7 @@ class TaskSpec(Checked):
     continues: EarlierTask | None = later(None)
     after_new: Count = later(0)
     data_window_s: Count = later(0)
+    question: QuestionSpec | None = later(None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -296,6 +299,41 @@ class TaskSpec(Checked):
             self.rounds <= most, "rounds", self.rounds, f'at most {most} with accounting = "{self.privacy.accounting}"'
         )
         require(self.version == SPEC_VERSION, "version", self.version, f"{SPEC_VERSION}; update this device")
+        if self.question is not None:
+            unit, kind, trains = self.privacy.unit, self.question.kind, self.training_rounds > 0
+            require(unit == "device", "question", kind, "of a task whose unit of privacy is the device")
+            require(
+                trains == (kind == "evaluation"), "question", kind, "an evaluation where rounds train, and only there"
+            )
+
+    def asks(self, round: int) -> bool:
+        """Whether devices answer a question in this round, in place of training."""
+        return self.question is not None and (round % self.question.every == 0 or round == self.rounds)
+
+    @property
+    def training_rounds(self) -> int:
+        """Number of rounds in which devices train."""
+        return self.rounds if self.question is None else self.rounds - -(-self.rounds // self.question.every)
+
+    def training_number(self, round: int) -> int:
+        """The number of a training round among those of training, from 1 on."""
+        return round if self.question is None else round - (round - 1) // self.question.every
+
+    @property
+    def last_training_round(self) -> int:
+        """The number of the last of them; 0 without one."""
+        if not self.training_rounds:
+            return 0
+        return next(round for round in range(self.rounds, 0, -1) if not self.asks(round))
+
+    def training_alone(self) -> TaskSpec:
+        """The package of the rounds that train, without those that ask."""
+        return self if self.question is None else replace(self, rounds=max(1, self.training_rounds), question=None)
+
+    @property
+    def held_out(self) -> float:
+        """The share of a device's samples that never train."""
+        return 0.0 if self.question is None else self.question.held_out
 
     @property
     def signal(self) -> float | None:
@@ -310,7 +348,7 @@ class TaskSpec(Checked):
         if privacy.noise_multiplier == 0:
             return math.inf
         counted = privacy.noise_split if secure is None else math.sqrt(secure.min_devices * secure.honest_devices)
-        return counted * math.sqrt(self.rounds) / privacy.noise_multiplier
+        return counted * math.sqrt(self.training_rounds) / privacy.noise_multiplier
 
     def to_bytes(self) -> bytes:
         """Encodes the task package, as `from_bytes` reads it."""

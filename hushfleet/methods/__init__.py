@@ -167,7 +167,8 @@ def make_method(
 
 def method_of(spec: TaskSpec) -> TaskMethod:
     """The method of a task package, as `make_method`."""
-    return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=spec.rounds)
+    rounds = max(1, spec.training_rounds)
+    return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=rounds)
 
 
 __all__ = [

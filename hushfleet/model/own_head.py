@@ -181,6 +181,19 @@ def own_head_of(
     return DeviceHead(choice, np.concatenate([whole.ravel(), prior]).astype(np.float32))
 
 
+def alone_head_of(samples: LabelledSamples, classes: int) -> np.ndarray:
+    """The head that knows nothing of the shared one, the last of the path, as `DeviceHead.params`.
+
+    :param samples: at least one.
+    """
+    basis, nothing = rotated(features_of(samples)), np.zeros((1, classes, len(samples)), np.float32)
+    _, chance = _offsets(samples.y, classes)
+    penalty = np.array([PENALTY_ALONE]) * min(1.0, IMAGES / len(samples))
+    (pull,) = fit(basis.z, basis.moments, samples.y, nothing + chance, penalty)
+    weight = (pull @ basis.axes).astype(np.float32)
+    return np.concatenate([weight.ravel(), np.zeros(classes, np.float32)])
+
+
 def inputs_of_own(samples: LabelledSamples) -> LabelledSamples:
     """Samples whose `x` is what an own head takes: of features all, the shared head's and then the device's own."""
     return replace(samples, given=None) if isinstance(samples, FeatureSamples) else samples

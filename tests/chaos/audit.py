@@ -182,7 +182,7 @@ def _store_of(simulation: Simulation, device: str) -> DeviceStore | DeviceFile:
 
 
 def _rounds(simulation: Simulation) -> list[int]:
-    return list(range(1, simulation.task.round.rounds + 1))
+    return list(range(1, simulation.prepared.spec.rounds + 1))
 
 
 def _charged(store: DeviceStore | DeviceFile, simulation: Simulation) -> defaultdict[int, set[bytes]]:

@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import BlobRef, PrivacySpec, SecureSpec, TaskSpec
 from hushfleet.edge_client import own_head
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.drift import HeldOutTest, note_test, read_tests
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.net.download import LONGEST_WAIT_S
+from hushfleet.edge_client.status import sentences, status
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
 from hushfleet.models.export import export_graphs
@@ -221,3 +224,46 @@ def test_the_signal_follows_from_the_task_package(package: Package) -> None:
     assert of(accounting="secure", secure=secure, noise_split=40) == pytest.approx(expected, rel=1e-3)
     assert of(noise_multiplier=0.0) == math.inf
     assert (of(unit="record"), of(accounting="strict", noise_split=1)) == (None, None)
+
+
+def test_it_answers_a_round_that_asks_and_notes_here_alone_how_right_it_is(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    """Round 5 asks. Its samples that never train are tested after each model, and the months are compared."""
+    question = QuestionSpec("evaluation", every=5, noise_multiplier=4.0, held_out=0.3)
+    bench = make_bench(package=linear.with_spec(question=question), config=field)
+    take_part(bench)
+    state_dir = bench.store.path.parent
+    (test,) = read_tests(state_dir)
+    assert 0 < test.samples < len(LocalData(field.data, linear.spec.model).samples())
+    state = bench.store.load_state(TASK)
+    bench.server.open_round(5)
+    bench.until(lambda: bench.entry_status(5) == "acked")
+    entry = bench.store.ledger.entries()[-1]
+    assert (entry.round, entry.charge.noise_multiplier) == (5, 4.0)
+    after = bench.store.load_state(TASK)
+    assert state is not None
+    assert after is not None
+    assert after.public.digest() == state.public.digest(), "training would go on from where it was"
+    assert len(bench.store.outbox(TASK, 5).data) < 1000, "a few values"
+    note_test(state_dir, HeldOutTest("2099-01", 0, 40))
+    note_test(state_dir, HeldOutTest("2099-02", 30, 40))
+    note_test(state_dir, HeldOutTest("2099-03", 3, 40))
+    words = sentences(status(field, bench.store))["model"]
+    assert words.endswith(
+        "On its samples that never train it was right on 3 of 40 in 2099-03, and on 30 of 40 in 2099-02: its data have "
+        "changed, or their labels"
+    )
+
+
+def test_an_answer_is_announced_at_the_end_of_a_slot_where_the_owner_hides_how_long_work_takes(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    question = QuestionSpec("evaluation", every=5, noise_multiplier=4.0, held_out=0.3)
+    hidden = replace(field, limits=replace(field.limits, constant_time=True))
+    bench = make_bench(package=linear.with_spec(question=question), config=hidden)
+    bench.until(lambda: bool(bench.server.births))
+    began = bench.clock.now
+    bench.server.open_round(5)
+    bench.until(lambda: bench.entry_status(5) == "acked")
+    assert bench.clock.now - began == pytest.approx(8.0, abs=0.5), "whatever the number of samples"

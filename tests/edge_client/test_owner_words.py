@@ -15,6 +15,7 @@ REPORT: dict[str, Any] = {
     "waits_for": {"who": "round", "words": "round 3 of 20 of small", "since": 0.0},
     "classes": ["cat", "dog"],
     "data": {"used": 340, "left_out": 12, "why": "12: its folder is not a class of this task, as new/1.jpg"},
+    "held_out": [],
     "model": {
         "task": "small",
         "model": "the fleet's model",

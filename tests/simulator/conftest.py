@@ -52,7 +52,7 @@ def make_task(**sections: dict[str, Any] | int) -> Task:
         "wire": {"chunk_bytes": 1024},
     }
     for name, value in sections.items():
-        plain[name] = {**plain[name], **value} if isinstance(value, dict) else value
+        plain[name] = {**plain.get(name, {}), **value} if isinstance(value, dict) else value
     return parse_task(plain)
 
 

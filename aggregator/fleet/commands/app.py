@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from hushfleet.aggregator.fleet.commands import bundle, membership, release_keys, roster, run, setup, status, updates
+from hushfleet.aggregator.fleet.commands import (
+    ask,
+    bundle,
+    membership,
+    release_keys,
+    roster,
+    run,
+    setup,
+    status,
+    tested,
+    updates,
+)
 
 fleet = typer.Typer(
     no_args_is_help=True,
@@ -21,5 +32,5 @@ fleet = typer.Typer(
     `hushfleet fleet up greenhouse`
     """,
 )
-for part in (setup, membership, roster, run, status, bundle, updates, release_keys):
+for part in (setup, membership, roster, run, ask, tested, status, bundle, updates, release_keys):
     fleet.add_typer(part.app)

@@ -121,6 +121,14 @@ METRICS = {
     "hushfleet_accuracy_ratio": _run(
         "of the global model on a public test set; absent where there is none", lambda run: run.accuracy
     ),
+    "hushfleet_gain_ratio": _run(
+        "gain of boards over training alone, by their noised answers; absent without an evaluation",
+        lambda run: run.evaluation and run.evaluation.gain.value,
+    ),
+    "hushfleet_gain_error_ratio": _run(
+        "the error of that gain: the truth is within it in 19 of 20 cases",
+        lambda run: run.evaluation and run.evaluation.gain.error,
+    ),
     "hushfleet_epsilon_server": _run(
         "the largest epsilon_server of a board in this task, as charged", lambda run: run.epsilon
     ),

@@ -25,7 +25,16 @@ from hushfleet.aggregator.results.gains import (
     shared_model,
     worse_than_alone,
 )
-from hushfleet.aggregator.results.report.readable import format_lifetime, gained, number, percent, percent_up, size
+from hushfleet.aggregator.results.report.readable import (
+    evaluated,
+    format_lifetime,
+    gained,
+    number,
+    percent,
+    percent_up,
+    size,
+    statistic_lines,
+)
 from hushfleet.aggregator.results.result import Lifetime, Repeated, Result, SumsInfo
 from hushfleet.aggregator.results.server_sees import SumFacts, server_sees
 from hushfleet.privacy.protection import NEGLIGIBLE_ABOVE, guess_rate, protection
@@ -143,16 +152,24 @@ def answer(result: Result, headline: Headline) -> str:
         if each.verdict is not None:
             found.setdefault(each.verdict, []).append(_found(each, where))
     sentences = []
+    if (statistic := result.statistic) is not None:
+        values = "; ".join(" ".join(line.split()) for line in statistic_lines(statistic))
+        return (
+            f"{statistic.devices} devices have answered. {statistic.kind.capitalize()}: {values} (the truth is within "
+            "each ± in 19 of 20 cases)."
+        )
     if found:
         told = [f"{_VERBS[verdict]}: {' and '.join(which)}" for verdict, which in found.items()]
         sentences.append(f"Federating {'; it '.join(told)}.")
     gain = headline.common.gain or headline.local.gain
-    if gain is None:
+    if result.evaluations:
+        sentences.append(f"{evaluated(result.evaluations[-1])}.")
+    if gain is None and not result.evaluations:
         sentences.append(
             "This run did not measure models that each device trains alone, "
             "so it cannot say whether federating was worth it."
         )
-    else:
+    elif gain is not None:
         sentences.append(_spread(gain, result.seed))
     name, third = headline.rows[2]
     if third.verdict == "nothing" and headline.common.verdict != "nothing":

@@ -112,7 +112,8 @@ class _Trial:
         # More rounds than the task may have, so that the trial never runs out of them.
         rules = replace(prepared.task.round, cohort_size=0, patience=0)
         task = replace(prepared.task, round=rules)
-        spec = replace(prepared.spec, rounds=max(prepared.spec.rounds, _ROUNDS))
+        spec = prepared.spec.training_alone()
+        spec = replace(spec, rounds=max(spec.rounds, _ROUNDS))
         method = method_of(spec)
         self._prepared = replace(prepared, task=task, spec=spec, method=method)
         self._of_device = replace(spec, method_config={**spec.method_config, "batch_size": batch_size})

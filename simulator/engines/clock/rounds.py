@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -75,7 +76,7 @@ def run_clocked_rounds(
     """
 
     def train(plan: RoundPlan, devices: Sequence[str]) -> Iterator[JobAnswer]:
-        evaluate = plan.round == plan.rounds or plan.round % evaluate_every == 0
+        evaluate = plan.round >= engine.spec.last_training_round or plan.round % evaluate_every == 0
         return train_cohort(simulation, workers, plan, devices, runtime=runtime, evaluate=evaluate)
 
     with (
@@ -120,7 +121,7 @@ def fleet_clock(simulation: Simulation, mix: FleetMix, *, roster: Roster | None 
     options = LinkOptions(lost_noticed_s=0.0, first_backoff_s=RECONNECT_S)
     return clock_of(
         prepared,
-        simulation.task.round,
+        replace(simulation.task.round, rounds=prepared.spec.rounds),
         devices,
         roster=roster,
         costs=costs,

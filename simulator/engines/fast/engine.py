@@ -54,7 +54,7 @@ def run_rounds(
         earlier part of the run, or 0.
     """
     names = [device.name for device in simulation.fleet.devices]
-    rounds = doing("rounds", total=simulation.task.round.rounds)
+    rounds = doing("rounds", total=simulation.prepared.spec.rounds)
     with rounds as work, AggregatorStore(simulation.folder.aggregator, durable=False) as store:
         engine = open_engine(simulation, store, tested_by(simulation, runtime))
         roster = write_roster(simulation, store) if engine.spec.privacy.secure else None
@@ -69,7 +69,8 @@ def run_rounds(
             plan = engine.plan or engine.open_round(names, roster=roster)
             cohort = sorted(engine.cohort)
             events.write("round_open", **open_fields(engine))
-            evaluate = plan.round > plan.rounds - evaluate_last or plan.round % evaluate_every == 0
+            last = engine.spec.last_training_round
+            evaluate = plan.round > last - evaluate_last or plan.round % evaluate_every == 0
             for answer in train_cohort(simulation, workers, plan, cohort, runtime=runtime, evaluate=evaluate):
                 deliver(answer, engine, plan, events)
             check_participation(engine, plan, least=least)
@@ -209,7 +210,7 @@ def train_cohort(
         )
         for device in chosen
     ]
-    if runtime == VMAP:
+    if runtime == VMAP and not simulation.prepared.spec.asks(plan.round):
         from hushfleet.simulator.engines.fast.vmap.jobs import train_at_once  # with PyTorch
 
         return train_at_once(jobs, workers)

@@ -135,6 +135,7 @@ def device_of(job: Job, run: LoadedRun) -> Iterator[Trainer]:
             gradient=run.gradient,
             logits_of=run.inference,
             samples=lambda: run.train(job.device),
+            held_out=lambda: run.held_out(job.device),
             randomness=SeededRandomness(job.seed, job.index, make_noise),
             limits=LimitsSection.of_simulation(
                 run.spec.privacy, epsilon_server=job.epsilon_limit, noise_preference=job.preference

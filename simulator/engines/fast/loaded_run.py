@@ -10,7 +10,8 @@ import numpy as np
 
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.config.spec import BlobRef, SecureSpec, TaskSpec
-from hushfleet.data.samples import LabelledSamples
+from hushfleet.data.held_out import held_out_part, training_part
+from hushfleet.data.samples import LabelledSamples, Samples
 from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_indices
 from hushfleet.gradients.batch import GradientFunction
 from hushfleet.graphs.features import FeatureGraph
@@ -112,7 +113,7 @@ class LoadedRun:
     def train(self, device: str) -> LabelledSamples:
         samples = self._train.pop(device, None)
         if samples is None:
-            samples = self._load(self.folder.device(device).train)
+            samples = self._inputs(training_part(self._stored(device), self.spec.held_out))
             if self.spec.model.targets.are_inputs:
                 samples = samples.take(divided(samples.labels)[0])
             self._train_bytes += samples.nbytes
@@ -120,6 +121,10 @@ class LoadedRun:
         while self._train_bytes > KEPT_BYTES and len(self._train) > 1:
             self._train_bytes -= self._train.pop(next(iter(self._train))).nbytes
         return samples
+
+    def held_out(self, device: str) -> LabelledSamples:
+        """The device's samples that never train."""
+        return self._inputs(held_out_part(self._stored(device), self.spec.held_out))
 
     def unlabelled(self, device: str) -> LabelledSamples | None:
         """Images for the device's own head without labels: the labels here mean nothing."""
@@ -138,7 +143,13 @@ class LoadedRun:
         return self.folder.device(device).local_test
 
     def _load(self, path: Path) -> LabelledSamples:
-        return inputs_of(load_arrays(path, self.spec.model), self.features)
+        return self._inputs(load_arrays(path, self.spec.model))
+
+    def _stored(self, device: str) -> Samples:
+        return load_arrays(self.folder.device(device).train, self.spec.model)
+
+    def _inputs(self, samples: Samples) -> LabelledSamples:
+        return inputs_of(samples, self.features)
 
     def _graph(self, ref: BlobRef) -> bytes:
         return (self.folder.graphs / f"{ref.digest.hex()}.onnx").read_bytes()

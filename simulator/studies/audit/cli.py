@@ -78,6 +78,8 @@ def audit(
     if out is not None:
         checked_folder(out)
     task = options.load(task_file, privacy__unit=options.unit)
+    if task.statistic is not None:
+        raise BadInput("an audit plays rounds of training, and a statistic has none")
     with show_progress(console):
         prepared = prepare(task, data_dir=options.data_dir, run_id="audit")
     if not task.targets.are_classes:

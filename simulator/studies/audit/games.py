@@ -36,7 +36,7 @@ class Effort:
 def subject_of(prepared: PreparedTask, *, seed: int, field_noise: bool = False) -> Subject:
     task = prepared.task
     cohort = min(task.round.cohort_size or task.data.devices, task.data.devices)
-    return Subject(prepared.spec, prepared.initial, cohort, seed, field_noise, task.data.devices)
+    return Subject(prepared.spec.training_alone(), prepared.initial, cohort, seed, field_noise, task.data.devices)
 
 
 def findings(subject: Subject, effort: Effort, shown: KeepGoing = lambda done: True) -> Iterator[Finding]:

@@ -488,3 +488,21 @@ def test_a_health_field_is_shown_as_its_metadata_say() -> None:
             assert f'hushfleet_board_{shown.metric}{{board="greenhouse-01"}} {number}\n' in told
         alarm = shown.alarm if shown.limit is not None else shown.alarms.get(str(value))
         assert alarm is None or alarm.what.format(value) in [problem.what for problem in board.problems]
+
+
+def test_an_evaluation_is_said_on_status_and_page_and_in_the_json(desk: Desk) -> None:
+    with run_events(desk.folder) as log:
+        log.write("round_open", round=2, cohort_size=40)
+        log.write(
+            "round_close", round=2, participants=40, uplink_bytes=1, downlink_bytes=1, asked="evaluation",
+            answer=[0.86, 0.112, 0.09, 0.8, 0.02], answer_stds=[0.02, 0.01, 0.02, 0.05, 0.001],
+        )  # fmt: skip
+        view = desk.view()
+    said = descriptions.sentences(view)["model"]
+    assert said.startswith("Better than alone by 11.2 ± 3.5 points, by noised answers of 40 boards after round 2")
+    shown = io.StringIO()
+    Console(file=shown, width=400).print(table(view))
+    assert said in shown.getvalue()
+    assert "<b>+11 ± 3</b>" in render_parts(view)["summary"]
+    gain = view.to_json()["run"]["evaluation"]["gain"]
+    assert gain["value"] == pytest.approx(0.112)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hushfleet.config.question import QuestionSpec
 from hushfleet.config.spec import (
     MAX_GRAPH_BYTES,
     MAX_SPEC_BYTES,
@@ -25,6 +26,7 @@ from hushfleet.config.spec import (
 )
 from hushfleet.errors import Malformed, TooLarge
 from hushfleet.params import ParamLayout
+from hushfleet.schema import to_plain
 
 SPEC = TaskSpec(
     task="digits-0a1b2c3d",
@@ -212,3 +214,27 @@ def test_a_wrong_value_anywhere_is_malformed_or_valid(data: st.DataObject, value
     except Malformed:
         return
     assert TaskSpec.from_bytes(spec.to_bytes()).to_bytes() == spec.to_bytes()
+
+
+def test_rounds_that_ask_are_counted_apart_from_those_of_training() -> None:
+    for training in range(1, 12):
+        for every in range(1, training + 1):
+            rounds = training + math.ceil(training / every)
+            spec = replace(SPEC, rounds=rounds, question=QuestionSpec("evaluation", every + 1, 8.0, held_out=0.2))
+            trains = [round for round in range(1, rounds + 1) if not spec.asks(round)]
+            assert [spec.training_number(round) for round in trains] == list(range(1, training + 1))
+            assert (spec.training_rounds, spec.last_training_round) == (training, trains[-1])
+            assert spec.asks(rounds)
+    assert TaskSpec.from_bytes(spec.to_bytes()) == spec
+    statistic = replace(SPEC, rounds=1, question=QuestionSpec("counts", 1, 8.0, most=40))
+    assert (statistic.training_rounds, statistic.last_training_round, statistic.asks(1)) == (0, 0, True)
+    assert statistic.training_alone().question is None
+    for question in (QuestionSpec("counts", 2, 8.0), QuestionSpec("evaluation", 1, 8.0)):
+        with pytest.raises(Malformed, match="question"):
+            TaskSpec.from_bytes(packed(rounds=question.every, question=question))
+
+
+def packed(**changes: Any) -> bytes:
+    """The bytes of a package that no honest aggregator makes."""
+    plain = msgpack.unpackb(SPEC.to_bytes())
+    return msgpack.packb({**plain, **{name: to_plain(value) for name, value in changes.items()}})

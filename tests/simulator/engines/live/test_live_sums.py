@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import Simulation, begin
 from support.tools import BROKERS
 
@@ -70,3 +71,29 @@ def test_kills_in_every_phase_change_no_bit(
         finish(fleet)
     assert audit.models(live) == audit.models(summed), "to the last bit"
     audit.check(live)
+
+
+def test_a_live_fleet_answers_its_evaluation_as_the_fast_one(
+    runs: Any, short_task: Any, audit: Any, tap: Any, finish: Any, tmp_path: Path
+) -> None:
+    """One round of training and one that asks; kills are those of every other sum."""
+    task = short_task(
+        model={"name": "linear", "features": "filters"},
+        method={"name": "dp-fedavg"},
+        privacy={"accounting": "secure", "delta": 1e-5},
+        round={"rounds": 1},
+        evaluation={},
+    )
+    fast = runs.fast(begin(task, tmp_path / "fast", data_dir=None))
+    live = begin(task, tmp_path / "live", data_dir=None)
+    fleet = LiveFleet(live)
+    with fleet.running():
+        assert fleet.broker is not None
+        tap.attach(fleet.broker.url)
+        finish(fleet)
+    assert audit.models(live) == audit.models(fast), "to the last bit"
+    audit.check(live)
+    audit.check_tap(live, tap)
+    found = [assemble(each, engine="fast").evaluations for each in (live, fast)]
+    assert found[0] == found[1]
+    assert [(row.round, row.devices) for row in found[0]] == [(2, 5)]

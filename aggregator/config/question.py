@@ -1,0 +1,130 @@
+"""The question of a task to its devices: besides training its evaluation, or else a statistic of their data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta
+
+from hushfleet.config.question import MOST_BINS, HeldOut, MostGain, QuestionSpec
+from hushfleet.schema import Checked, Finite, to_plain
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.config.task import Task
+
+StatisticKind = Literal["counts", "mean", "histogram"]
+
+
+@dataclass(frozen=True)
+class EvaluationSection(Checked):
+    """`[evaluation]`: rounds in which boards do not train, and answer whether the model is of use to them.
+
+    After the last round of training, and after `every` so many of them, each board tests its own head, a head trained
+    alone and the shared model on samples that never train, and answers with a few noised numbers. They are added up as
+    updates are, and have a charge of their own: `share` of the privacy budget, counted as squared noise multipliers
+    add up. Training has the rest, so that both together cost the task's epsilon.
+
+    `held_out` is the share of a board's samples that are left out of all training for it. A board's gain counts as
+    `most_gain` at most, and the error is a multiple of that: with 0.5 it is half as large, and right where boards have
+    so many samples that none gains more.
+    """
+
+    share: Annotated[float, Meta(gt=0, le=0.5, description="in (0, 0.5]")] = 0.05
+    every: Annotated[int, Meta(ge=1)] | None = None
+    held_out: HeldOut = 0.2
+    most_gain: MostGain = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.held_out:
+            raise ValueError("held_out = 0: there is no honest test without samples that never train; set 0.2")
+
+
+@dataclass(frozen=True)
+class StatisticSection(Checked):
+    """`[statistic]`: the task has one round, in which boards do not train, and answer a question about their data.
+
+    `counts` of the samples in each class, and of those that could not be read: a board whose counts have a norm above
+    `most` sends them scaled down to that. `mean` or `histogram` of a `column`, which is the number of a value of a
+    sample, from 0, or the name of a target; values beyond the public limits `low` and `high` count as the limit, and
+    each board counts alike, however many samples it has. `hushfleet fleet ask` writes this section.
+    """
+
+    kind: StatisticKind
+    column: str = ""
+    low: Finite = 0.0
+    high: Finite = 1.0
+    bins: Annotated[int, Meta(ge=2, le=MOST_BINS)] = 10
+    most: Annotated[int, Meta(ge=1, le=1_000_000)] = 50
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low >= self.high:
+            raise ValueError(f"low = {self.low:g}, high = {self.high:g}: low must be below high")
+        if not self.column and self.kind != "counts":
+            raise ValueError(f"kind = {self.kind!r} needs a column: the number of a value, from 0, or a target's name")
+
+
+def check_question(task: Task) -> None:
+    """Raises `ValueError` for a task that cannot ask what it wants to ask."""
+    section = "evaluation" if task.evaluation is not None else "statistic"
+    if task.evaluation is None and task.statistic is None:
+        return
+    if task.evaluation is not None and task.statistic is not None:
+        raise ValueError("evaluation and statistic: a task has one of them; a statistic has no training to evaluate")
+    if task.privacy.unit != "device" or task.privacy.accounting == "as-published":
+        raise ValueError(
+            f"{section}: an answer protects a whole device; it needs privacy.unit = 'device' and privacy.accounting = "
+            "'strict' or 'secure'"
+        )
+    if task.statistic is not None:
+        if task.round.rounds != 1:
+            raise ValueError(f"round.rounds = {task.round.rounds}: a statistic has one round, so set rounds = 1")
+        if task.model.name != "linear" or task.model.has_features:
+            raise ValueError("model: a statistic trains none; write name = 'linear', and nothing else")
+        return
+    if not task.model.has_features or not task.targets.are_classes:
+        raise ValueError(
+            "evaluation: boards compare heads on fixed features, which they can train alone in a second; it needs "
+            "classes, and model.features or model.share = 'head'"
+        )
+    if task.round.patience:
+        raise ValueError(f"round.patience = {task.round.patience}: leave patience out, or evaluation")
+
+
+def evaluations(task: Task) -> int:
+    """Counts the rounds that evaluate."""
+    section, rounds = task.evaluation, task.round.rounds
+    return 0 if section is None else math.ceil(rounds / (section.every or rounds))
+
+
+def total_rounds(task: Task) -> int:
+    """Counts all rounds: those of training, and those that evaluate."""
+    return task.round.rounds + evaluations(task)
+
+
+def noise_factor(task: Task) -> float:
+    """The factor by which training has more noise than it would have without an evaluation."""
+    return 1.0 if task.evaluation is None else 1 / math.sqrt(1 - task.evaluation.share)
+
+
+def question_of(task: Task, *, noise_multiplier: float, classes: int) -> QuestionSpec | None:
+    """Makes the specification for devices; None for a task without a question.
+
+    :param noise_multiplier: of an update, or of the one round of a statistic.
+    """
+    if (section := task.evaluation) is not None:
+        rounds = task.round.rounds
+        odds = (1 - section.share) / section.share
+        noise_multiplier *= math.sqrt(odds * evaluations(task) / rounds)
+        every = 1 + min(section.every or rounds, rounds)
+        held_out, most_gain = section.held_out, section.most_gain
+        question = QuestionSpec("evaluation", every, noise_multiplier, held_out=held_out, most_gain=most_gain)
+    elif task.statistic is not None:
+        question = QuestionSpec(every=1, noise_multiplier=noise_multiplier, **to_plain(task.statistic))
+    else:
+        return None
+    secure = task.secure_spec(noise_multiplier=noise_multiplier, size=question.size(classes))
+    return question if secure is None else replace(question, bits=secure.bits)

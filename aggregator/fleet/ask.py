@@ -1,0 +1,101 @@
+"""A fleet's question about its boards' data: a task of one round that trains nothing, and the way back to the former.
+
+The statistic goes the way of every task: boards hear of it, their owners' limits decide, and its charge is in each
+ledger. So the fleet does one of both at a time: it asks, or it trains.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from hushfleet import atomic_file
+from hushfleet.aggregator.config.question import StatisticSection, question_of
+from hushfleet.aggregator.config.sections import MethodSection, ModelSection, PrivacySection, WireSection
+from hushfleet.aggregator.config.task import Task, load_task
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.next_task import set_task
+from hushfleet.aggregator.fleet.spending import Spending
+from hushfleet.aggregator.results.answers import statistic_of
+from hushfleet.aggregator.results.result import Result
+from hushfleet.config.toml_text import to_toml
+from hushfleet.errors import BadInput
+
+POLL_S = 1.0
+
+
+def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float) -> Task:
+    """Makes the task that asks, with the data, the boards and the trust of the fleet's present task.
+
+    :param epsilon: at the delta of the boards' limits, so that it is the number that their owners know.
+    """
+    present = load_task(folder.task)
+    number = 1
+    while (folder.path / "runs" / f"ask-{asked.kind}-{number}").exists():
+        number += 1
+    trust: Literal["secure", "strict"] = "secure" if present.privacy.accounting == "secure" else "strict"
+    delta, honest_fraction = Spending(folder.config.device.get("limits", {})).delta, present.privacy.honest_fraction
+    try:
+        return replace(
+            present,
+            name=f"ask-{asked.kind}-{number}",
+            model=ModelSection("linear", loss=present.model.loss, tolerance=present.model.tolerance),
+            method=MethodSection("dp-fedavg"),
+            privacy=PrivacySection(
+                accounting=trust, clip_norm=1.0, epsilon=epsilon, delta=delta, honest_fraction=honest_fraction
+            ),
+            data=replace(present.data, augment="none", unlabelled=0),
+            round=replace(present.round, rounds=1, patience=0, aggregation="mean", trim=None),
+            wire=WireSection(codec="masked" if trust == "secure" else "quantized"),
+            evaluation=None,
+            statistic=asked,
+        )
+    except ValueError as error:
+        raise BadInput(f"the fleet cannot ask that: {error}") from error
+
+
+def expected_error(task: Task) -> float:
+    """The error that each value of the answer will have, if all boards answer; known before anybody is asked."""
+    names, devices = task.data.class_names or ("a", "b"), task.cohort_size
+    question = question_of(task, noise_multiplier=task.privacy_spec().noise_multiplier, classes=len(names))
+    assert question is not None
+    secure = task.secure_spec()
+    std = question.noise_multiplier / math.sqrt(devices * (1 if secure is None else secure.honest_devices))
+    size = question.size(len(names))
+    return statistic_of(question, [0.0] * size, [std] * size, devices=devices, class_names=names).values[0].error
+
+
+def ask(
+    folder: FleetFolder, task: Task, *, sleep: Callable[[float], None] = time.sleep, say: Callable[[str], None] = print
+) -> Result:
+    """Gives the fleet the task, waits for the result, and gives it the former task back if that was begun.
+
+    Raises `BadInput` where the boards' limits do not allow it, or there are too few boards.
+    """
+    former, begun = folder.task.read_bytes(), folder.run
+    kept = folder.task if begun.exists() else folder.path / f"{begun.name}.toml"
+    with TemporaryDirectory() as made:
+        file = Path(made) / f"{task.name}.toml"
+        file.write_text(to_toml(task.to_plain()))
+        set_task(folder, file)
+    if kept != folder.task:  # nothing else has the text of a task that was never begun
+        atomic_file.write_whole(kept, former, durable=True)
+    back = begun / "task.toml" if kept == folder.task else kept
+    say(
+        f"the fleet is asked: {task.name}. `hushfleet fleet up` does it at once; with systemd: sudo systemctl restart "
+        f"hushfleet-aggregator.\nCtrl-C leaves it to the fleet: its answer will be in {folder.run}/result.json; "
+        f"the way back is: hushfleet fleet task {folder.path} {back} --now"
+    )
+    path = folder.run / "result.json"
+    while not path.exists():
+        sleep(POLL_S)
+    if kept == folder.task:
+        atomic_file.write_whole(folder.task, former, durable=True)
+    else:
+        say(f"to begin training: hushfleet fleet task {folder.path} {kept}")
+    return Result.load(path)

@@ -1,0 +1,115 @@
+"""`hushfleet fleet ask counts|mean|histogram`: ask the boards about their data, for a small epsilon and with an error."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hushfleet.aggregator.config.question import StatisticSection
+from hushfleet.aggregator.fleet.commands.setup import Dir
+from hushfleet.errors import BadInput
+
+app = typer.Typer()
+asking = typer.Typer(
+    no_args_is_help=True,
+    help="""Ask the boards about their data: one number or a few, with their error, for a small epsilon.
+
+    It answers "is there enough data to begin?" before a budget is spent on training. The answer is one round of the
+    fleet, which takes the place of its task and gives it back. Each board's answer is noised, charged in its ledger, and
+    declined where its owner's limits do not allow it.
+
+    Examples:
+
+    `hushfleet fleet ask counts greenhouse --epsilon 1`
+
+    `hushfleet fleet ask mean greenhouse 3 --low -20 --high 50`
+
+    `hushfleet fleet ask histogram greenhouse 3 --low -20 --high 50 --bins 7 --dry-run`
+    """,
+)
+app.add_typer(asking, name="ask")
+
+Column = Annotated[str, typer.Argument(help="Number of a value of a sample, from 0; or the name of a target.")]
+Low = Annotated[float, typer.Option(help="Public lower limit; smaller values count as this one.")]
+High = Annotated[float, typer.Option(help="Public upper limit; larger values count as this one.")]
+Epsilon = Annotated[
+    float, typer.Option(min=0.01, max=100, help="What it costs each board, of its limit over all tasks.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what it costs and how large the error will be.")]
+Now = Annotated[
+    bool, typer.Option("--now", help="Ask even if the present task is not finished; it goes on afterwards.")
+]
+
+
+@asking.command("counts")
+def _counts(
+    path: Dir,
+    most: Annotated[int, typer.Option(min=1, help="Largest norm of a board's counts; larger ones are scaled down to it. The error grows with it.")] = 50,
+    epsilon: Epsilon = 0.5,
+    dry_run: DryRun = False,
+    now: Now = False,
+) -> None:  # fmt: skip
+    """Count the samples in each class over all boards, and those that boards left out because they cannot be read."""
+    _ask(path, StatisticSection("counts", most=most), epsilon, dry_run=dry_run, now=now)
+
+
+@asking.command("mean")
+def _mean(
+    path: Dir, column: Column, low: Low, high: High, epsilon: Epsilon = 0.5, dry_run: DryRun = False, now: Now = False
+) -> None:
+    """Mean of a sensor or a target: the mean over boards of each board's mean."""
+    _ask(path, _column("mean", column, low, high), epsilon, dry_run=dry_run, now=now)
+
+
+@asking.command("histogram")
+def _histogram(
+    path: Dir,
+    column: Column,
+    low: Low,
+    high: High,
+    bins: Annotated[int, typer.Option(min=2, max=256, help="Number of bins of equal width.")] = 10,
+    epsilon: Epsilon = 0.5,
+    dry_run: DryRun = False,
+    now: Now = False,
+) -> None:
+    """Histogram of a sensor or a target: the mean over boards of the share of samples in each bin."""
+    _ask(path, _column("histogram", column, low, high, bins=bins), epsilon, dry_run=dry_run, now=now)
+
+
+def _column(kind: str, column: str, low: float, high: float, **more: int) -> StatisticSection:
+    try:
+        return StatisticSection(kind, column=column, low=low, high=high, **more)  # type: ignore[arg-type]  # of two kinds
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def _ask(path: Dir, asked: StatisticSection, epsilon: float, *, dry_run: bool, now: bool) -> None:
+    from hushfleet.aggregator.fleet import descriptions
+    from hushfleet.aggregator.fleet.ask import ask, expected_error, statistic_task
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.fleet.watch import FleetWatch
+    from hushfleet.aggregator.results.report.readable import number, statistic_lines
+
+    folder = FleetFolder(path)
+    task = statistic_task(folder, asked, epsilon)
+    unit = "" if asked.kind != "histogram" else " of the samples"
+    error = f"{100 * expected_error(task):.1f} %{unit}" if unit else f"{expected_error(task):.3g}"
+    print(
+        f"each board's answer costs it epsilon {number(epsilon)} at delta {number(task.delta)}; with {task.cohort_size} "
+        f"boards each value will have an error of ± {error}, within which the truth is in 19 of 20 cases"
+    )
+    if dry_run:
+        return
+    watch = FleetWatch(folder)
+    run = watch.view().run
+    watch.close()
+    if run is not None and not run.finished and not now:
+        raise BadInput(f"{descriptions.progress(run)}; wait for the others, or say --now to ask before it goes on")
+    result = ask(folder, task)
+    if result.statistic is None:
+        raise BadInput(f"too few boards answered: {path}/runs/{task.name}/report.html says who declined, and why")
+    for line in statistic_lines(result.statistic):
+        print(line)
+    spent = max((row.epsilon_server for row in result.privacy), default=0.0)
+    print(f"{result.statistic.devices} boards answered, each for epsilon {number(spent)}")

@@ -1,0 +1,121 @@
+"""Estimates from the noised answers of devices: of a task's evaluation, or of a statistic of their data.
+
+An answer is a sum over devices with a noise that everybody knows, and all that follows from it costs no privacy. The
+values and their scales are those of `hushfleet.training.answer`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hushfleet.aggregator.results.json_record import Count, JsonRecord, Number
+from hushfleet.config.question import QuestionKind, QuestionSpec
+
+DEVIATIONS = 1.96
+"""The errors' width: the truth lies within them in 19 of 20 cases."""
+
+
+class WithError(JsonRecord):
+    """A value, and the error within which the truth lies in 19 of 20 cases."""
+
+    value: Number
+    error: Annotated[Number, Field(ge=0)]
+
+
+class EvaluationRow(JsonRecord):
+    """The evaluation after a round: accuracies as fractions of 1, means over devices, on samples that never train.
+
+    :param devices: how many answered.
+    :param own: of the devices' own heads; `alone`: of heads that each trained alone; `shared`: of the shared model.
+    :param gain: of the own heads over those trained alone; a device's counts as `most_gain` of the task at most.
+    :param gaining: the share of devices whose own head is better than the one trained alone; a tie counts half.
+    """
+
+    round: Count
+    devices: Count
+    own: WithError
+    alone: WithError
+    shared: WithError
+    gain: WithError
+    gaining: WithError
+
+    @property
+    def outcome(self) -> Literal["better", "worse", "close"]:
+        if abs(self.gain.value) <= self.gain.error:
+            return "close"
+        return "better" if self.gain.value > 0 else "worse"
+
+
+class StatisticRow(JsonRecord):
+    """A statistic of the devices' data.
+
+    :param devices: how many answered.
+    :param names: of the values: classes and `left out`, the column, or the limits of bins.
+    :param values: of counts totals over all devices, of a mean and of a histogram's shares means over devices.
+    """
+
+    kind: QuestionKind
+    devices: Count
+    names: list[str]
+    values: list[WithError]
+
+
+def evaluation_of(answer: Sequence[float], stds: Sequence[float], *, round: int, devices: int) -> EvaluationRow:
+    """Reads a mean answer of `devices` devices.
+
+    Its error has two parts: the noise, and that a device tests with few samples. The spread of the gains is in the
+    answer, as their mean square; that of an accuracy is taken for the largest that its mean allows.
+
+    :param answer: in the order of `hushfleet.training.answer`.
+    :param stds: standard deviations of its noise.
+    """
+    own, gain, gain_shared, gaining, square = answer
+    gain, spread = min(1.0, max(-1.0, gain)), max(0.0, square - gain**2) + stds[4]
+    accuracy, alone, shared = _share(own), _share(own - gain), _share(own - gain + gain_shared)
+    gaining = _share(gaining)
+    return EvaluationRow(
+        round=round,
+        devices=devices,
+        own=_estimate(accuracy, _spread(accuracy) / devices, stds[0]),
+        alone=_estimate(alone, _spread(alone) / devices, *stds[:2]),
+        shared=_estimate(shared, _spread(shared) / devices, *stds[:3]),
+        gain=_estimate(gain, min(spread, 1 - gain**2) / devices, stds[1]),
+        gaining=_estimate(gaining, _spread(gaining) / devices, stds[3]),
+    )
+
+
+def statistic_of(
+    question: QuestionSpec, answer: Sequence[float], stds: Sequence[float], *, devices: int, class_names: Sequence[str]
+) -> StatisticRow:
+    """Reads a mean answer of `devices` devices; the errors are those of the noise."""
+    low, width = question.low, question.high - question.low
+    if question.kind == "counts":
+        scale, names = float(question.most * devices), [*class_names, "left out"]
+        values = [scale * each for each in answer]
+    elif question.kind == "mean":
+        scale, names = width / 2, [question.column]
+        values = [low + width / 2 + scale * each for each in answer]
+    else:
+        edges = [low + width * place / question.bins for place in range(question.bins + 1)]
+        scale, names = 1.0, [f"{a:.4g} to {b:.4g}" for a, b in pairwise(edges)]
+        values = list(answer)
+    found = [WithError(value=value, error=DEVIATIONS * scale * std) for value, std in zip(values, stds, strict=True)]
+    return StatisticRow(kind=question.kind, devices=devices, names=names, values=found)
+
+
+def _share(value: float) -> float:
+    return min(1.0, max(0.0, value))
+
+
+def _spread(share: float) -> float:
+    """The largest variance of numbers in [0, 1] that have this mean."""
+    return share * (1 - share)
+
+
+def _estimate(value: float, variance: float, *noise: float) -> WithError:
+    return WithError(value=value, error=DEVIATIONS * math.sqrt(variance + math.fsum(each**2 for each in noise)))

@@ -1,0 +1,82 @@
+"""Two kinds of rounds of a task: those that train, and those that ask devices a question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.ingest.checks import AnswerChecks, UpdateChecks
+from hushfleet.aggregator.rounds.plain_sum import PlainSum
+from hushfleet.aggregator.rounds.secure_sum import SecureSum, stored_roster
+from hushfleet.aggregator.rounds.server_half import ServerRound
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.config.question import QuestionSpec
+from hushfleet.errors import StoreError
+from hushfleet.methods.question import rules_of
+from hushfleet.methods.task_method import TaskMethod
+from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.update import UpdateFormat
+
+if TYPE_CHECKING:
+    from hushfleet.aggregator.publish.prepare import PreparedTask
+
+
+class RoundKind(NamedTuple):
+    """A kind of rounds.
+
+    :param checks: of its updates, with the specification and the method of such a round.
+    :param question: asked in it; None where devices train.
+    """
+
+    checks: UpdateChecks
+    rules: RoundSection
+    question: QuestionSpec | None = None
+
+    @property
+    def method(self) -> TaskMethod:
+        return self.checks.method
+
+    def sum(
+        self,
+        plan: RoundPlan,
+        half: ServerRound,
+        *,
+        store: AggregatorStore,
+        device: str,
+        roster: bytes | None,
+        **of_sums: Any,
+    ) -> PlainSum | SecureSum:
+        """Makes the sum of a round. Raises `BadInput` where none can be made.
+
+        :param half: the method's server half; answers are averaged.
+        :param device, of_sums: of a plain sum, and what else a secure sum takes.
+        :param roster: stored with the round; None where it has none.
+        """
+        checks, secure = self.checks, self.checks.spec.privacy.secure
+        if self.question is not None:
+            half = ServerRound(self.method, np.zeros(checks.layout.size, np.float32), {})
+        if secure is None:
+            return PlainSum(plan, half, checks=checks, store=store, rules=self.rules, device=device)
+        if roster is None:
+            raise StoreError(f"the roster of round {plan.round} is not in the store")
+        return SecureSum(plan, half, secure, stored_roster(roster), checks=checks, store=store, **of_sums)
+
+
+class RoundKinds:
+    """The kinds of a run. Answers are averaged, whatever is made of updates."""
+
+    def __init__(self, prepared: PreparedTask, store: AggregatorStore, update_format: UpdateFormat) -> None:
+        spec, rules = prepared.spec, prepared.task.round
+        self._spec = spec
+        self.training = self._asking = RoundKind(UpdateChecks(spec, prepared.method, store, update_format), rules)
+        if spec.question is not None:
+            of_answers = rules_of(spec, prepared.method, spec.question.every)
+            checks = AnswerChecks(of_answers, self.training.checks, store)
+            self._asking = RoundKind(checks, replace(rules, aggregation="mean", trim=None), spec.question)
+
+    def of(self, round: int) -> RoundKind:
+        """Returns the kind of a round by its number."""
+        return self._asking if self._spec.asks(round) else self.training

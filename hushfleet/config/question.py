@@ -1,0 +1,57 @@
+"""A question to a fleet: in some rounds devices do not train, and answer with a short vector of their own data.
+
+The answer goes the way of an update: bounded, noised, charged, and added up. A task that trains may ask for its own
+evaluation; a task that asks for counts, a mean or a histogram has no other rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from hushfleet.schema import Checked, Finite, NotNegative, later, require
+
+QuestionKind = Literal["evaluation", "counts", "mean", "histogram"]
+HeldOut = Annotated[float, Meta(ge=0, le=0.5, description="in [0, 0.5]")]
+MostGain = Annotated[float, Meta(gt=0, le=1, description="in (0, 1]")]
+EVALUATED = 5
+"""Values of an evaluation, see `hushfleet.training.answer`."""
+MOST_BINS = 256
+
+
+@dataclass(frozen=True)
+class QuestionSpec(Checked):
+    """A question, its rounds and its noise.
+
+    :param every: each round whose number this divides asks, and so does the last round.
+    :param noise_multiplier: of an answer, whose norm is at most 1.
+    :param bits: of a value on the wire, in a secure sum.
+    :param held_out: the share of the samples that never train, since an evaluation needs them.
+    :param most_gain: of an evaluation: a device's gain over training alone counts as so much at most.
+    :param column: of a mean or a histogram: the number of a value of a sample, from 0; or the name of a target.
+    :param low, high: public limits of that column; values beyond them count as the limit.
+    :param bins: of a histogram.
+    :param most: of counts: a device whose counts have a larger norm sends them scaled down to it.
+    """
+
+    kind: QuestionKind
+    every: Annotated[int, Meta(ge=1)]
+    noise_multiplier: NotNegative
+    bits: Literal[16, 24, 32] = 32
+    held_out: HeldOut = later(0.0)
+    most_gain: MostGain = later(1.0)
+    column: str = later("")
+    low: Finite = later(0.0)
+    high: Finite = later(1.0)
+    bins: Annotated[int, Meta(ge=2, le=MOST_BINS)] = later(2)
+    most: Annotated[int, Meta(ge=1, le=1_000_000)] = later(1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.low < self.high, "low, high", f"{self.low:g} to {self.high:g}", "rising")
+
+    def size(self, classes: int) -> int:
+        """Counts the values of an answer."""
+        return {"evaluation": EVALUATED, "counts": classes + 1, "mean": 1, "histogram": self.bins}[self.kind]

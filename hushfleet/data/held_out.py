@@ -1,0 +1,45 @@
+"""The samples of a device that never train: which ones follows from the content of each alone.
+
+So a sample stays on its side when others come or go, in every round of every task that shows it the same way, and when
+its label is corrected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from hushfleet.data.samples import Samples
+
+
+def is_held_out(samples: Samples, share: float) -> np.ndarray:
+    """Chooses samples, bool `[n]`: about `share` of them.
+
+    Where chance chooses none of several, the first in the order of hashes is chosen; where it chooses all, the last is
+    not: a device with two samples has something to train on, and something to test with.
+    """
+    if not share or len(samples) < 2:
+        return np.zeros(len(samples), bool)
+    places = np.array([_place(image) for image in samples.images])
+    chosen = places < share
+    if not chosen.any():
+        chosen = places == places.min()  # of equal images all
+    if chosen.all():
+        chosen = places < places.max()
+    return chosen
+
+
+def _place(image: np.ndarray) -> float:
+    digest = hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=8, person=b"hushfleet held")
+    return int.from_bytes(digest.digest(), "big") / 2.0**64
+
+
+def training_part(samples: Samples, share: float) -> Samples:
+    """The samples that may train."""
+    return samples if not share else samples.take(np.flatnonzero(~is_held_out(samples, share)))
+
+
+def held_out_part(samples: Samples, share: float) -> Samples:
+    """The samples that never train."""
+    return samples.take(np.flatnonzero(is_held_out(samples, share)))

@@ -1,0 +1,127 @@
+"""`hushfleet fleet ask`: the task that asks, its cost and its error, and the fleet's task before and after."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.config.question import StatisticSection
+from hushfleet.aggregator.config.task import load_task
+from hushfleet.aggregator.fleet import ask as asking
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.errors import BadInput
+from hushfleet.params import ParamLayout
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.results import assemble
+from hushfleet.simulator.run_folder import begin
+from support.desk import TASK, make_folder
+
+SMALL = TASK.replace("\ndevices = 2", "\ndevices = 2\nlimit = 200")
+
+
+def fleet_ask(*words: Any) -> str:
+    outcome = CliRunner().invoke(build_app(), ["fleet", "ask", *map(str, words)])
+    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
+        raise outcome.exception
+    return outcome.output
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """While `ask` waits, its boards answer, as a simulation; gives the names of the tasks that were asked."""
+    asked = []
+
+    def wait(task: FleetFolder, *arguments: Any, **more: Any) -> Any:
+        return real(task, *arguments, **{**more, "sleep": lambda _: play(task)})
+
+    def play(folder: FleetFolder) -> None:
+        asked.append(folder.run.name)
+        simulation = begin(load_task(folder.task), folder.path.parent / f"played-{len(asked)}", data_dir=None)
+        with Workers(1) as workers, EventLog(simulation.folder.events) as events:
+            run_rounds(simulation, workers, events)
+        folder.run.mkdir(parents=True)
+        assemble(simulation, engine="fast").save(folder.run / "result.json")
+
+    real = asking.ask
+    monkeypatch.setattr(asking, "ask", wait)
+    return asked
+
+
+def test_counts_are_answered_and_the_former_task_comes_back(tmp_path: Path, answered: list[str]) -> None:
+    folder = make_folder(tmp_path / "fleet", task=SMALL)
+    before, log = folder.task.read_text(), EventLog(folder.run / "events.jsonl")
+    log.write("run", task="small-1", method="m", unit="device", delta=1e-3, rounds=2, devices=2)
+    with pytest.raises(BadInput, match=r"0 of 2 rounds are done.*--now"):
+        fleet_ask("counts", folder.path)
+    said = fleet_ask("counts", folder.path, "--epsilon", 3, "--most", 100, "--now")
+    assert "costs it epsilon 3 at delta 1e-05; with 2 boards each value will have an error of ±" in said
+    assert "2 boards answered, each for epsilon 3" in said
+    counts = {line.split()[0]: line for line in said.splitlines() if " ± " in line and "each" not in line}
+    assert set(counts) == {*"0123456789", "left"}
+    assert answered == ["ask-counts-1"]
+    assert folder.task.read_text() == before
+    fleet_ask("counts", folder.path, "--epsilon", 3, "--now")
+    assert answered == ["ask-counts-1", "ask-counts-2"]
+    kept = json.loads((folder.path / "runs/ask-counts-1/result.json").read_text())["statistic"]
+    assert len(kept["values"]) == 11
+
+
+def test_before_any_training_it_asks_and_leaves_the_beginning_to_a_person(tmp_path: Path, answered: list[str]) -> None:
+    folder = make_folder(tmp_path / "fleet", task=SMALL)
+    said = fleet_ask("histogram", folder.path, 20, "--low", 0, "--high", 255, "--bins", 2, "--epsilon", 8)
+    assert f"to begin training: hushfleet fleet task {folder.path} {folder.path}/small.toml" in said
+    assert "127.5 to 255" in said
+    assert folder.run.name == "ask-histogram-1", "training has not begun by itself"
+    assert load_task(folder.path / "small.toml").name == "small"
+
+
+def test_the_cost_and_the_error_are_known_before_anybody_is_asked(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet", task=SMALL.replace("[data]", 'accounting = "secure"\n[data]'))
+    before = folder.task.read_text()
+    said = fleet_ask("mean", folder.path, "3", "--low", 0, "--high", 10, "--dry-run")
+    assert "epsilon 0.5" in said
+    task = asking.statistic_task(folder, StatisticSection("mean", column="3", low=0.0, high=10.0), 0.5)
+    assert task.privacy.accounting == "secure"
+    twice = asking.statistic_task(folder, StatisticSection("mean", column="3", low=0.0, high=20.0), 0.5)
+    assert asking.expected_error(twice) == pytest.approx(2 * asking.expected_error(task))
+    assert folder.task.read_text() == before
+
+
+def test_what_the_boards_limits_do_not_allow_is_not_asked(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet", task=SMALL)
+    toml = folder.path / "fleet.toml"
+    toml.write_text(re.sub("epsilon_server = .*", "epsilon_server = 2.0", toml.read_text()))
+    with pytest.raises(BadInput, match="can pay for a round of ask-counts-1"):
+        fleet_ask("counts", folder.path, "--epsilon", 5)
+    with pytest.raises(BadInput, match="low must be below high"):
+        fleet_ask("mean", folder.path, "3", "--low", 1, "--high", 1)
+    assert folder.run.name == "small"
+
+
+def test_public_samples_test_the_newest_model(tmp_path: Path) -> None:
+    public = TASK.replace(
+        'name = "digits"\n',
+        'name = "arrays"\nclass_names = ["a", "b"]\ninput_shape = [1, 8, 8]\nmean = [0.0]\nstd = [1.0]\n',
+    ).replace('name = "digits-cnn"', 'name = "linear"')
+    folder, rng = make_folder(tmp_path / "fleet", task=public), np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (40, 1, 8, 8), np.uint8), np.array([0, 1] * 20)
+    np.savez(tmp_path / "public.npz", train_x=x[:2], train_y=y[:2], test_x=x, test_y=y)
+    test = lambda: CliRunner().invoke(build_app(), ["fleet", "test", str(folder.path), str(tmp_path / "public.npz")])  # noqa: E731
+    assert "no model yet" in str(test().exception)
+    layout = ParamLayout(("head.weight", "prior"), ((2, 64), (2,)))
+    for rounds, favoured in ((1, 1.0), (2, -1.0)):
+        params = np.zeros(layout.size, np.float32)
+        params[-2:] = favoured, -favoured
+        Checkpoints(folder.run, layout, durable=False).write(rounds, params)
+    said = test().output
+    assert "after 2 rounds of small, the fleet's model is right on 50.0\N{NO-BREAK SPACE}% of 40 test samples" in said
