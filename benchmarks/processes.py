@@ -38,6 +38,20 @@ def environment(root: Path = ROOT, **more: str) -> dict[str, str]:
     return {**os.environ, **one_thread, "PYTHONPATH": path, **more}
 
 
+def figures_of(command: Sequence[str], *, timeout_s: float) -> Reply:
+    """Returns the JSON of a process's last line, or the reason as `missing` where there is none."""
+    try:
+        done = subprocess.run(
+            command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"missing": type(error).__name__}
+    if done.returncode:
+        return {"missing": (done.stderr.strip().splitlines() or ["no reason given"])[-1]}
+    figures: Reply = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
 class ReadyProcess:
     """A process that has said that it is ready; it and what it started end with the context.
 
@@ -144,10 +158,10 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def memory_mib(what: str) -> float:
-    """`VmRSS`, what this process has resident, or `VmHWM`, the most that it ever had; 0 where Linux does not say."""
+def memory_mib(what: str, pid: int | str = "self") -> float:
+    """`VmRSS`, what a process has resident, or `VmHWM`, the most that it ever had; 0 for one that is gone."""
     with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(f"{what}:"):
                 return int(line.split()[1]) / 1024
     return 0.0

@@ -244,7 +244,7 @@ MSGPACK_VALUES = st.recursive(
 
 
 @given(MSGPACK_VALUES)
-@settings(max_examples=100)
+@settings(max_examples=300)
 def test_random_values_are_only_ever_malformed(value: object) -> None:
     with pytest.raises(Malformed):
         from_plain(TaskSpec, value)

@@ -179,8 +179,7 @@ def neighbours(size: int, norm: float, seed: int) -> tuple[Ring, np.ndarray, np.
     return ring, x, x + v
 
 
-@settings(max_examples=25)
-@given(size=st.integers(1, 1500), seed=st.integers(0, 999))
+@given(size=st.integers(1, 3000), seed=st.integers(0, 999))
 def test_two_neighbours_rounded_alike_stay_within_the_sensitivity(size: int, seed: int) -> None:
     """By the ring's own rounding, with the same random words, and with as much as floats may add."""
     ring, *both = neighbours(size, 1.005, seed)

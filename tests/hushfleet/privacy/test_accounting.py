@@ -177,7 +177,7 @@ def test_epsilon_is_never_negative():
 def test_no_warning_where_the_best_order_is_the_last():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for rate, multiplier in ((1e-4, 0.05), (1e-4, 1000.0), (0.5, 1.0), (1.0, 0.05), (1.0, 1000.0)):
+        for rate, multiplier in itertools.product((1e-4, 0.5, 1.0), (0.05, 1.0, 1000.0)):
             assert epsilon([Step(multiplier, rate, 3)], delta=1e-5) >= 0
 
 

@@ -160,7 +160,7 @@ def test_never_above_renyi_nor_above_what_ignores_sampling(history: list[Step], 
     assert found <= epsilon([step._replace(sample_rate=1.0) for step in history], delta=delta)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(history=histories, delta=deltas)
 def test_more_steps_less_noise_and_more_guesses_never_cost_less(history: list[Step], delta: float) -> None:
     """To the grid's 0.1 %: it follows the history, so that epsilon may step back by less than that."""
@@ -226,7 +226,7 @@ wide = st.builds(
 )
 
 
-@settings(max_examples=1, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     history=st.lists(wide, min_size=1, max_size=2),
     delta=st.floats(math.log(1e-12), math.log(0.5)).map(math.exp),
@@ -236,6 +236,7 @@ wide = st.builds(
 @example(history=[Step(0.1, 1e-3, 1000)], delta=1e-5, more=1e7, adjacency="add-or-remove")
 @example(history=[Step(0.1, 0.9, 1000)], delta=0.5, more=5e4, adjacency="add-or-remove")
 @example(history=[Step(0.00252, 9.66e-6, 18258)], delta=8e-11, more=1000.0, adjacency="exchange")
+@example(history=[Step(0.001, 0.1, 1000)], delta=0.5, more=5e4, adjacency="add-or-remove")
 def test_nothing_that_tells_more_costs_less(
     history: list[Step], delta: float, more: float, adjacency: Adjacency
 ) -> None:

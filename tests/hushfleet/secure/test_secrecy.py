@@ -101,8 +101,7 @@ def test_no_way_to_ask_gives_more_than_one_sum(cohort: int, corrupt: int) -> Non
     assert rule.packed >= 1
     assert rule.corrupt == corrupt
     sets = [(0,), (1,), (0, 1)]
-    step = 7 if cohort - corrupt > 5 else 1  # of 4,096 ways a seventh, else all
-    for asked in itertools.islice(ways_to_ask(range(corrupt, rule.members), sets), 0, None, step):
+    for asked in ways_to_ask(range(corrupt, rule.members), sets):
         assert is_of_one_set(learned(rule, range(corrupt), asked, 2), sets)
 
 
@@ -110,7 +109,7 @@ def test_three_devices_and_every_set_of_them() -> None:
     rule = committee_rule(5, honest_fraction=1.0)
     sets = [included for size in (1, 2, 3) for included in itertools.combinations(range(3), size)]
     rng = np.random.default_rng(0)
-    for _ in range(800):
+    for _ in range(3000):
         asked = {member: sets[rng.integers(len(sets))] for member in range(rule.members)}
         assert is_of_one_set(learned(rule, [], asked, 3), sets)
 

@@ -1,0 +1,190 @@
+"""A thousand real devices in rounds with secure sums, some of which are lost: does the sum open, and is anything lost?
+
+    python -m benchmarks.secure_fleet --data-dir DIR [--devices 1000] [--rounds 1] [--lost 0.05] [--json F]
+    python -m benchmarks.secure_fleet --data-dir DIR --engine fast --devices 10000
+
+Broker, aggregator and devices as in `benchmarks/fleet.py`. A share of the devices has a process of its own, which is
+killed when the first round has opened and never comes back: members of the committee are among them. Each device has
+four images, and the head sees pixels: with features, a thousand boards that fetch their graph at once take 5 MiB each.
+With the fast engine nobody is killed, and it leaves the masks out. The exit status is 0 only if every
+round's sum was opened and nothing else was lost.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.common import Figures, console, cores, make_parser, table, write
+from benchmarks.fleet import (
+    DESCRIPTORS_A_DEVICE,
+    END_WITHIN_S,
+    SAMPLE_S,
+    ResourceSample,
+    allow_descriptors,
+    finding,
+    take_samples,
+)
+from benchmarks.processes import ROOT
+from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.results.events import EventLog, iterate_events
+from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.errors import HushfleetError
+from hushfleet.schema import read_file
+from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.engine import run_rounds
+from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.engines.live.engine import LiveFleet
+from hushfleet.simulator.run_folder import Simulation, begin
+
+LOST = "lost"
+IMAGES = 4
+
+
+def task_of(data: str, *, devices: int, rounds: int, lost: float) -> Task:
+    settings = (
+        f'data.name="{data}"',
+        'name="secure-fleet"',
+        f"data.devices={devices}",
+        f"data.limit={IMAGES * devices}",
+        'data.partition="iid"',
+        "data.min_samples=2",
+        f"round.rounds={rounds}",
+        f"round.quorum={1 - lost}",
+        f"round.min_updates={int((1 - 2 * lost) * devices)}",
+        "round.deadline_s=900",
+    )
+    plain = read_file(ROOT / "tasks" / "fashion-mnist-hush.toml")
+    del plain["model"]["features"]
+    return parse_task(plain, settings)
+
+
+def run(simulation: Simulation, *, lost: float, processes: int) -> tuple[float, list[Figures]]:
+    """Seconds from the first round's opening to the end, and what each process used."""
+    names = [device.name for device in simulation.fleet.devices]
+    gone, stay = names[: round(lost * len(names))], names[round(lost * len(names)) :]
+    hosts = {f"host-{number}": stay[number::processes] for number in range(processes)} | ({LOST: gone} if gone else {})
+    allow_descriptors(DESCRIPTORS_A_DEVICE * -(-len(stay) // processes) + 100)
+    fleet, usage = LiveFleet(simulation, hosts=hosts, tested=False), defaultdict[str, list[ResourceSample]](list)
+    opened_at = None
+    with fleet.running():
+        while not fleet.finished:
+            if opened_at is None and any(event["event"] == "round_open" for event in iterate_events(_log(simulation))):
+                opened_at = time.time()
+                if gone:
+                    fleet.expected_down.add(LOST)
+                    fleet.kill(LOST)
+            take_samples(usage, fleet, hosts)
+            fleet.check()
+            time.sleep(SAMPLE_S)
+        seconds = time.time() - (opened_at or time.time())
+        fleet.wait(END_WITHIN_S)
+    return seconds, [
+        {"process": name, "cpu_s": samples[-1].cpu_s, "peak_mib": max(sample.resident_mib for sample in samples)}
+        for name, samples in sorted(usage.items())
+    ]
+
+
+def run_fast(simulation: Simulation) -> tuple[float, list[Figures]]:
+    """Seconds of the rounds, and the peaks of memory; devices' own models are not tested."""
+    began, never = time.time(), simulation.task.round.rounds + 1
+    with Workers() as workers, EventLog(_log(simulation)) as events:
+        run_rounds(simulation, workers, events, evaluate_every=never, evaluate_last=0)
+    seconds = time.time() - began
+    processes = []
+    for name, who in (("main", resource.RUSAGE_SELF), ("workers", resource.RUSAGE_CHILDREN)):
+        used = resource.getrusage(who)
+        cpu_s = used.ru_utime + used.ru_stime
+        processes.append({"process": name, "cpu_s": cpu_s, "peak_mib": used.ru_maxrss / 1024})  # of the largest worker
+    return seconds, processes
+
+
+def disk_bytes(simulation: Simulation) -> int:
+    """Returns the size of all files of devices."""
+    folder = simulation.folder.path / "devices"
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _log(simulation: Simulation) -> Path:
+    return simulation.folder.events
+
+
+def audit(simulation: Simulation, *, lost: float, live: bool) -> list[Figures]:
+    """:param live: whether there were messages, and acknowledgements of updates."""
+    task, names = simulation.prepared.spec.task, [device.name for device in simulation.fleet.devices]
+    with AggregatorStore(simulation.folder.aggregator) as store:
+        rounds = store.rounds()
+        opened = sum(row.phase == "closed" and row.result_digest != row.global_digest for row in rounds)
+        included = {(row.round, update.device) for row in rounds for update in store.updates(row.round)}
+        answers = [len(store.answer_sizes(row.round)) for row in rounds]
+        refusals = sum((Counter(codes) for codes in store.refusals().values()), Counter())
+    kept = acked = 0
+    for name in names:
+        with store_of(simulation.folder.device(name), name) as device:
+            charged = device.ledger.rounds_charged(task)
+            kept += charged >= sum(each == name for _, each in included)
+            acked += not live or all(
+                (entry := device.outbox(task, number)) is not None and entry.status == "acked"
+                for number, each in included
+                if each == name
+            )
+    wanted, least = simulation.task.round.rounds, int((1 - lost) * len(names))
+
+    enough = sum(sum(number == row.round for number, _ in included) >= least for row in rounds)
+    return [
+        finding("every round's sum was opened", opened, wanted),
+        finding(f"every sum has {least:,} devices or more", enough, wanted),
+        finding("every device in a sum has charged it", kept, len(names)),
+        finding("every device in a sum knows that its update arrived", acked, len(names)),
+        finding("no message was refused", refusals.total(), 0),
+        {"promise": "answers of the committee, a round", "kept": True, "found": ", ".join(map(str, answers))},
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--data", default="fashion-mnist", help="digits has enough images for 300 devices")
+    parser.add_argument("--data-dir", type=Path, help="where they are; default: download")
+    parser.add_argument("--devices", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--lost", type=float, default=0.05, help="the share of the devices that is killed")
+    parser.add_argument("--engine", choices=("live", "fast"), default="live", help="fast: none is killed")
+    options = parser.parse_args(arguments)
+    live = options.engine == "live"
+    lost = options.lost if live else 0.0
+    with tempfile.TemporaryDirectory(prefix="hushfleet-secure-") as scratch:
+        try:
+            task = task_of(options.data, devices=options.devices, rounds=options.rounds, lost=lost)
+            simulation = begin(task, Path(scratch) / "run", data_dir=options.data_dir)
+            if live:
+                seconds, processes = run(simulation, lost=lost, processes=max(2, cores()))
+            else:
+                seconds, processes = run_fast(simulation)
+            findings = audit(simulation, lost=lost, live=live)
+            disk = disk_bytes(simulation)
+            (round_close,) = [e for e in iterate_events(_log(simulation)) if e["event"] == "round_close"][-1:]
+        except HushfleetError as error:
+            console.print(f"error: {error}", style="red")
+            return error.exit_code
+    whole = {
+        "devices": options.devices,
+        "in the last sum": round_close["participants"],
+        "engine": options.engine,
+        "seconds": seconds,
+        "kilobytes on disk a device": disk / options.devices / 1000,
+        "bytes up a device": round_close["uplink_bytes"] / max(1, round_close["participants"]),
+    }
+    table("Promises", findings)
+    table("Processes", processes)
+    table("The run", [whole])
+    write(options, {**whole, "findings": findings, "processes": processes})
+    return 0 if all(finding["kept"] for finding in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
