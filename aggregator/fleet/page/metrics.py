@@ -123,11 +123,11 @@ METRICS = {
     ),
     "hushfleet_gain_ratio": _run(
         "gain of boards over training alone, by their noised answers; absent without an evaluation",
-        lambda run: run.evaluation and run.evaluation.gain.value,
+        lambda run: run.evaluation.gain.value if run.evaluation else None,
     ),
     "hushfleet_gain_error_ratio": _run(
         "the error of that gain: the truth is within it in 19 of 20 cases",
-        lambda run: run.evaluation and run.evaluation.gain.error,
+        lambda run: run.evaluation.gain.error if run.evaluation else None,
     ),
     "hushfleet_epsilon_server": _run(
         "the largest epsilon_server of a board in this task, as charged", lambda run: run.epsilon
