@@ -88,8 +88,8 @@ def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **as
     folder = FleetFolder(path)
     try:
         section = StatisticSection(kind, **asked)  # type: ignore[arg-type]  # one of three, by the commands above
-    except ValueError as error:
-        raise BadInput(str(error)) from error
+    except ValueError as wrong:
+        raise BadInput(str(wrong)) from wrong
     task = statistic_task(folder, section, epsilon)
     unit = "" if kind != "histogram" else " of the samples"
     error = f"{100 * expected_error(task):.1f} %{unit}" if unit else f"{expected_error(task):.3g}"
