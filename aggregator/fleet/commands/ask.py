@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from hushfleet.aggregator.config.question import StatisticSection
 from hushfleet.aggregator.fleet.commands.setup import Dir
 from hushfleet.errors import BadInput
 
@@ -51,7 +50,7 @@ def _counts(
     now: Now = False,
 ) -> None:  # fmt: skip
     """Count the samples in each class over all boards, and those that boards left out because they cannot be read."""
-    _ask(path, StatisticSection("counts", most=most), epsilon, dry_run=dry_run, now=now)
+    _ask(path, "counts", epsilon, dry_run=dry_run, now=now, most=most)
 
 
 @asking.command("mean")
@@ -59,7 +58,7 @@ def _mean(
     path: Dir, column: Column, low: Low, high: High, epsilon: Epsilon = 0.5, dry_run: DryRun = False, now: Now = False
 ) -> None:
     """Mean of a sensor or a target: the mean over boards of each board's mean."""
-    _ask(path, _column("mean", column, low, high), epsilon, dry_run=dry_run, now=now)
+    _ask(path, "mean", epsilon, dry_run=dry_run, now=now, column=column, low=low, high=high)
 
 
 @asking.command("histogram")
@@ -74,17 +73,12 @@ def _histogram(
     now: Now = False,
 ) -> None:
     """Histogram of a sensor or a target: the mean over boards of the share of samples in each bin."""
-    _ask(path, _column("histogram", column, low, high, bins=bins), epsilon, dry_run=dry_run, now=now)
+    _ask(path, "histogram", epsilon, dry_run=dry_run, now=now, column=column, low=low, high=high, bins=bins)
 
 
-def _column(kind: str, column: str, low: float, high: float, **more: int) -> StatisticSection:
-    try:
-        return StatisticSection(kind, column=column, low=low, high=high, **more)  # type: ignore[arg-type]  # of two kinds
-    except ValueError as error:
-        raise BadInput(str(error)) from error
-
-
-def _ask(path: Dir, asked: StatisticSection, epsilon: float, *, dry_run: bool, now: bool) -> None:
+def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **asked: Any) -> None:
+    """:param asked: fields of the task's section `statistic`."""
+    from hushfleet.aggregator.config.question import StatisticSection
     from hushfleet.aggregator.fleet import descriptions
     from hushfleet.aggregator.fleet.ask import ask, expected_error, statistic_task
     from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -92,8 +86,12 @@ def _ask(path: Dir, asked: StatisticSection, epsilon: float, *, dry_run: bool, n
     from hushfleet.aggregator.results.report.readable import number, statistic_lines
 
     folder = FleetFolder(path)
-    task = statistic_task(folder, asked, epsilon)
-    unit = "" if asked.kind != "histogram" else " of the samples"
+    try:
+        section = StatisticSection(kind, **asked)  # type: ignore[arg-type]  # one of three, by the commands above
+    except ValueError as wrong:
+        raise BadInput(str(wrong)) from wrong
+    task = statistic_task(folder, section, epsilon)
+    unit = "" if kind != "histogram" else " of the samples"
     error = f"{100 * expected_error(task):.1f} %{unit}" if unit else f"{expected_error(task):.3g}"
     print(
         f"each board's answer costs it epsilon {number(epsilon)} at delta {number(task.delta)}; with {task.cohort_size} "
