@@ -16,6 +16,7 @@ from typing import Literal
 
 from hushfleet import atomic_file
 from hushfleet.aggregator.config.question import StatisticSection, question_of
+from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.sections import MethodSection, ModelSection, PrivacySection, WireSection
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -49,7 +50,8 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
             privacy=PrivacySection(
                 accounting=trust, clip_norm=1.0, epsilon=epsilon, delta=delta, honest_fraction=honest_fraction
             ),
-            data=replace(present.data, augment="none", unlabelled=0),
+            data=replace(present.data, augment="none", unlabelled=0, window=None),
+            schedule=ScheduleSection(),  # whoever asks waits for the answer
             round=replace(present.round, rounds=1, patience=0, aggregation="mean", trim=None),
             wire=WireSection(codec="masked" if trust == "secure" else "quantized"),
             evaluation=None,

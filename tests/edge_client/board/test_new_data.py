@@ -114,7 +114,7 @@ def test_a_folder_of_csv_files_grows(tmp_path: Path, model: ModelSpec, may_be_em
     assert data.samples().x.ravel().tolist() == [1, 2, 3, 4, 5, 6, 8, 9]
     for said in (
         "2: no file whose name ends in .csv, as notes.txt",
-        "1: 'a' = 'x' is no number, as odd.csv, line 2",
+        "1: 'a' = 'x' is not a number, as odd.csv, line 2",
         "1: its columns of values are not those of 2026-11/01.csv, in the same order, as swapped.csv",
         "1: has 3 columns of values, the task wants 2: 1 x 1 x 2, as wide.csv",
         "1: its label does not fit the task, as sample 3 (run)",
