@@ -20,7 +20,7 @@ def test_every_name_gives_its_model():
         "resnet8-gn",
         "svhn-cnn",
     ]
-    assert model_names() == sorted([*cnns, "linear"])
+    assert model_names() == sorted([*cnns, "autoencoder", "linear"])
     for name in model_names():
         assert get_model(name).name == name
 
@@ -55,7 +55,15 @@ def test_layout_covers_every_parameter(name, size):
         assert before.stop == after.start
 
 
-@pytest.mark.parametrize("name", model_names())
+def test_an_autoencoder_gives_its_input_through_fewer_numbers():
+    model = get_model("autoencoder", input_shape=(2, 1, 3))
+    weights = [(6, 3), (3, 6)]
+    assert (model.classes, model.layout.size) == (6, sum(i * o + o for i, o in weights))
+    with pytest.raises(BadInput, match="7 outputs, and a sample has 6 values"):
+        get_model("autoencoder", classes=7, input_shape=(2, 1, 3))
+
+
+@pytest.mark.parametrize("name", sorted({*model_names()} - {"autoencoder"}))
 def test_forward_gives_one_logit_a_class(name):
     model = get_model(name, classes=7)
     x = torch.zeros(3, *model.input_shape)
