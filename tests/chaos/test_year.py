@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from chaos.year import DAY_S, LIMITS, TASKS, ZONE, Card, Year
+from hushfleet.aggregator.fleet.fleet_report import histories, render_fleet_report
+from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
@@ -151,6 +154,27 @@ def small_year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Year]:
 
 def test_after_a_year_every_ledger_is_exact_and_nobody_is_over_a_limit(small_year: Year) -> None:
     check_year(small_year)
+
+
+def test_the_report_of_the_year_is_one_page(small_year: Year) -> None:
+    folder = FleetFolder(small_year.desk.folder.path)
+    page = render_fleet_report(folder, now=small_year.wall())
+    (folder.path / "report.html").write_text(page)
+    assert len(page) < 40_000, "without plots there is no script of plots"
+    said = " ".join(re.sub(r"<[^>]+>", " ", page[page.index("<body>") :]).split())
+    closed = [task.course.rounds_closed for task in histories(folder)]
+    assert f"{sum(closed)} rounds of 3 tasks ran from 202" in said
+    assert "5 of 5 boards took part" in said
+    stolen, reflashed = small_year.names[STOLEN], small_year.names[REFLASHED]
+    assert f"{stolen} locked out: stolen" in said
+    assert re.search(rf"{reflashed} since 2027-0[56]-\d\d, with a new card", said)
+    assert re.search(rf"{small_year.names[0]} since 202[67]-\d\d-\d\d \d", said)
+    assert "0.4.0 for" in said
+    assert "broker not reached 1 time, the longest for 4 hours" in said
+    assert "Whether it paid is not known here" in said
+    assert re.search(
+        r"of 2 in these 90 days, which end in \d+ days, and [34][.0-9]* of 4 in all since January 2027", said
+    )
 
 
 @pytest.mark.slow

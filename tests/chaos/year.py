@@ -6,6 +6,7 @@ the real `Coordinator` on the fleet's folder. What is not played is the transpor
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.access import apply
+from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.publish.start import EarlierModel
 from hushfleet.aggregator.results.events import EventLog
@@ -285,6 +287,9 @@ class Year:
         self.heard: set[str] = set()  # who was asked last to train
         self.desk = Desk(path, boards=boards, certificate_days=120)
         self.desk.now = self.wall()
+        file, lines = self.desk.folder.path / "fleet.toml", [f"{key} = {json.dumps(LIMITS[key])}" for key in LIMITS]
+        written = file.read_text().replace("epsilon_server = 8.0\ndelta = 1e-05", "\n".join(lines))
+        file.write_text(written)
         self.names = [board.device for board in self.desk.registry.boards()]
         self.key = path / "aggregator.key"
         self.identity = load_or_create(self.key)
@@ -371,7 +376,7 @@ class Year:
         self.key = to / "aggregator.key"
         for file in old[1].parent.glob("aggregator.key*"):
             shutil.copy2(file, to / file.name)
-        self.desk.folder = type(self.desk.folder)(to / "fleet")
+        self.desk.folder = FleetFolder(to / "fleet")
         self.desk.open()
         self.aggregator = Aggregator(self, self.desk.folder.path, self.key, self._task)
         self.present = set()
