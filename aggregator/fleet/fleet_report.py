@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -157,13 +157,13 @@ def _tasks(tasks: Sequence[TaskHistory]) -> Section:
     rows = [
         (
             task.course.task,
-            f"{_day(task.opened[0])} to {_day(task.opened[-1])}",
+            PageCell(f"{_day(task.opened[0])} to {_day(task.opened[-1])}", "whole"),
             f"{task.course.rounds_closed}",
             f"{len(task.took_part)}",
             f"{task.took_part.total()}",
             number(task.course.epsilon_server),
             task.accuracy,
-            "finished" if task.course.finished else "goes on" if task is tasks[-1] else "left",
+            "finished" if task.course.finished else "goes on" if task is tasks[-1] else "left for the next",
         )
         for task in tasks
     ]
@@ -192,33 +192,30 @@ def _boards(
     tasks: Sequence[TaskHistory],
     boards: Sequence[RegisteredBoard],
     registry: FleetRegistry,
-    lifetimes: dict[str, Lifetime],
+    lifetimes: Mapping[str, Lifetime],
     budget: Budget | None,
 ) -> Section:
     query = "SELECT id, COUNT(DISTINCT public_key) FROM certificates GROUP BY id"
-    cards, known = dict(registry.rows(query)), {board.device: board for board in boards}
-    rounds = Counter[str]()
-    seen: dict[str, float] = {}
+    cards: dict[str, int] = {row[0]: row[1] for row in registry.rows(query)}
+    known, rounds, seen = {board.device: board for board in boards}, Counter[str](), dict[str, float]()
     for task in tasks:
         rounds += task.took_part
         seen |= task.last_seen
+    per = describe_duration(budget.period_s) if budget is not None and budget.period_s else ""
     rows = []
     for device in sorted(known.keys() | rounds.keys() | lifetimes.keys()):
-        board, spent = known.get(device), lifetimes.get(device)
+        spent = lifetimes.get(device)
         rows.append(
             (
                 device,
-                _standing(board, cards.get(device, 0)),
+                _standing(known.get(device), cards.get(device, 0)),
                 f"{rounds[device]}",
-                _day(seen[device]) if device in seen else NEVER,
-                "" if spent is None or not spent.period else spent.period.partition(" in ")[0],
+                PageCell(_day(seen[device]) if device in seen else NEVER, "whole"),
+                "no limit" if not per else "0" if spent is None else spent.period.partition(" in ")[0],
                 number(0.0 if spent is None else spent.epsilon_server),
             )
         )
-    period = "" if budget is None or not budget.period_s else f" in these {describe_duration(budget.period_s)}"
-    head = ("board", "state", "updates", "last one", f"epsilon{period}" if period else "", "in all, at most")
-    if not period:
-        head, rows = (*head[:4], head[5]), [(*row[:4], row[5]) for row in rows]
+    head = ("board", "state", "updates", "last one", f"epsilon in these {per or 'periods'}", "in all, at most")
     return _section(
         "boards",
         "Boards",
@@ -269,7 +266,7 @@ def _interruptions(tasks: Sequence[TaskHistory]) -> Section | None:
         declined += task.course.codes["decline"]
     if declined:
         rows.append(
-            ("rounds that boards left out", _listed(f"{count} {code}" for code, count in declined.most_common()))
+            ("rounds that boards left out", _listed(f"{count} ({code})" for code, count in declined.most_common()))
         )
     return (
         Section("interruptions", "What went wrong", "Nothing of this costs a board privacy twice.", [Facts(rows)])

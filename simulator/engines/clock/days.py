@@ -1,4 +1,4 @@
-"""What a forecast says of a stretch of the calendar: rounds and epsilon by quarter, hours awake, when a budget ends."""
+"""Figures of a forecast over days of the calendar: rounds and epsilon by quarter, hours awake, the end of a budget."""
 
 from __future__ import annotations
 
