@@ -163,7 +163,7 @@ def _tasks(tasks: Sequence[TaskHistory]) -> Section:
             f"{task.took_part.total()}",
             number(task.course.epsilon_server),
             task.accuracy,
-            "finished" if task.course.finished else "goes on" if task is tasks[-1] else "left for the next",
+            "finished" if task.course.finished else "goes on" if task is tasks[-1] else "ended early",
         )
         for task in tasks
     ]

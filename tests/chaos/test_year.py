@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from typer.testing import CliRunner
 
 from chaos.year import Year
 from chaos.year_audit import REFLASHED, STOLEN, check_year, play
+from hushfleet.aggregator.fleet.commands import status
 from hushfleet.aggregator.fleet.fleet_report import histories, render_fleet_report
 from hushfleet.aggregator.fleet.folder import FleetFolder
 
@@ -29,7 +31,9 @@ def test_after_a_year_every_ledger_is_exact_and_nobody_is_over_a_limit(small_yea
 def test_the_report_of_the_year_is_one_page(small_year: Year) -> None:
     folder = FleetFolder(small_year.desk.folder.path)
     page = render_fleet_report(folder, now=small_year.wall())
-    (folder.path / "report.html").write_text(page)
+    written = CliRunner().invoke(status.app, ["report", str(folder.path)])
+    assert written.exit_code == 0, written.output
+    assert (folder.path / "report.html").read_text().startswith(page[:200])
     assert len(page) < 40_000, "without plots there is no script of plots"
     said = " ".join(re.sub(r"<[^>]+>", " ", page[page.index("<body>") :]).split())
     closed = [task.course.rounds_closed for task in histories(folder)]
