@@ -320,7 +320,7 @@ class Year:
         """Lets the aggregator do all that is due."""
         idle, coordinator = 0, self.aggregator.coordinator
         while idle < least:
-            waits = coordinator.link._events.empty()
+            waits = coordinator.link.events.empty()
             coordinator.step(0.0)
             idle = idle + 1 if waits else 0
 
