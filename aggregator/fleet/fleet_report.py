@@ -18,7 +18,7 @@ from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.watch import EVENTS, Course
 from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.results.report.page import Facts, PageCell, Prose, Section, SectionPart, Table, page
-from hushfleet.aggregator.results.report.readable import NOT_MEASURED, number, percent, size
+from hushfleet.aggregator.results.report.readable import NOT_MEASURED, evaluated, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.durations import describe_duration
 from hushfleet.privacy.budget import Budget, describe_since
@@ -143,14 +143,18 @@ def _privacy(worst: Lifetime | None, budget: Budget | None) -> str:
 
 
 def _paid(tasks: Sequence[TaskHistory]) -> str:
-    if not tasks:
-        return ""
-    if all(task.accuracy == NOT_MEASURED for task in tasks):
-        return (
-            "Whether it paid is not known here: no task has public test images. On each board, hushfleet-edge status "
-            "says how many of its held-out images the own model gets right."
-        )
-    return f"The shared model of the newest task gets {tasks[-1].accuracy} of the public test images right."
+    """Says whether training together has paid, by the newest task that has measured it."""
+    for task in reversed(tasks):
+        if task.course.evaluation is not None:
+            return f"{evaluated(task.course.evaluation)} (task {task.course.task})."
+    measured = [task for task in tasks if task.accuracy != NOT_MEASURED]
+    if measured:
+        newest = measured[-1]
+        return f"The shared model of {newest.course.task} gets {newest.accuracy} of the public test images right."
+    return (
+        "Whether it paid is not known here: no task has an [evaluation] or public test images. On each board, "
+        "hushfleet-edge status says how many of its held-out images the own model gets right."
+    )
 
 
 def _tasks(tasks: Sequence[TaskHistory]) -> Section:

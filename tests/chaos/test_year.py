@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
@@ -11,8 +13,10 @@ from typer.testing import CliRunner
 from chaos.year import Year
 from chaos.year_audit import REFLASHED, STOLEN, check_year, play
 from hushfleet.aggregator.fleet.commands import status
-from hushfleet.aggregator.fleet.fleet_report import histories, render_fleet_report
+from hushfleet.aggregator.fleet.fleet_report import TaskHistory, histories, render_fleet_report
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.results.answers import EvaluationRow
+from support.desk import make_folder
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +53,19 @@ def test_the_report_of_the_year_is_one_page(small_year: Year) -> None:
     assert re.search(
         r"of 2 in these 90 days, which end in \d+ days, and [34][.0-9]* of 4 in all since January 2027", said
     )
+
+
+def test_the_report_says_whether_it_paid_where_a_task_has_measured_it(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet", boards=1)
+    value = {name: {"value": 0.5, "error": 0.02} for name in ("own", "alone", "shared", "gaining")}
+    row = EvaluationRow(round=3, devices=20, gain={"value": 0.11, "error": 0.03}, **value)
+    with patch.object(TaskHistory, "read", lambda file: evaluated_history(row)):
+        (folder.path / "runs" / "one").mkdir(parents=True)
+        (folder.path / "runs" / "one" / "events.jsonl").touch()
+        assert "Better than alone by 11.0 ± 3.0 points" in render_fleet_report(folder)
+
+
+def evaluated_history(row: EvaluationRow) -> TaskHistory:
+    history = TaskHistory(opened=[1.8e9])
+    history.course.task, history.course.evaluation = "one", row
+    return history
