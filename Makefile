@@ -30,7 +30,7 @@ help:
 	@echo "make test-fast   the tests without those marked slow, two and a half minutes on two cores"
 	@echo "make coverage    test-fast with coverage measured, into htmlcov/; fails below the floor"
 	@echo "make test-board   some of what boards run, on another Python   (PYTHON=python3.13)"
-	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, and 80 fleets from blank boards on   (CHAOS='--resume')"
+	@echo "make chaos   200 seeds of kills, power cuts, full disks and liars against a fleet, 80 fleets from blank boards on, and a year of 40 boards   (CHAOS='--resume')"
 	@echo "make test-arm   a card's software on aarch64, emulated: enrols, trains, is updated, is locked out"
 	@echo "make test-card  a whole card, emulated: first start, rounds, and a power cut in the middle of an update"
 	@echo "make fuzz    a million inputs for the decoders, guided by coverage   (FUZZ='--targets message')"
@@ -72,6 +72,7 @@ coverage: $(STAMP) tools
 chaos: $(STAMP) tools
 	PYTHONPATH=tests $(BIN)/python -m chaos tasks/digits-chaos.toml --seeds 200 --out runs/chaos $(CHAOS)
 	PYTHONPATH=tests $(BIN)/python -m chaos.lives --seeds 80 --out runs/lives
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos/whole_year.py
 
 test-arm: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 14400 tests/arm/on_a_board.py

@@ -10,7 +10,7 @@ write it can admit boards. The run's store has no membership, only the session a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -93,11 +93,12 @@ class DeviceRegister(SqliteFile):
 
     :param folder: made if it is not there, as the file is.
     :param durable: False leaves syncing to the operating system: for simulations only.
+    :param wall: unix seconds.
 
     Raises `StoreError` for a file that is damaged or of another version.
     """
 
-    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+    def __init__(self, folder: Path, *, durable: bool = True, wall: Callable[[], float] = time.time) -> None:
         super().__init__(
             self.file_of(folder),
             schema=f"{_SCHEMA}{_CHARGES};{_NOTED_AT}",
@@ -105,7 +106,7 @@ class DeviceRegister(SqliteFile):
             upgrades=_UPGRADES,
             durable=durable,
         )
-        self._seen_version = self._data_version()
+        self._seen_version, self._wall = self._data_version(), wall
 
     @staticmethod
     def file_of(folder: Path) -> Path:
@@ -207,7 +208,7 @@ class DeviceRegister(SqliteFile):
         with self.transaction():
             self.write_all(
                 f"INSERT INTO charges VALUES (?, ?, ?, ?, ?) ON CONFLICT DO {do}",
-                [(device, task, round, charge, int(time.time())) for device, charge in charges.items()],
+                [(device, task, round, charge, int(self._wall())) for device, charge in charges.items()],
             )
 
     def drop_charges(self, task: str, round: int, devices: Iterable[str]) -> None:

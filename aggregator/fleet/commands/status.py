@@ -1,4 +1,4 @@
-"""`hushfleet fleet status`: show the state of the fleet, from its folder alone, as the status page does."""
+"""`hushfleet fleet status` and `report`: the fleet now and over all its tasks, from its folder alone."""
 
 from __future__ import annotations
 
@@ -54,6 +54,29 @@ def _status(
                     time.sleep(REDRAW_S)
     finally:
         source.close()
+
+
+@app.command("report")
+def _report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="HTML file to write; default: report.html in the folder.")
+    ] = None,
+) -> None:
+    """Write one page on the fleet over all its tasks: rounds, boards, epsilon, releases, and what went wrong.
+
+    It needs nothing else and may be sent to the boards' owners. Each run has a report of its own: `hushfleet report`.
+
+    Example: `hushfleet fleet report greenhouse`
+    """
+    from hushfleet.aggregator.fleet.fleet_report import render_fleet_report
+    from hushfleet.aggregator.fleet.folder import FleetFolder
+    from hushfleet.aggregator.results.result import write_whole
+    from hushfleet.user_files import checked_file
+
+    path = checked_file(out or folder / "report.html")
+    write_whole(path, render_fleet_report(FleetFolder(folder)))
+    print(f"report  {path}")
 
 
 @app.command("page")

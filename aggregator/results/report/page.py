@@ -1,8 +1,8 @@
 """One HTML page with interactive plots that needs nothing else: no network, no font, no second file.
 
 A page is a headline and sections, a section is a list of parts: plots, tables, facts, prose. The template turns them
-into HTML and escapes every text. Plotly's script is embedded once. The content security policy allows no script but
-the page's own two, so a text that came from a device can never run.
+into HTML and escapes every text. Plotly's script is embedded once, where there is a plot. The content security policy
+allows no script but the page's own, so a text that came from a device can never run.
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ def page(
     :param answer: sentences that come first, the first of them in bold.
     :param tiles: large numbers, which may be a `PageCell`, each with what it is.
     """
-    scripts = [Markup(plotly_script()), Markup(template("page.js"))]
+    plots = any(isinstance(part, Plot) for section in sections for part in section.parts)
+    scripts = [*([Markup(plotly_script())] if plots else []), Markup(template("page.js"))]
     html = _templates().get_template("page.html")
     return html.render(
         title=title,

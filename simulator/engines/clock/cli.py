@@ -25,6 +25,8 @@ class ForecastOptions:
     boards: Annotated[str, Option(help="Board profiles, separated by commas and dealt to the devices in turn, or a mix file.")] = "generic-x86"
     policy: Annotated[list[str] | None, Option(metavar="KEY=VALUE,...", help="Policy to compare, with keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s; may be repeated.")] = None
     samples: Annotated[int | None, Option(min=1, help="Number of training samples of every device.")] = None
+    days: Annotated[int | None, Option(min=4, help="So many days of the task's [schedule], with epsilon by quarter, hours awake, and when a budget ends.")] = None
+    limits: Annotated[Path | None, Option(metavar="FILE.toml", help="With --days: the owner's limits, from a DEVICE.toml or fleet.toml.")] = None
     step_ms: Annotated[float | None, Option(min=0, help="CPU time of a training step on one core of generic-x86; default: measured by a trial.")] = None
     data_dir: DataDir = None
     as_json: Json = False
@@ -51,6 +53,8 @@ def forecast(
     `hushfleet forecast tasks/digits-hush.toml --boards mix.toml --devices 5000 --rounds 200 --policy cohort_size=500
     --policy cohort_size=500,quorum=0.8 --policy cohort_size=500,deadline_s=300 --plot policies.png`
 
+    `hushfleet forecast task.toml --boards raspberry-pi-4-4gb --days 365 --limits greenhouse/fleet.toml`
+
     mix.toml sets the number of each board and its network:
 
         [[board]]
@@ -71,7 +75,9 @@ def forecast(
 
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.publish.prepare import prepare
+    from hushfleet.schema import read_file
     from hushfleet.simulator.boards import read_boards
+    from hushfleet.simulator.engines.clock.days import read_budget
     from hushfleet.simulator.engines.clock.forecast import forecast, read_policies
     from hushfleet.simulator.engines.clock.show import costs_of, plot_forecasts, print_forecasts, sample_counts
     from hushfleet.simulator.engines.clock.sizes import sizes_of
@@ -87,6 +93,9 @@ def forecast(
             changes = replace(changes, devices=len(read_boards(options.boards)))
     task = changes.load(task_file)
     policies = read_policies(options.policy or [], task)
+    if options.limits is not None and options.days is None:
+        raise BadInput(f"--limits {options.limits} is for --days: give the number of days, such as --days 365")
+    budget = None if options.limits is None else read_budget(read_file(options.limits))
     mix = read_boards(options.boards, devices=task.data.devices, seed=task.seed)
     with show_progress(console):
         prepared = prepare(task, data_dir=options.data_dir, run_id=f"seed{task.seed}")
@@ -97,7 +106,18 @@ def forecast(
     for text, rules in policies.items():
         with show_progress(console):
             forecasts.append(
-                forecast(prepared, mix, rules, policy=text, samples=counts, costs=costs, sizes=sizes, starts=today)
+                forecast(
+                    prepared,
+                    mix,
+                    rules,
+                    policy=text,
+                    samples=counts,
+                    costs=costs,
+                    sizes=sizes,
+                    starts=today,
+                    days=options.days,
+                    budget=budget,
+                )
             )
     if options.as_json:
         plain = {"costs": vars(costs), "policies": [each.to_plain() for each in forecasts]}

@@ -18,9 +18,11 @@ from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.budget import Budget
 from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.calendar import STARTS
+from hushfleet.simulator.engines.clock.days import DayBook, Days, limited
 from hushfleet.simulator.engines.clock.device import ClockDevice, Spent, make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.events import ClockRound
@@ -90,6 +92,7 @@ class Forecast:
         or with raw values.
     :param epsilon_unused: what of it the device that wasted most has spent on updates that no model holds.
     :param unused_share: of all charged rounds of all devices.
+    :param days: with `--days`, what so many days of the calendar bring.
     """
 
     policy: str
@@ -107,6 +110,7 @@ class Forecast:
     epsilon: float
     epsilon_unused: float
     unused_share: float
+    days: Days | None = None
 
     @property
     def stragglers(self) -> float:
@@ -130,22 +134,32 @@ def forecast(
     costs: Costs,
     sizes: Sizes,
     starts: datetime = STARTS,
+    days: int | None = None,
+    budget: Budget | None = None,
 ) -> Forecast:
     """Runs all rounds of one policy on the virtual clock.
 
     :param rules: the task's round section under this policy.
     :param policy: how it is called.
     :param starts: the beginning on the clock on the wall, for the task's schedule.
+    :param days: so many days at most, which the forecast then tells of.
+    :param budget: the owner's limits, for `days`.
 
     Raises `HushfleetError` where a round never opens or closes, and `BadInput` for a scenario of other devices.
     """
+    if days is not None:
+        prepared = limited(prepared, days, starts=starts)
     task = prepared.task
     names = device_names(len(mix))
     schedule = schedule_of(replace(task, round=rules, data=replace(task.data, devices=len(mix))), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
     clock = clock_of(prepared, rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed, starts=starts)
     rounds = counted(clock.rounds(), f"rounds of {len(mix)} devices, {policy}", total=rules.rounds)
-    return _totals(prepared, mix, fleet, rounds, policy=policy)
+    if days is None:
+        return _totals(prepared, mix, fleet, rounds, policy=policy)
+    book = DayBook(days, starts=starts, budget=budget)
+    found = _totals(prepared, mix, fleet, book.noted(rounds, fleet), policy=policy)
+    return replace(found, days=book.days(prepared, fleet))
 
 
 def _totals(

@@ -66,6 +66,10 @@ def print_forecasts(console: Console, forecasts: Sequence[Forecast], costs: Cost
         table.add_column(each.policy, justify="right", overflow="fold")
     for heading, figure in _FIGURES.items():
         table.add_row(heading, *map(figure, forecasts))
+    for heading in dict.fromkeys(name for each in forecasts if each.days for name in each.days.rows()):
+        table.add_row(
+            heading, *(each.days.rows().get(heading, "not reached") if each.days else "" for each in forecasts)
+        )
     console.print(table)
     _print_boards(console, forecasts)
     console.print(

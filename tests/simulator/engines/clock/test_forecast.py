@@ -18,11 +18,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
+from hushfleet.privacy.budget import Budget
 from hushfleet.simulator.boards import FleetMix, parse_mix
+from hushfleet.simulator.engines.clock.calendar import STARTS
+from hushfleet.simulator.engines.clock.days import Days, limited
 from hushfleet.simulator.engines.clock.device import Spent
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.forecast import AS_IN_TASK, Forecast, epsilon_unused, forecast, read_policies
@@ -70,6 +74,42 @@ def test_time_energy_and_bytes_of_two_boards(prepared: PreparedTask) -> None:
     assert models < one.down_bytes - 2 * 12_000 < models * 1.1 + 12 * 2000
     sigma = prepared.spec.privacy.noise_multiplier / math.sqrt(2)
     assert one.epsilon == pytest.approx(epsilon([Step(sigma, 1.0, 6)], delta=prepared.spec.privacy.delta))
+
+
+def test_days_tell_rounds_and_epsilon_by_quarter_and_when_a_budget_ends(prepared: PreparedTask) -> None:
+    """Six rounds, one a week: two owners' limits are held against what each further round would make of them."""
+    weekly = replace(prepared, task=replace(prepared.task, schedule=ScheduleSection(every="7d", timezone="UTC")))
+    privacy, sizes = prepared.spec.privacy, sizes_of(prepared, name_bytes=1)
+    options = {"policy": "this", "samples": [16], "costs": COSTS, "sizes": sizes}
+
+    def spent(rounds: int) -> float:
+        return epsilon([Step(privacy.noise_multiplier / math.sqrt(2), 1.0, rounds)], delta=privacy.delta)
+
+    def over(days: int, budget: Budget | None = None) -> Days:
+        mix = FleetMix.in_turn([ORIN], 2)
+        found = forecast(weekly, mix, weekly.task.round, starts=STARTS, days=days, budget=budget, **options).days
+        assert found is not None
+        return found
+
+    year = over(365)
+    assert [each.rounds for each in year.quarters] == [6, 0, 0, 0]
+    assert [each.epsilon for each in year.quarters] == pytest.approx([spent(6), 0, 0, 0])
+    assert year.task_ends == pytest.approx(35, abs=0.1)
+    assert year.training_h == pytest.approx(6 * 0.05 / 0.25 / 3600, rel=0.01)
+    weeks = over(16)
+    assert [each.rounds for each in weeks.quarters] == [1, 1, 0, 1]
+    assert weeks.task_ends is None, "three of its rounds have run"
+    lifetime = over(365, Budget(privacy.delta, lifetime=spent(4)))
+    assert (lifetime.period_spent, lifetime.lifetime_spent) == (None, pytest.approx(28, abs=0.1))
+    # a period of 30 days ends on the 7th of January, two days after STARTS: the next one has room for weeks 1 and 2
+    monthly = over(365, Budget(privacy.delta, lifetime=100, in_period=spent(2), period_s=30 * 86400))
+    assert (monthly.period_spent, monthly.lifetime_spent) == (pytest.approx(21, abs=0.1), None)
+    assert "boards wait for the next period" in str(monthly.rows())
+
+
+def test_days_need_a_schedule(prepared: PreparedTask) -> None:
+    with pytest.raises(BadInput, match=r"has no \[schedule\], so its rounds follow each other"):
+        limited(prepared, 365, starts=STARTS)
 
 
 def test_a_quorum_leaves_the_slow_behind_and_their_privacy_is_spent_all_the_same(prepared: PreparedTask) -> None:

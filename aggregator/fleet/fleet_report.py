@@ -1,0 +1,305 @@
+"""The report of a fleet over all its tasks: one page for the person who owns it, made from the fleet's folder alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hushfleet.aggregator.devices.register import DeviceRegister
+from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
+from hushfleet.aggregator.fleet.releases import releases
+from hushfleet.aggregator.fleet.sightings import sightings
+from hushfleet.aggregator.fleet.spending import Spending
+from hushfleet.aggregator.fleet.watch import EVENTS, Course
+from hushfleet.aggregator.results.events import iterate_events
+from hushfleet.aggregator.results.report.page import Facts, PageCell, Prose, Section, SectionPart, Table, page
+from hushfleet.aggregator.results.report.readable import NOT_MEASURED, evaluated, number, percent, size
+from hushfleet.aggregator.results.result import Lifetime
+from hushfleet.durations import describe_duration
+from hushfleet.privacy.budget import Budget, describe_since
+from hushfleet.privacy.protection import protection
+
+NEVER = "never"
+
+
+@dataclass
+class TaskHistory:
+    """One task of the fleet, as the log of its run tells it.
+
+    :param opened: when its rounds opened, unix seconds.
+    :param took_part: the accepted updates of each board.
+    :param without: rounds that closed without a new model.
+    :param outages_s: how long the aggregator was without the broker, each time.
+    """
+
+    course: Course = field(default_factory=Course)
+    opened: list[float] = field(default_factory=list)
+    took_part: Counter[str] = field(default_factory=Counter)
+    updates_by_month: Counter[str] = field(default_factory=Counter)
+    last_seen: dict[str, float] = field(default_factory=dict)
+    without: int = 0
+    outages_s: list[float] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, file: Path) -> TaskHistory:
+        history, lost_at = cls(), None
+        for event in iterate_events(file):
+            history.course.apply(event)
+            kind, at, device = event["event"], float(event.get("at") or 0.0), event.get("device")
+            if kind == "round_open":
+                history.opened.append(at)
+            elif kind == "round_close":
+                history.without += not event.get("participants")
+            elif kind == "update" and event.get("code") == "accepted":
+                history.took_part[str(device)] += 1
+                history.updates_by_month[_month(at)] += 1
+                history.last_seen[str(device)] = at
+            elif kind == "link" and event.get("state") == "down":
+                lost_at = at
+            elif kind == "link" and lost_at is not None:
+                history.outages_s.append(at - lost_at)
+                lost_at = None
+        return history
+
+    @property
+    def accuracy(self) -> str:
+        """The accuracy of the shared model on public test images, after the newest round that was tested."""
+        known = [point.accuracy for point in self.course.points if point.accuracy is not None]
+        return percent(known[-1]) if known else NOT_MEASURED
+
+
+def histories(folder: FleetFolder) -> list[TaskHistory]:
+    """Reads the fleet's tasks of which a round has opened, the oldest first."""
+    found = (TaskHistory.read(file) for file in folder.path.glob(f"runs/*/{EVENTS}"))
+    return sorted((task for task in found if task.opened), key=lambda task: task.opened[0])
+
+
+def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str:
+    """Makes the report as HTML text. Raises `StoreError` where a file of the fleet is damaged.
+
+    :param now: unix seconds; by default the clock.
+    """
+    now = time.time() if now is None else now
+    tasks = histories(folder)
+    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
+        spending = Spending(folder.config.device.get("limits", {}), clock=lambda: now)
+        lifetimes, boards = spending.lifetimes(register), registry.boards()
+        sections = [
+            _tasks(tasks),
+            _months(tasks),
+            _boards(tasks, boards, registry, lifetimes, spending.budget),
+            _software(folder, registry),
+            _interruptions(tasks),
+        ]
+    worst = max(lifetimes.values(), key=lambda each: each.epsilon_server, default=None)
+    took_part = {device for task in tasks for device in task.took_part}
+    rounds = sum(task.course.rounds_closed for task in tasks)
+    answer = [
+        f"{_count(rounds, 'round')} of {_count(len(tasks), 'task')} ran{_between(tasks)}; {len(took_part)} of "
+        f"{_count(len({board.device for board in boards} | took_part), 'board')} took part.",
+        _privacy(worst, spending.budget),
+        _paid(tasks),
+    ]
+    lost = [board.device for board in boards if board.state == "blocked"]
+    tiles = [
+        (f"{rounds}", "rounds closed"),
+        (f"{len(took_part)}", f"boards took part; {len(lost)} locked out"),
+        *_epsilon_tiles(worst),
+    ]
+    return page(
+        f"The fleet {folder.config.federation}",
+        [section for section in sections if section is not None],
+        under=f"as of {_day(now)}, over all tasks that this folder knows",
+        answer=[words for words in answer if words],
+        tiles=tiles,
+    )
+
+
+def _epsilon_tiles(worst: Lifetime | None) -> list[tuple[str, str]]:
+    if worst is None:
+        return []
+    word = protection(worst.epsilon_server)
+    cell = PageCell(number(worst.epsilon_server), word.partition(" ")[0])
+    return [(cell, f"epsilon in all, at most, of the board that spent most: {word}")]
+
+
+def _privacy(worst: Lifetime | None, budget: Budget | None) -> str:
+    if worst is None:
+        return "No board has spent any privacy."
+    period = f" {worst.period}, and" if worst.period else ""
+    is_over = budget is not None and worst.epsilon_server > budget.lifetime
+    limit = f" of {number(budget.lifetime)}" if budget is not None and math.isfinite(budget.lifetime) else ""
+    over = " No board goes over its limit: of the rounds that are noted, some were not trained." if is_over else ""
+    return (
+        f"The board that has spent most has spent at most epsilon{period} {number(worst.epsilon_server)}{limit} in "
+        f"all{describe_since(worst.since)}, at delta {number(worst.delta)}: {protection(worst.epsilon_server)}. "
+        f"Its own ledger is exact; the aggregator counts each round in which it may have trained.{over}"
+    )
+
+
+def _paid(tasks: Sequence[TaskHistory]) -> str:
+    """Says whether training together has paid, by the newest task that has measured it."""
+    for task in reversed(tasks):
+        if task.course.evaluation is not None:
+            return f"{evaluated(task.course.evaluation)} (task {task.course.task})."
+    measured = [task for task in tasks if task.accuracy != NOT_MEASURED]
+    if measured:
+        newest = measured[-1]
+        return f"The shared model of {newest.course.task} gets {newest.accuracy} of the public test images right."
+    return (
+        "Whether it paid is not known here: no task has an [evaluation] or public test images. On each board, "
+        "hushfleet-edge status says how many of its held-out images the own model gets right."
+    )
+
+
+def _tasks(tasks: Sequence[TaskHistory]) -> Section:
+    rows = [
+        (
+            task.course.task,
+            PageCell(f"{_day(task.opened[0])} to {_day(task.opened[-1])}", "whole"),
+            f"{task.course.rounds_closed}",
+            f"{len(task.took_part)}",
+            f"{task.took_part.total()}",
+            number(task.course.epsilon_server),
+            task.accuracy,
+            "finished" if task.course.finished else "goes on" if task is tasks[-1] else "ended early",
+        )
+        for task in tasks
+    ]
+    head = ("task", "rounds opened", "rounds", "boards", "updates", "epsilon of the task", "shared model", "state")
+    return _section(
+        "tasks",
+        "Tasks",
+        "What was trained, when, and by how many.",
+        Table(head, rows, names=2),
+        "No round has run yet.",
+    )
+
+
+def _months(tasks: Sequence[TaskHistory]) -> Section:
+    opened, updates = Counter[str](), Counter[str]()
+    for task in tasks:
+        opened.update(_month(at) for at in task.opened)
+        updates.update(task.updates_by_month)
+    rows = [(month, f"{opened[month]}", f"{updates[month]}") for month in sorted(opened | updates)]
+    return _section(
+        "months", "Months", "When rounds ran.", Table(("month", "rounds", "updates"), rows), "No round has run yet."
+    )
+
+
+def _boards(
+    tasks: Sequence[TaskHistory],
+    boards: Sequence[RegisteredBoard],
+    registry: FleetRegistry,
+    lifetimes: Mapping[str, Lifetime],
+    budget: Budget | None,
+) -> Section:
+    query = "SELECT id, COUNT(DISTINCT public_key) FROM certificates GROUP BY id"
+    cards: dict[str, int] = {row[0]: row[1] for row in registry.rows(query)}
+    known, rounds, seen = {board.device: board for board in boards}, Counter[str](), dict[str, float]()
+    for task in tasks:
+        rounds += task.took_part
+        seen |= task.last_seen
+    per = describe_duration(budget.period_s) if budget is not None and budget.period_s else ""
+    rows = []
+    for device in sorted(known.keys() | rounds.keys() | lifetimes.keys()):
+        spent = lifetimes.get(device)
+        rows.append(
+            (
+                device,
+                _standing(known.get(device), cards.get(device, 0)),
+                f"{rounds[device]}",
+                PageCell(_day(seen[device]) if device in seen else NEVER, "whole"),
+                "no limit" if not per else "0" if spent is None else spent.period.partition(" in ")[0],
+                number(0.0 if spent is None else spent.epsilon_server),
+            )
+        )
+    head = ("board", "state", "updates", "last one", f"epsilon in these {per or 'periods'}", "in all, at most")
+    return _section(
+        "boards",
+        "Boards",
+        "Who is in the fleet, who took part, and what it has cost each.",
+        Table(head, rows, names=2),
+        "The fleet has no boards yet.",
+    )
+
+
+def _standing(board: RegisteredBoard | None, cards: int) -> str:
+    """Says how a board came, or why it is gone."""
+    if board is None:
+        return "left the fleet"
+    if board.state == "blocked":
+        return f"locked out: {board.reason or 'no reason was given'}"
+    since = f"since {_day(board.enrolled)}" if board.enrolled else "not enrolled yet"
+    return f"{since}, with a new card" if cards > 1 else since
+
+
+def _software(folder: FleetFolder, registry: FleetRegistry) -> Section:
+    rolled = [
+        (version, f"rolled out from {_day(began)}: {state}{f' ({reason})' if reason else ''}")
+        for version, state, reason, began in registry.rows(
+            "SELECT version, state, reason, began FROM rollouts ORDER BY 1"
+        )
+    ]
+    rows = []
+    for each in releases(registry):
+        file = folder.releases / each.file
+        came = f"added {_day(file.stat().st_mtime)}, " if file.exists() else ""
+        rows.append((f"{each.version} for {each.platform}", f"{came}{size(each.size)}"))
+    running = Counter(sighting.version for sighting in sightings(registry).values() if sighting.version)
+    rows += rolled
+    rows += [(f"boards with {version}", f"{count}") for version, count in sorted(running.items())]
+    return _section("releases", "Releases", "The software of the boards.", Facts(rows), "No release was offered.")
+
+
+def _interruptions(tasks: Sequence[TaskHistory]) -> Section | None:
+    outages = [length for task in tasks for length in task.outages_s]
+    rows = []
+    if outages:
+        longest = describe_duration(max(1.0, *outages))
+        rows.append(("broker not reached", f"{_count(len(outages), 'time')}, the longest for {longest}"))
+    if without := sum(task.without for task in tasks):
+        rows.append(("rounds without a new model", f"{without}: too few boards took part, or budgets were spent"))
+    declined = Counter[str]()
+    for task in tasks:
+        declined += task.course.codes["decline"]
+    if declined:
+        rows.append(
+            ("rounds that boards left out", _listed(f"{count} ({code})" for code, count in declined.most_common()))
+        )
+    return (
+        Section("interruptions", "What went wrong", "Nothing of this costs a board privacy twice.", [Facts(rows)])
+        if rows
+        else None
+    )
+
+
+def _section(anchor: str, title: str, lead: str, part: Table | Facts, otherwise: str) -> Section:
+    parts: list[SectionPart] = [part] if part.rows else [Prose([otherwise], css="missing")]
+    return Section(anchor, title, lead, parts)
+
+
+def _between(tasks: Sequence[TaskHistory]) -> str:
+    opened = [at for task in tasks for at in task.opened]
+    return f" from {_day(min(opened))} to {_day(max(opened))}" if opened else ""
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(words)
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(at))
+
+
+def _month(at: float) -> str:
+    return time.strftime("%Y-%m", time.localtime(at))

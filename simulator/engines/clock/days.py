@@ -1,0 +1,172 @@
+"""Figures of a forecast over days of the calendar: rounds and epsilon by quarter, hours awake, the end of a budget."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from hushfleet.aggregator.publish.prepare import PreparedTask
+from hushfleet.errors import BadInput
+from hushfleet.methods.state import RoundTerms
+from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.ledger import epsilon_server_of
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.periods import Period
+from hushfleet.simulator.engines.clock.device import ClockDevice
+from hushfleet.simulator.engines.clock.events import ClockRound
+
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Quarter:
+    """A quarter of the days.
+
+    :param rounds: closed in it.
+    :param epsilon: what the device that was charged most in all has spent in it alone.
+    """
+
+    rounds: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Days:
+    """A task over so many days.
+
+    :param awake_h: hours for which a device is on until the last round has closed, a mean; `training_h`: in which it
+        computes.
+    :param task_ends: when the task's last round closes, days after the beginning; None: it goes on.
+    :param period_spent: when the owner's limit of a period first holds the device back that was charged most, days
+        after the beginning; None: never, or there is none. `lifetime_spent`: when the limit over everything does.
+    """
+
+    days: int
+    quarters: tuple[Quarter, ...]
+    awake_h: float
+    training_h: float
+    task_ends: float | None
+    period_spent: float | None
+    lifetime_spent: float | None
+
+    def rows(self) -> dict[str, str]:
+        """Returns rows for people."""
+        named = {
+            f"quarter {n}": f"{each.rounds} rounds, epsilon {each.epsilon:.3g}"
+            for n, each in enumerate(self.quarters, 1)
+        }
+        ends = "goes on" if self.task_ends is None else f"after {self.task_ends:.0f} days"
+        rows = {
+            **named,
+            "on, a device": f"{self.awake_h:,.0f} h",
+            "training, a device": f"{self.training_h:.3g} h",
+            "the task ends": ends,
+        }
+        if self.period_spent is not None:
+            rows["a period's limit"] = f"spent after {self.period_spent:.0f} days: boards wait for the next period"
+        if self.lifetime_spent is not None:
+            rows["the whole limit"] = f"spent after {self.lifetime_spent:.0f} days: the budget ends"
+        return rows
+
+
+def limited(prepared: PreparedTask, days: int, *, starts: datetime) -> PreparedTask:
+    """Returns the task as it is when it is stopped after so many days. Raises `BadInput` where it has no schedule."""
+    schedule = prepared.task.schedule
+    if not schedule.is_set:
+        raise BadInput(
+            f"--days {days}: the task has no [schedule], so its rounds follow each other without a pause; for a round "
+            'a day add to it: [schedule] with every = "24h"'
+        )
+    last = (starts + timedelta(days=days - 1)).date()
+    until = last if schedule.until is None else min(last, schedule.until)
+    return replace(prepared, task=replace(prepared.task, schedule=replace(schedule, until=until)))
+
+
+class DayBook:
+    """Notes when each device was charged, while the rounds of a forecast pass.
+
+    :param starts: the forecast's beginning on the clock on the wall.
+    :param budget: the owner's limits; None: none.
+    """
+
+    def __init__(self, days: int, *, starts: datetime, budget: Budget | None) -> None:
+        self._days, self._starts, self._budget = days, starts, budget
+        self._closed: list[float] = []
+        self._charged: dict[str, list[tuple[float, int]]] = {}
+
+    def noted(self, rounds: Iterable[ClockRound], fleet: Sequence[ClockDevice]) -> Iterator[ClockRound]:
+        """Yields the rounds on, and notes them."""
+        before = [Counter[int]() for _ in fleet]
+        for outcome in rounds:
+            self._closed.append(outcome.closed_s)
+            for place, device in enumerate(fleet):
+                if new := device.spent.charged - before[place]:
+                    self._charged.setdefault(device.name, []).extend(
+                        (outcome.closed_s, size) for size in new.elements()
+                    )
+                    before[place] = device.spent.charged.copy()
+            yield outcome
+
+    def days(self, prepared: PreparedTask, fleet: Sequence[ClockDevice]) -> Days:
+        """Sums up, once all rounds have passed."""
+        privacy, count = prepared.spec.privacy, prepared.task.round.rounds
+        most = max(self._charged.values(), key=len, default=[])
+        charges = [(at, prepared.method.charge(RoundTerms(min(privacy.noise_split, size)))) for at, size in most]
+        quarters = []
+        for number in range(4):
+            first, last = (self._days * DAY_S * part / 4 for part in (number, number + 1))
+            inside = [charge for at, charge in charges if first <= at < last]
+            rounds = sum(first <= at < last for at in self._closed)
+            quarters.append(Quarter(rounds, _epsilon(inside, privacy.delta)))
+        period, lifetime = self._limits(charges)
+        return Days(
+            days=self._days,
+            quarters=tuple(quarters),
+            awake_h=sum(device.spent.on_s for device in fleet) / len(fleet) / 3600,
+            training_h=sum(device.spent.compute_s for device in fleet) / len(fleet) / 3600,
+            task_ends=self._closed[-1] / DAY_S if len(self._closed) >= count else None,
+            period_spent=period,
+            lifetime_spent=lifetime,
+        )
+
+    def _limits(self, charges: Sequence[tuple[float, Charge]]) -> tuple[float | None, float | None]:
+        """Finds the first round that each limit of the owner forbids: a period's, and the one over everything."""
+        budget, began = self._budget, self._starts.timestamp()
+        if budget is None:
+            return None, None
+        allowed: list[tuple[float, Charge]] = []
+        held_at: float | None = None
+        for at, charge in charges:
+            if _epsilon([each for _, each in allowed] + [charge], budget.delta) > budget.lifetime:
+                return held_at, at / DAY_S
+            if budget.period_s:
+                start = Period.of(began + at, budget.period_s).start - began
+                inside = [each for earlier, each in allowed if earlier >= start]
+                if _epsilon([*inside, charge], budget.delta) > budget.in_period:
+                    held_at = at / DAY_S if held_at is None else held_at
+                    continue
+            allowed.append((at, charge))
+        return held_at, None
+
+
+def _epsilon(charges: Sequence[Charge], delta: float) -> float:
+    """Composes charges; equal ones are joined, since a year has hundreds."""
+    joined = [replace(charge, steps=charge.steps * count) for charge, count in Counter(charges).items()]
+    return epsilon_server_of(joined, delta=delta) if joined else 0.0
+
+
+def read_budget(limits: object) -> Budget | None:
+    """Reads the owner's limits of a DEVICE.toml, or of the cards in a fleet.toml. Raises `BadInput` for others."""
+    found = limits.get("limits") or limits.get("device", {}).get("limits") if isinstance(limits, dict) else None
+    try:
+        budget = Budget.of(found) if isinstance(found, dict) else None
+    except ValueError as error:
+        raise BadInput(f"--limits: {error}") from error
+    if budget is None or math.isinf(budget.lifetime):
+        raise BadInput(
+            "--limits: the file has no [limits] (DEVICE.toml) or [device.limits] (fleet.toml) that end a budget"
+        )
+    return budget

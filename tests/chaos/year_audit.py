@@ -1,0 +1,140 @@
+"""What happens in a year of `chaos.year`, and what must be true afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from chaos.year import DAY_S, LIMITS, TASKS, ZONE, Card, Year
+from hushfleet.aggregator.fleet.releases import add_release
+from hushfleet.aggregator.results.events import iterate_events
+from hushfleet.privacy.ledger import LedgerEntry, epsilon_server_of
+from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.periods import Period
+from hushfleet.release import pack, this_platform
+from hushfleet.schema import unpack
+from hushfleet.wire.format.identity import Identity
+from support.desk import adopt
+
+STOLEN, REFLASHED = 1, 2
+"""Places of boards in the list of names."""
+RELEASE_KEY = Identity.generate()
+
+
+def play(year: Year, folder: Path) -> None:
+    """All that happens in the year."""
+    outage_due = True
+    adopt(year.desk.folder, RELEASE_KEY)
+    stolen, reflashed = year.names[STOLEN], year.names[REFLASHED]
+    for day in range(365):
+        for task in TASKS[1:]:
+            if task.begins == day:
+                year.begin_task(task)
+        if day == 100:
+            year.lock_out(stolen)
+        elif day == 150:
+            year.flash_anew(reflashed)
+        elif day in (170, 310):
+            release(year, folder, "0.4.0" if day == 170 else "0.5.0")
+        elif day == 200:
+            before = year.hub.retained[year.topics.round]
+            year.move(folder / "machine-2")
+        if day % 30 == 0:
+            year.renew_certificates()
+        ran = year.night(day, outage=outage_due and day > 40)
+        outage_due = outage_due and not (ran and day > 40)
+        if ran and 200 < day < 240:
+            refused = year.refusals_of(before)
+            assert year.heard <= refused.keys(), "a plan of the old machine"
+            assert all("came again" in said for said in refused.values())
+
+
+def release(year: Year, folder: Path, version: str) -> None:
+    """The operator offers a release; how boards install it is another test (`test_rollout_whole`)."""
+    content, out = folder / f"content-{version}", folder / f"{version}.hfr"
+    content.mkdir()
+    (content / "__main__.py").write_text("version = 1\n")
+    python, arch = this_platform()
+    pack(content, out, key=RELEASE_KEY, version=version, python=python, arch=arch, oldest_store=1, store=1)
+    add_release(year.desk.folder, year.desk.registry, out)
+
+
+def oracle(charges: Sequence[Charge]) -> float:
+    """Returns epsilon of Gaussian charges by the formula of Balle and Wang (2018), solved by halving."""
+    mu = math.sqrt(sum(charge.steps / charge.noise_multiplier**2 for charge in charges))
+
+    def phi(x: float) -> float:
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    def delta(epsilon: float) -> float:
+        return phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
+
+    low, high = 0.0, 100.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta(middle) > LIMITS["delta"] else (low, middle)
+    return high if mu else 0.0
+
+
+def check_ledger(card: Card, entries: Sequence[LedgerEntry]) -> None:
+    """Checks that the ledger has what the card has spent, and that its owner's limits were kept."""
+    own = entries[card.carried :]
+    assert [(entry.task, entry.round) for entry in own] == list(dict.fromkeys(card.committed))
+    charges = [entry.charge for entry in entries]
+    assert card.store.ledger.epsilon_server(delta=LIMITS["delta"]) == pytest.approx(oracle(charges), rel=1e-4)
+    assert oracle(charges) <= LIMITS["epsilon_lifetime"]
+    # what earlier cards spent counts as of the new card's first day, and may hold it back for a period
+    for period in {Period.of(entry.at, 90 * DAY_S) for entry in own}:
+        assert oracle([entry.charge for entry in entries if period.holds(entry.at)]) <= LIMITS["epsilon_server"]
+    for entry in own:
+        assert (entry.window is not None) == (entry.task == "autumn")
+        assert entry.window is None or entry.window.holds(entry.at)
+
+
+def check_book(year: Year, name: str, cards: Sequence[Card]) -> None:
+    """Checks that the aggregator has noted each charge of all cards of this id, and not too little."""
+    rows = year.aggregator.register.charges(name)
+    book = {(task, round): unpack(Charge, packed, what="a charge") for task, round, packed in rows}
+    for card in cards:
+        entries = card.store.ledger.entries()
+        for entry in entries:
+            assert book[entry.task, entry.round].noise_multiplier <= entry.charge.noise_multiplier
+        spent = epsilon_server_of([entry.charge for entry in entries], delta=LIMITS["delta"])
+        assert epsilon_server_of([*book.values()], delta=LIMITS["delta"]) >= spent - 1e-9
+
+
+def check_rhythm(year: Year) -> None:
+    """Checks that rounds opened at night, so many days apart, in summer time as well."""
+    opened: list[datetime] = []
+    for task in TASKS:
+        events = iterate_events(year.desk.folder.path / "runs" / task.name / "events.jsonl")
+        of_task = [datetime.fromtimestamp(event["at"], ZONE) for event in events if event["event"] == "round_open"]
+        assert {(b.date() - a.date()).days for a, b in pairwise(of_task)} == {year.every_days}
+        opened += of_task
+    assert {at.hour for at in opened} <= {1, 3}, "2 o'clock is missing in the night in which summer time begins"
+    assert len({at.utcoffset() for at in opened}) == 2
+
+
+def check_year(year: Year) -> None:
+    cards: dict[str, list[Card]] = {name: [] for name in year.names}
+    for card in [*year.lost_cards, *year.cards.values()]:
+        cards[card.name].append(card)
+    for name, all_cards in cards.items():
+        for card in all_cards:
+            check_ledger(card, card.store.ledger.entries())
+        check_book(year, name, all_cards)
+    said = " ".join(text for card in year.cards.values() for text in card.refused)
+    assert "in 90 days" in said, "the limit of a quarter was reached"
+    stolen, reflashed = year.names[STOLEN], year.names[REFLASHED]
+    assert {task for task, _ in year.cards[stolen].committed} == {"spring"}, "nothing after it was locked out"
+    old, new = cards[reflashed]
+    assert old.store.identity.public_key != new.store.identity.public_key
+    spent = {(entry.task, entry.round) for entry in old.store.ledger.entries()}
+    assert spent <= {(entry.task, entry.round) for entry in new.store.ledger.entries()}, "a new card inherits"
+    assert all(card.certificates >= 3 for card in year.cards.values() if card.name not in (stolen, reflashed))
+    check_rhythm(year)
