@@ -24,7 +24,7 @@ import numpy as np
 import hushfleet as hf
 from benchmarks.common import Figures, make_parser, table, write
 from hushfleet.data.samples import LabelledSamples
-from hushfleet.edge_client.board.local_data import load_arrays
+from hushfleet.edge_client.board.sample_files import load_arrays
 from hushfleet.edge_client.randomness import SeededRandomness
 from hushfleet.losses import auroc, normal
 from hushfleet.model.anomaly import Threshold, divided, errors_of

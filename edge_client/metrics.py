@@ -16,7 +16,8 @@ import numpy as np
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import DeviceConfig
-from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_indices
+from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.methods.stages import Release

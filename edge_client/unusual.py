@@ -12,7 +12,7 @@ import numpy as np
 
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.board.local_data import load_file
+from hushfleet.edge_client.board.sample_files import load_file
 from hushfleet.edge_client.predict import OwnModel, global_params, graphs_of
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.losses import normal

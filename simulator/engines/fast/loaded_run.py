@@ -12,7 +12,8 @@ from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.config.spec import BlobRef, SecureSpec, TaskSpec
 from hushfleet.data.held_out import held_out_part, training_part
 from hushfleet.data.samples import LabelledSamples, Samples
-from hushfleet.edge_client.board.local_data import inputs_of, load_arrays, load_indices
+from hushfleet.edge_client.board.local_data import inputs_of
+from hushfleet.edge_client.board.sample_files import load_arrays, load_indices
 from hushfleet.gradients.batch import GradientFunction
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.graphs.session import InferenceGraph

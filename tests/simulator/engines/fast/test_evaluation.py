@@ -15,7 +15,7 @@ from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.held_out import is_held_out
-from hushfleet.edge_client.board.local_data import load_arrays
+from hushfleet.edge_client.board.sample_files import load_arrays
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.simulator.boards import FleetMix
