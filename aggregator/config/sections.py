@@ -37,6 +37,8 @@ DataSetName = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "
 OWN_DATA = get_args(OwnData)
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _AtLeast1 = Annotated[int, Meta(ge=1)]
+MAX_STALENESS = 20
+"""How many versions old an update of a buffered round may be, unless the task says otherwise."""
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 
 
@@ -335,8 +337,16 @@ class RoundSection(Checked):
     With `patience` the task ends once the global model's accuracy on the aggregator's own test set, which is public (in
     a simulation the common test set), has been below its best, or at it, for so many rounds; 0: after `rounds`. Nothing
     of the devices' data is looked at, so it costs no privacy.
+
+    With `mode = "buffered"` rounds do not wait for anybody (FedBuff): a round is a version of the global model that any
+    device may train on at any time, and `buffer_size` updates make the next one. An update may be of a version that is
+    up to `max_staleness` (20) versions old, and counts 1/sqrt(1 + staleness). Each device sends one update a version at
+    most. `deadline_s` is then the longest time of a training on a device.
     """
 
+    mode: Literal["synchronous", "buffered"] = "synchronous"
+    buffer_size: _AtLeast1 | None = None
+    max_staleness: Annotated[int, Meta(ge=1, le=1000)] | None = None
     rounds: Rounds = 20
     cohort_size: Annotated[int, Meta(ge=0)] = 0
     min_devices: _AtLeast1 | None = None
@@ -354,8 +364,35 @@ class RoundSection(Checked):
                 "trim and aggregation = 'trimmed-mean' need each other; trim is the share of the updates that is left "
                 "out at either end, for example 0.1"
             )
+        if self.buffered:
+            self._check_buffer()
+        elif self.buffer_size is not None or self.max_staleness is not None:
+            raise ValueError('buffer_size and max_staleness need mode = "buffered"')
         if self.patience >= self.rounds:
             raise ValueError(f"patience = {self.patience}: must be below rounds = {self.rounds}, or it ends nothing")
+
+    @property
+    def buffered(self) -> bool:
+        """Whether rounds do not wait for a cohort."""
+        return self.mode == "buffered"
+
+    def _check_buffer(self) -> None:
+        """Completes the settings of buffered rounds. Raises `ValueError` for those that have no meaning in them."""
+        if self.buffer_size is None:
+            raise ValueError(
+                'mode = "buffered" needs buffer_size, the number of updates that make a new model, for example 10'
+            )
+        plain = RoundSection()
+        for name in ("cohort_size", "quorum", "min_updates"):
+            if getattr(self, name) != getattr(plain, name):
+                raise ValueError(
+                    f"{name} = {getattr(self, name)}: has no meaning with mode = 'buffered', where buffer_size updates "
+                    "of whoever comes make a new model; leave it out"
+                )
+        if self.aggregation != "mean":
+            raise ValueError(f"aggregation = {self.aggregation!r}: a stale update counts less, which needs the 'mean'")
+        if self.max_staleness is None:
+            object.__setattr__(self, "max_staleness", MAX_STALENESS)
 
     def check(self, devices: int, *, honest_fraction: float | None) -> None:
         """Raises `ValueError` if a fleet of so many devices could never open a round, or close one with a model.
@@ -364,6 +401,11 @@ class RoundSection(Checked):
             opens; None: there are none.
         """
         cohort = self.cohort_size or devices
+        if (self.buffer_size or 0) > devices:
+            raise ValueError(
+                f"round.buffer_size = {self.buffer_size}: the fleet has {devices} devices (data.devices), and each "
+                f"sends one update a version; take {devices} or fewer"
+            )
         if cohort > devices:
             raise ValueError(
                 f"round.cohort_size = {cohort}: the fleet has {devices} devices (data.devices); take 0 for all of them"

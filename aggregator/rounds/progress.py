@@ -5,6 +5,7 @@ A closing round stores all of it in one transaction, so a new process finds what
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -62,15 +63,16 @@ class TaskProgress:
     def plan(self, number: int, cohort: dict[str, bytes], secure: SecurePlan | None = None) -> RoundPlan:
         """Makes the plan of a round.
 
-        :param cohort: device -> digest of its public state; empty for a secure sum, whose plan names nobody.
+        :param cohort: device -> digest of its public state; empty for a secure sum and a buffered round, whose plans
+            name nobody.
         """
         spec = self._prepared.spec.privacy.secure
-        held = [digest for device, digest in self.trained_on.items() if spec is not None or device in cohort]
+        held = [digest for device, digest in self.trained_on.items() if not cohort or device in cohort]
         return self._announced(
             number,
             "unmask" if secure is not None and secure.included else "open",
             cohort=cohort,
-            noise_split=spec.honest_devices if spec else min(self._prepared.spec.privacy.noise_split, len(cohort)),
+            noise_split=spec.honest_devices if spec else min(self._prepared.spec.privacy.noise_split, len(cohort) or 1),
             deadline_s=self._prepared.task.round.deadline_s,
             controls=self.server_half.controls(number),
             differences=worth_offering(self.model.differences.refs, held),
@@ -78,9 +80,21 @@ class TaskProgress:
         )
 
     def _announced(self, number: int, phase: Phase, **fields: Any) -> RoundPlan:
-        spec, model = self._prepared.spec, self.model
+        spec, model, most = self._prepared.spec, self.model, self._prepared.task.round.max_staleness
         size = model.published.nbytes
-        return RoundPlan(spec.task, number, spec.rounds, phase, model.digest, size, **fields)
+        return RoundPlan(
+            spec.task, number, spec.rounds, phase, model.digest, size, **fields, max_staleness=most or 0
+        )  # fmt: skip
+
+    def note_controls(self, plan: RoundPlan) -> None:
+        """Stores the controls of a buffered round that opens, by which its late updates are checked."""
+        kept = {round: each for round, each in self.controls().items() if plan.takes(plan.task, round)}
+        self._store.put("controls", json.dumps(kept | {plan.round: plan.controls}).encode())
+
+    def controls(self) -> dict[int, dict[str, float]]:
+        """Returns the controls of the buffered rounds whose updates may still come, by round."""
+        stored = json.loads(self._store.get("controls") or b"{}")
+        return {int(round): controls for round, controls in stored.items()}
 
     @property
     def server_half(self) -> ServerRound:
@@ -133,7 +147,10 @@ class TaskProgress:
         self.model.advance(round, following)
         self.closed_rounds, self._server = round, server
         self._accuracies.append(summary.accuracy_global)
-        self.trained_on |= dict.fromkeys(devices, before)
+        if self._prepared.task.round.buffered:  # not all of them have trained on this one
+            self.trained_on = self._store.held_models(until=round)
+        else:
+            self.trained_on |= dict.fromkeys(devices, before)
 
     def _with_vectors(
         self, following: NextModel, server: ServerArrays, round: int, collected: RoundSum
