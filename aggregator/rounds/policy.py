@@ -195,9 +195,13 @@ class BufferRule(ClosingRule):
     Nobody is waited for, so it has no deadline, and everybody may still answer who has not.
     """
 
+    def __init__(self, rules: RoundSection, *, least_ready: int) -> None:
+        super().__init__(rules, least_ready=least_ready)
+        self._answered: set[str] = set()
+
     def begin(self, cohort: Collection[str], *, now: float) -> None:
         super().begin((), now=now)
-        self._answered: set[str] = set()
+        self._answered.clear()
 
     def expects(self, device: str) -> bool:
         return device not in self._answered
