@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.sections import RoundSection
@@ -18,6 +18,7 @@ from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.sizes import Sizes
 from hushfleet.simulator.schedule import make_schedule
 
+C = TypeVar("C", bound=FleetClock)
 SIZES = Sizes(
     parameters=1000,
     chunk_bytes=1024,
@@ -61,14 +62,13 @@ def clock(
     options: LinkOptions = KILLED,
     logging: bool = False,
     sizes: Sizes = SIZES,
+    kind: type[C] = FleetClock,
     **rules: Any,
-) -> FleetClock:
+) -> C:
     devices = [ClockDevice("abcdefghijklmnopqrstuvwxyz"[index], each) for index, each in enumerate(times)]
     schedule = make_schedule(ScenarioSection(**(scenario or {})), [device.name for device in devices], seed=1)
     section = RoundSection(**{"rounds": 1, "deadline_s": 100, **rules})
-    return FleetClock(
-        section, devices, costs=costs, sizes=sizes, schedule=schedule, seed=1, options=options, logging=logging
-    )
+    return kind(section, devices, costs=costs, sizes=sizes, schedule=schedule, seed=1, options=options, logging=logging)
 
 
 def run(fleet: FleetClock) -> list[ClockRound]:

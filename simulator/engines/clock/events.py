@@ -68,11 +68,13 @@ class Arrival(NamedTuple):
 
     :param at_s: when.
     :param update_bytes: its predicted size.
+    :param round: that it was trained for, which may be an earlier one in buffered rounds.
     """
 
     device: str
     at_s: float
     update_bytes: int
+    round: int
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class ClockRound:
 
     :param used: whether there were enough updates for a new global model.
     :param events: up to the close, in order of time; empty where nobody asked for them.
+    :param stale: of buffered rounds, where the cohort is everybody: devices and rounds of the updates that were
+        committed, and are too late for any buffer.
     """
 
     round: int
@@ -99,6 +103,7 @@ class ClockRound:
     extensions: int
     used: bool
     events: tuple[LogEvent, ...]
+    stale: tuple[tuple[str, int], ...] = ()
 
     @property
     def wall_s(self) -> float:
@@ -109,6 +114,7 @@ class ClockRound:
 class OpenRound:
     """A round that is going on.
 
+    :param arrivals: by device; of a buffered round by device and round, since a device may be there twice.
     :param declined: names, in the order in which they did.
     :param closing: it has been decided that it is over; what comes now is late.
     """
