@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import audit_methods, clock_against_live, liars
+from benchmarks import audit_methods, buffered, clock_against_live, liars
 
 
 @pytest.mark.slow
@@ -26,6 +26,18 @@ def test_the_clock_and_a_live_fleet_have_the_same_rounds(figures_of: Callable[..
     shown = figures_of(clock_against_live.main, "--rounds 2 --epochs 1")
     assert [each["updates"] for each in shown["predicted"]] == [each["updates"] for each in shown["measured"]] == [6, 6]
     assert shown["ratio"] > 0
+
+
+def test_the_hours_to_a_goal_are_those_of_the_first_model_that_reaches_it() -> None:
+    def closed(round: int, at: float, accuracy: float) -> list[dict[str, Any]]:
+        update = {"event": "update", "at": at - 1, "device": f"b{round % 2}", "code": "accepted"}
+        return [update, {"event": "round_close", "at": at, "round": round, "accuracy_global": accuracy}]
+
+    events = [*closed(1, 3600.0, 0.5), *closed(2, 7200.0, 0.9), *closed(3, 9000.0, 0.8)]
+    expected = {"hours": 2.0, "best": 0.9, "rounds": 2, "updates": 2, "updates a board": 0.5, "most": 1}
+    assert buffered.reached(events, goal=0.8, devices=4) == expected
+    assert buffered.reached(events, goal=0.95, devices=4)["hours"] is None
+    assert buffered.reached([], goal=0.5, devices=4)["rounds"] == 0
 
 
 @pytest.mark.slow

@@ -135,6 +135,45 @@ def test_a_killed_aggregator_goes_on_with_the_same_buffer(tmp_path: Path) -> Non
     assert digests[0] == digests[1]
 
 
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it, and nothing in memory is used again."""
+
+
+def kill(*_: Any, **__: Any) -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("step", ["put_update", "put_charge", "close_round", "open_round"])
+def test_a_kill_inside_a_transaction_leaves_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The last update of a buffer comes, of an older version; the buffer closes, the next version opens."""
+    digests = []
+    for killed in (False, True):
+        fleet = buffered(tmp_path / str(killed), buffer_size=2, method="hush", rounds=6)
+        stale = fleet.update("dev-0")
+        for name in ("dev-1", "dev-2", "dev-3"):
+            hand_in(fleet, name, fleet.update(name))
+        assert (fleet.engine.closed_rounds, fleet.engine.accepted) == (1, 1)
+        if killed:
+            monkeypatch.setattr(fleet.store, step, kill)
+            with pytest.raises(Killed):
+                hand_in(fleet, "dev-0", stale)
+            fleet.restart()
+            found = fleet.engine.accept("dev-0", stale.data)
+            assert found.code == ("accepted" if step in ("put_update", "put_charge") else "duplicate")
+            if fleet.engine.should_close():
+                fleet.engine.close()
+            if fleet.engine.plan is None:
+                fleet.open()
+        else:
+            hand_in(fleet, "dev-0", stale)
+        assert fleet.engine.announcement.round == 3
+        assert len(fleet.store.charges()) == 4
+        digests.append((fleet.engine.global_digest, fleet.engine.announcement, fleet.store.get("controls")))
+    assert digests[0] == digests[1]
+
+
 def test_one_update_counts_once_whichever_buffer_it_is_offered_for(tmp_path: Path) -> None:
     fleet = buffered(tmp_path)
     first = fleet.update("dev-0")
