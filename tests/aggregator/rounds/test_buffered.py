@@ -43,7 +43,7 @@ def hand_in(fleet: Fleet, name: str, update: Signed, public: bytes | None = None
 
 
 class SlowFedBuff:
-    """Algorithm 1 of Nguyen et al. (2022), written down naively: the server's part."""
+    """Algorithm 1 of Nguyen et al. (2022), written down naively, in double precision: the server's part."""
 
     def __init__(self, start: np.ndarray, size: int) -> None:
         self.model, self.size, self.version = start.astype(np.float64), size, 0
@@ -82,7 +82,7 @@ def test_it_is_fedbuff_whoever_comes_when(turns: list[int], size: int, most: int
                 assert hand_in(fleet, name, update, public) == ("late" if old else "accepted")
                 if not old:
                     slow.take(update.encoded.sent.astype(np.float64), update.header.round - 1)
-                np.testing.assert_allclose(fleet.engine.global_params, slow.model, atol=2e-6)
+                np.testing.assert_allclose(fleet.engine.global_params, slow.model, atol=1e-4)
                 assert fleet.engine.closed_rounds == slow.version
             elif begun.get(name) != plan.round:
                 public = fleet.devices.states[name].public.to_bytes()
@@ -112,7 +112,7 @@ def test_the_order_of_arrival_changes_no_bit_and_a_stale_update_counts_less(tmp_
         for place in order:
             assert hand_in(fleet, *updates[place]) == "accepted"
         counted = [stale.encoded.sent / math.sqrt(2), *(update.encoded.sent for _, update in updates[1:])]
-        np.testing.assert_allclose(fleet.engine.global_params, before + sum(counted) / 4, atol=2e-6)
+        np.testing.assert_allclose(fleet.engine.global_params, before + sum(counted) / 4, atol=1e-5)
         found.append(fleet.engine.global_digest)
     assert len(set(found)) == 1
 
