@@ -37,8 +37,6 @@ DataSetName = Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar10", "
 OWN_DATA = get_args(OwnData)
 Partition = Literal["iid", "dirichlet-class", "dirichlet-device", "pathological", "given"]
 _AtLeast1 = Annotated[int, Meta(ge=1)]
-MAX_STALENESS = 20
-"""How many versions old an update of a buffered round may be, unless the task says otherwise."""
 _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30, as float32 numbers can be")]
 
 
@@ -338,10 +336,9 @@ class RoundSection(Checked):
     a simulation the common test set), has been below its best, or at it, for so many rounds; 0: after `rounds`. Nothing
     of the devices' data is looked at, so it costs no privacy.
 
-    With `mode = "buffered"` rounds do not wait for anybody (FedBuff): a round is a version of the global model that any
-    device may train on at any time, and `buffer_size` updates make the next one. An update may be of a version that is
-    up to `max_staleness` (20) versions old, and counts 1/sqrt(1 + staleness). Each device sends one update a version at
-    most. `deadline_s` is then the longest time of a training on a device.
+    With `mode = "buffered"` a round waits for nobody (FedBuff): any device trains on the newest global model when it
+    can, and `buffer_size` updates make the next one. An update of a model that is `max_staleness` (20) models old is
+    still taken, and counts 1/sqrt(1 + staleness). `deadline_s` is then the longest time of a training.
     """
 
     mode: Literal["synchronous", "buffered"] = "synchronous"
@@ -373,26 +370,20 @@ class RoundSection(Checked):
 
     @property
     def buffered(self) -> bool:
-        """Whether rounds do not wait for a cohort."""
         return self.mode == "buffered"
 
     def _check_buffer(self) -> None:
         """Completes the settings of buffered rounds. Raises `ValueError` for those that have no meaning in them."""
         if self.buffer_size is None:
-            raise ValueError(
-                'mode = "buffered" needs buffer_size, the number of updates that make a new model, for example 10'
-            )
+            raise ValueError('mode = "buffered" needs buffer_size, the updates that make a new model, for example 10')
         plain = RoundSection()
         for name in ("cohort_size", "quorum", "min_updates"):
             if getattr(self, name) != getattr(plain, name):
-                raise ValueError(
-                    f"{name} = {getattr(self, name)}: has no meaning with mode = 'buffered', where buffer_size updates "
-                    "of whoever comes make a new model; leave it out"
-                )
+                raise ValueError(f"{name} = {getattr(self, name)}: mode = 'buffered' waits for nobody; leave it out")
         if self.aggregation != "mean":
             raise ValueError(f"aggregation = {self.aggregation!r}: a stale update counts less, which needs the 'mean'")
         if self.max_staleness is None:
-            object.__setattr__(self, "max_staleness", MAX_STALENESS)
+            object.__setattr__(self, "max_staleness", 20)
 
     def check(self, devices: int, *, honest_fraction: float | None) -> None:
         """Raises `ValueError` if a fleet of so many devices could never open a round, or close one with a model.

@@ -180,7 +180,7 @@ class RoundEngine:
         plan = self._progress.plan(number, cohort)
         with self.store.transaction():
             if self._rules.buffered:
-                self._progress.note_controls(plan)
+                self.store.put_controls(number, plan.controls, since=number - plan.max_staleness)
             self.store.open_round(number, cohort=cohort, global_digest=self.global_digest, at=self._clock())
         self._plan = plan
         self._begin(plan)
@@ -412,25 +412,14 @@ class RoundEngine:
     def _sum_of(self, plan: RoundPlan) -> PlainSum | SecureSum:
         spec, half = self.spec.privacy.secure, self._progress.server_half
         if spec is None:
-            earlier = self._progress.controls() if self._rules.buffered else {}
-            return PlainSum(
-                plan, half, checks=self.checks, store=self.store, rules=self._rules, device=self._device,
-                earlier=earlier,
-            )  # fmt: skip
+            return PlainSum(plan, half, checks=self.checks, store=self.store, rules=self._rules, device=self._device)
         if self.roster is None:
             raise StoreError(f"the roster of round {plan.round} is not in the store")
         roster = stored_roster(self.roster)
         return SecureSum(
-            plan,
-            half,
-            spec,
-            roster,
-            checks=self.checks,
-            store=self.store,
-            responses=self.responses,
-            monotonic=self._monotonic,
-            masked=self._masked,
-        )
+            plan, half, spec, roster, checks=self.checks, store=self.store, responses=self.responses,
+            monotonic=self._monotonic, masked=self._masked,
+        )  # fmt: skip
 
     def _begin(self, plan: RoundPlan) -> None:
         """Raises `BadInput` where no sum can be made, unless that is so by the draw of this round alone."""

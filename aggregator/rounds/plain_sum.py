@@ -7,7 +7,7 @@ the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +30,6 @@ class PlainSum(RoundSum):
     :param server: makes the new global vector of them.
     :param rules: the task's, with the kind of aggregate.
     :param device: holds the sums of a mean, see `ExactSum`.
-    :param earlier: of a buffered round, the controls of each earlier one whose updates it takes.
     """
 
     def __init__(
@@ -42,10 +41,9 @@ class PlainSum(RoundSum):
         store: AggregatorStore,
         rules: RoundSection,
         device: str,
-        earlier: Mapping[int, dict[str, float]],
     ) -> None:
         self._plan, self._server, self._checks, self._store, self._rules = plan, server, checks, store, rules
-        self._layout, self._earlier = checks.layout, earlier
+        self._layout = checks.layout
         self.cohort = AnyDevice(store) if plan.max_staleness else plan.cohort
         self._sums = ExactSum(self._layout.size, device=device) if rules.aggregation == "mean" else None
         self._reports: dict[tuple[str, int], tuple[float, ...]] = {}  # of device and round, as `_noise`
@@ -56,9 +54,9 @@ class PlainSum(RoundSum):
         return len(self._noise)
 
     def plan_of(self, round: int) -> RoundPlan:
-        return self._plan if round == self._plan.round else replace(
-            self._plan, round=round, controls=self._earlier.get(round, {})
-        )  # fmt: skip
+        if round == self._plan.round:
+            return self._plan
+        return replace(self._plan, round=round, controls=self._store.controls().get(round, {}))
 
     def read(self, update: CheckedUpdate) -> None:
         self._checks.check(update, self.plan_of(update.round))

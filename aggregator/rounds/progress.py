@@ -5,7 +5,6 @@ A closing round stores all of it in one transaction, so a new process finds what
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -82,19 +81,8 @@ class TaskProgress:
     def _announced(self, number: int, phase: Phase, **fields: Any) -> RoundPlan:
         spec, model, most = self._prepared.spec, self.model, self._prepared.task.round.max_staleness
         size = model.published.nbytes
-        return RoundPlan(
-            spec.task, number, spec.rounds, phase, model.digest, size, **fields, max_staleness=most or 0
-        )  # fmt: skip
-
-    def note_controls(self, plan: RoundPlan) -> None:
-        """Stores the controls of a buffered round that opens, by which its late updates are checked."""
-        kept = {round: each for round, each in self.controls().items() if plan.takes(plan.task, round)}
-        self._store.put("controls", json.dumps(kept | {plan.round: plan.controls}).encode())
-
-    def controls(self) -> dict[int, dict[str, float]]:
-        """Returns the controls of the buffered rounds whose updates may still come, by round."""
-        stored = json.loads(self._store.get("controls") or b"{}")
-        return {int(round): controls for round, controls in stored.items()}
+        fields["max_staleness"] = most or 0
+        return RoundPlan(spec.task, number, spec.rounds, phase, model.digest, size, **fields)
 
     @property
     def server_half(self) -> ServerRound:

@@ -14,68 +14,11 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from hushfleet.aggregator.storage.schema import SCHEMA, SCHEMA_VERSION, UPGRADES
 from hushfleet.errors import BadInput
 from hushfleet.sqlite_file import Row, SqliteFile
 
-SCHEMA_VERSION = 5
 FILE_NAME = "aggregator.sqlite"
-
-_SCHEMA = """
-CREATE TABLE run (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE devices (
-    id TEXT PRIMARY KEY, public_key BLOB NOT NULL, board TEXT NOT NULL, last_session INTEGER NOT NULL,
-    public_digest BLOB, public_state BLOB
-);
-CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY, phase TEXT NOT NULL, cohort TEXT NOT NULL, global_digest BLOB NOT NULL,
-    result_digest BLOB, opened_at REAL NOT NULL, closed_at REAL, metrics TEXT, secure BLOB
-);
-CREATE TABLE updates (
-    round INTEGER NOT NULL, device TEXT NOT NULL, digest BLOB NOT NULL, payload_digest BLOB NOT NULL,
-    bytes INTEGER NOT NULL, shared INTEGER NOT NULL, signal_square REAL NOT NULL, noise_square REAL NOT NULL,
-    noise_variance REAL NOT NULL, data BLOB, public_before BLOB, summed_in INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (round, device)
-);
-CREATE INDEX updates_of_sum ON updates (summed_in);
-CREATE TABLE answers (
-    round INTEGER NOT NULL, device TEXT NOT NULL, digest BLOB NOT NULL, bytes INTEGER NOT NULL, data BLOB,
-    PRIMARY KEY (round, device)
-);
-CREATE TABLE declines (
-    round INTEGER NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, reason TEXT NOT NULL,
-    PRIMARY KEY (round, device)
-) WITHOUT ROWID;
-CREATE TABLE new_cards (round INTEGER NOT NULL, device TEXT NOT NULL, PRIMARY KEY (round, device)) WITHOUT ROWID;
-CREATE TABLE refusals (
-    device TEXT NOT NULL, code TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (device, code)
-) WITHOUT ROWID;
-CREATE TABLE faults (
-    round INTEGER NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, PRIMARY KEY (round, device)
-) WITHOUT ROWID;
-CREATE TABLE privacy (
-    round INTEGER NOT NULL, device TEXT NOT NULL, unit TEXT NOT NULL, adjacency TEXT NOT NULL,
-    noise_multiplier REAL NOT NULL, noise_split INTEGER NOT NULL, sample_rate REAL NOT NULL,
-    steps INTEGER NOT NULL, device_rounds INTEGER NOT NULL, device_epsilon REAL NOT NULL,
-    raw TEXT NOT NULL DEFAULT '', PRIMARY KEY (round, device)
-) WITHOUT ROWID;
-"""
-_UPGRADES = {
-    1: ("ALTER TABLE privacy ADD COLUMN raw TEXT NOT NULL DEFAULT ''",),
-    2: (
-        "ALTER TABLE rounds ADD COLUMN secure BLOB",
-        "CREATE TABLE answers (round INTEGER NOT NULL, device TEXT NOT NULL, digest BLOB NOT NULL, "
-        "bytes INTEGER NOT NULL, data BLOB, PRIMARY KEY (round, device))",
-    ),
-    3: (
-        "CREATE TABLE new_cards (round INTEGER NOT NULL, device TEXT NOT NULL, PRIMARY KEY (round, device)) "
-        "WITHOUT ROWID",
-    ),
-    4: (
-        "ALTER TABLE updates ADD COLUMN summed_in INTEGER NOT NULL DEFAULT 0",
-        "UPDATE updates SET summed_in = round",
-        "CREATE INDEX updates_of_sum ON updates (summed_in)",
-    ),
-}
 
 _SELECT_DEVICE = "SELECT id, public_key, board, last_session, public_digest FROM devices"
 _ADD_DEVICE = """
@@ -185,7 +128,7 @@ class AggregatorStore(SqliteFile):
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder = Path(folder)
         super().__init__(
-            self.folder / FILE_NAME, schema=_SCHEMA, version=SCHEMA_VERSION, upgrades=_UPGRADES, durable=durable,
+            self.folder / FILE_NAME, schema=SCHEMA, version=SCHEMA_VERSION, upgrades=UPGRADES, durable=durable,
             exclusive=True, timeout_s=2.0,
         )  # fmt: skip
 
@@ -310,6 +253,18 @@ class AggregatorStore(SqliteFile):
         """0 before the first."""
         ((last,),) = self.rows("SELECT MAX(round) FROM rounds WHERE phase = 'closed'")
         return int(last or 0)
+
+    def put_controls(self, round: int, controls: Mapping[str, float], *, since: int) -> None:
+        """Keeps the controls of a buffered round that opens, by which its late updates are checked.
+
+        :param since: the oldest round whose updates may still come.
+        """
+        kept = {number: each for number, each in self.controls().items() if number >= since}
+        self.put("controls", json.dumps(kept | {round: dict(controls)}).encode())
+
+    def controls(self) -> dict[int, dict[str, float]]:
+        """Returns the controls of the buffered rounds whose updates may still come, by round."""
+        return {int(round): controls for round, controls in json.loads(self.get("controls") or b"{}").items()}
 
     # differences between global models
 
