@@ -34,7 +34,7 @@ from hushfleet.edge_client.net.rate_limits import EnrolmentRetry, RejectedMessag
 from hushfleet.edge_client.net.store_check import StoreCheck
 from hushfleet.edge_client.net.upload import Upload
 from hushfleet.edge_client.net.verifier import MessageVerifier
-from hushfleet.edge_client.rounds import RoundHandler, Stopped, Superseded, same_round
+from hushfleet.edge_client.rounds import RoundHandler, Stopped, Superseded
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.tasks import TaskHandler
 from hushfleet.errors import CopiedStore, LinkLost, StoreError, TooLarge, WireError
@@ -335,7 +335,10 @@ class Agent:
             newer = self._verifier.verify(delivery.payload)
         except WireError:
             return False  # it is counted when its turn comes
-        return isinstance(newer, RoundPlan) and not (newer.phase == "open" and same_round(newer, plan))
+        if not isinstance(newer, RoundPlan):
+            return False
+        goes_on = newer.phase == "open" or (newer.max_staleness > 0 and newer.phase == "closed")
+        return not (goes_on and newer.takes(plan.task, plan.round))
 
     # what goes out
 

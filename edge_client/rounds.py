@@ -139,10 +139,15 @@ class RoundHandler:
         self.deadline = self._clock() + plan.deadline_s
         self._tasks.retry_after_full_disk()
         goes_on = same is not None and (plan.phase, plan.secure) == (same.phase, same.secure)
-        if self.upload is not None and not (goes_on and plan.phase in _IN_PROGRESS):
+        if self.upload is not None and not (goes_on and plan.phase in _IN_PROGRESS) and not self._waits(plan):
             _log.warning("round %d went on before what was being sent was acknowledged", self.upload.entry.round)
             self.upload = None
         self._reconsider()
+
+    def _waits(self, plan: RoundPlan) -> bool:
+        """Whether the update that is being sent belongs to a later buffered round as well."""
+        upload, buffered = self.upload, plan.max_staleness > 0 and plan.phase != "finished"
+        return upload is not None and buffered and plan.takes(upload.entry.task, upload.entry.round)
 
     def on_answer(self, answer: Message) -> None:
         """Takes an answer to an update; ignores one about another update. Raises `Malformed` for other messages."""
@@ -191,6 +196,8 @@ class RoundHandler:
             is_update = isinstance(entry, OutboxEntry)
             _log.info("round %d: the %s is %s", entry.round, "update" if is_update else "member's answer", status)
             (self._store if is_update else self._store.answers).set_status(entry.task, entry.round, status)
+        if self.plan is not None and not same_round(self.plan, entry):  # a buffered round that has come meanwhile
+            self._reconsider()
 
     def _reconsider(self) -> None:
         self._settled = self.plan is None or self.plan.phase not in _IN_PROGRESS or self.upload is not None
@@ -206,7 +213,7 @@ class RoundHandler:
         if self._settled:
             if self.upload is None and self._own_heads is not None and tasks.runtime is not None:
                 self._keep_own_head(self._own_heads, plan, tasks.runtime)
-        elif plan.secure is None and self._device not in plan.cohort:
+        elif not plan.names(self._device):
             self._settled = True
         elif tasks.declined is not None:
             self.decline_round(tasks.declined)
@@ -241,7 +248,11 @@ class RoundHandler:
         round = self._round_of(plan, task)
         if round is None:
             return
-        if plan.secure is None:
+        if plan.max_staleness:
+            if (waiting := self._unsent(plan)) is not None:
+                self._send(plan, task, waiting)
+                return
+        elif plan.secure is None:
             held = plan.cohort[self._device]
             if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
                 if not self._store_check.may_train():
@@ -266,6 +277,13 @@ class RoundHandler:
         elif entry.pending and not entry.data:
             raise Declined("error", "this device has committed a round of another task since, and keeps one update")
         self._send(plan, task, entry)
+
+    def _unsent(self, plan: RoundPlan) -> OutboxEntry | None:
+        """The update of an earlier round that a buffered one still takes, and that is not acknowledged."""
+        for task, round in self._store.waiting():
+            if plan.takes(task, round) and round != plan.round:
+                return self._store.outbox(task, round)
+        return None
 
     def _round_of(self, plan: RoundPlan, task: TaskRuntime) -> DeviceRound | None:
         """The plan's round; None while its roster is being fetched, or where this device is not in its secure sum.
@@ -402,7 +420,8 @@ class RoundHandler:
         with_public = False
         if plan.secure is None and isinstance(entry, OutboxEntry):
             before = PublicState.from_bytes(entry.public_before, size=task.spec.model.layout.size)
-            with_public = plan.cohort.get(self._device) != before.digest()
+            # the plan of a buffered round does not say which state is held; an aggregator that lacks it answers so
+            with_public = not plan.max_staleness and plan.cohort.get(self._device) != before.digest()
         chunk_bytes = task.spec.wire.chunk_bytes
         return self._noted(Upload(entry, self._store.identity, chunk_bytes, with_public, push, self._clock()))
 

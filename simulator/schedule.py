@@ -22,6 +22,7 @@ import numpy as np
 
 from hushfleet.aggregator.config.scenario import CrashEntry, DropOutEntry, LateEntry, OutageEntry, ScenarioSection
 from hushfleet.aggregator.config.task import Task
+from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.errors import BadInput
 
 Kind = Literal["start", "stop", "kill", "cut", "mend"]
@@ -110,7 +111,7 @@ def schedule_of(task: Task, devices: Sequence[str]) -> Schedule:
                 )
     schedule = make_schedule(task.scenario, devices, seed=task.seed)
     waiting = {window.target for window in schedule.windows if window.begins_s is None and window.at_round}
-    needed = task.round.min_devices or task.round.cohort_size or task.data.devices
+    needed = least_devices(task.round, devices=task.data.devices)
     if waiting and len(devices) - len(waiting) < needed:
         raise BadInput(
             f"scenario.late: {len(waiting)} of {len(devices)} devices wait for a round to open, and round 1 opens "

@@ -376,8 +376,15 @@ class RoundSection(Checked):
     With `patience` the task ends once the global model's accuracy on the aggregator's own test set, which is public (in
     a simulation the common test set), has been below its best, or at it, for so many rounds; 0: after `rounds`. Nothing
     of the devices' data is looked at, so it costs no privacy.
+
+    With `mode = "buffered"` a round waits for nobody (FedBuff): any device trains on the newest global model when it
+    can, and `buffer_size` updates make the next one. An update of a model that is `max_staleness` (20) models old is
+    still taken, and counts 1/sqrt(1 + staleness). `deadline_s` is then the longest time of a training.
     """
 
+    mode: Literal["synchronous", "buffered"] = "synchronous"
+    buffer_size: _AtLeast1 | None = None
+    max_staleness: Annotated[int, Meta(ge=1, le=1000)] | None = None
     rounds: Rounds = 20
     cohort_size: Annotated[int, Meta(ge=0)] = 0
     min_devices: _AtLeast1 | None = None
@@ -395,8 +402,29 @@ class RoundSection(Checked):
                 "trim and aggregation = 'trimmed-mean' need each other; trim is the share of the updates that is left "
                 "out at either end, for example 0.1"
             )
+        if self.buffered:
+            self._check_buffer()
+        elif self.buffer_size is not None or self.max_staleness is not None:
+            raise ValueError('buffer_size and max_staleness need mode = "buffered"')
         if self.patience >= self.rounds:
             raise ValueError(f"patience = {self.patience}: must be below rounds = {self.rounds}, or it ends nothing")
+
+    @property
+    def buffered(self) -> bool:
+        return self.mode == "buffered"
+
+    def _check_buffer(self) -> None:
+        """Completes the settings of buffered rounds. Raises `ValueError` for those that have no meaning in them."""
+        if self.buffer_size is None:
+            raise ValueError('mode = "buffered" needs buffer_size, the updates that make a new model, for example 10')
+        plain = RoundSection()
+        for name in ("cohort_size", "quorum", "min_updates"):
+            if getattr(self, name) != getattr(plain, name):
+                raise ValueError(f"{name} = {getattr(self, name)}: mode = 'buffered' waits for nobody; leave it out")
+        if self.aggregation != "mean":
+            raise ValueError(f"aggregation = {self.aggregation!r}: a stale update counts less, which needs the 'mean'")
+        if self.max_staleness is None:
+            object.__setattr__(self, "max_staleness", 20)
 
     def check(self, devices: int, *, honest_fraction: float | None) -> None:
         """Raises `ValueError` if a fleet of so many devices could never open a round, or close one with a model.
@@ -405,6 +433,11 @@ class RoundSection(Checked):
             opens; None: there are none.
         """
         cohort = self.cohort_size or devices
+        if (self.buffer_size or 0) > devices:
+            raise ValueError(
+                f"round.buffer_size = {self.buffer_size}: the fleet has {devices} devices (data.devices), and each "
+                f"sends one update a version; take {devices} or fewer"
+            )
         if cohort > devices:
             raise ValueError(
                 f"round.cohort_size = {cohort}: the fleet has {devices} devices (data.devices); take 0 for all of them"

@@ -59,6 +59,7 @@ class CheckedUpdate:
     :param peaks: the largest magnitude in each layer; empty where it was not measured.
     :param squares: the sum of squares in each layer.
     :param row: what the store keeps.
+    :param staleness: how many rounds older than the sum's round it is; 0 but in buffered rounds.
 
     The end is:
 
@@ -86,6 +87,7 @@ class CheckedUpdate:
     peaks: tuple[float, ...] = field(default=(), repr=False)
     squares: tuple[float, ...] = field(default=(), repr=False)
     row: UpdateRow | None = None
+    staleness: int = 0
 
     code: str = ""
     reason: str = ""

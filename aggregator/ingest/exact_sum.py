@@ -58,13 +58,15 @@ class ExactSum:
         shared: np.ndarray | None = None,
         *,
         weight: float = 1.0,
+        discount: float = 1.0,
         largest: float | None = None,
     ) -> None:
-        """Adds one update, times `weight`.
+        """Adds one update, times `weight` and `discount`.
 
         :param values: float32 `[d]`, zero where `shared` is False.
         :param shared: bool `[d]`, which entries were sent; None for all.
         :param weight: positive, taken to 20 binary places, so that sums of weights are exact as well.
+        :param discount: in (0, 1], to 20 binary places; the sums of weights have the whole weight.
         :param largest: the largest magnitude among the values, where decoding has found it already.
 
         Raises `Malformed`, having added nothing, for a wrong shape, a value that is not finite or above 2^20.
@@ -80,12 +82,13 @@ class ExactSum:
         weight = round(weight * _WEIGHT_SCALE) / _WEIGHT_SCALE
         if not 0 < weight <= MAX_WEIGHT:
             raise Malformed(f"an update's weight is {weight!r}: it must be above 2^-21 and at most {MAX_WEIGHT:g}")
-        self._reserve(int(largest * weight * _SCALE) + 1)
+        scale = weight * (round(discount * _WEIGHT_SCALE) / _WEIGHT_SCALE) * _SCALE
+        self._reserve(int(largest * scale) + 1)
         torch = self._torch
         if torch is None:
-            _add_scaled(self._low, values, weight * _SCALE, is_small=largest * weight * _SCALE < SMALL)
+            _add_scaled(self._low, values, scale, is_small=largest * scale < SMALL)
         else:
-            scaled = torch.tensor(values, dtype=torch.float64, device=self._device).mul_(weight * _SCALE)
+            scaled = torch.tensor(values, dtype=torch.float64, device=self._device).mul_(scale)
             self._low += scaled.round_().to(torch.int64)
         if shared is None:
             self._full_weight += weight

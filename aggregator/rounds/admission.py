@@ -45,9 +45,11 @@ def is_new(
     if known is not None:
         update.held = known.digest
         raise Refusal("duplicate", f"another update of {device} was accepted in round {round}", final=False)
-    if plan is None or round != plan.round:
+    if plan is None or not plan.takes(plan.task, round):
         at = "no round is open" if plan is None else f"round {plan.round} is open"
         raise Refusal("late", f"the update is of round {round}, and {at}", final=False)
+    if plan.max_staleness and (newest := store.newest_update(device)) > round:
+        raise Refusal("late", f"the update is of round {round}, and one of round {newest} was accepted", final=False)
     if plan.phase != "open":
         raise Refusal("late", f"the devices of the sum of round {round} are settled", final=False)
     if device not in cohort:

@@ -59,10 +59,13 @@ class ChargeBook:
     def closed(self, round: int) -> None:
         """Notes what a closed round has charged. Raises `StoreError`; it may be called again."""
         store = self._engine.store
-        spent = {row.device: pack(_charge(row)) for row in store.charges(round)}
-        self._register.note_charges(self._engine.spec.task, round, spent, certain=True)
+        spent: dict[int, dict[str, bytes]] = {round: {}}
+        for row in store.charges(round):  # of a buffered round, some are of earlier ones
+            spent.setdefault(row.round, {})[row.device] = pack(_charge(row))
+        for number, charges in spent.items():
+            self._register.note_charges(self._engine.spec.task, number, charges, certain=True)
         declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
-        self._take_back(round, declined - spent.keys())
+        self._take_back(round, declined - spent[round].keys())
 
     def _take_back(self, round: int, declined: set[str]) -> None:
         """Drops the notes of these devices, that this process has asked once to train."""

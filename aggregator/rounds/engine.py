@@ -24,7 +24,7 @@ from hushfleet.aggregator.results.metrics import RoundSummary
 from hushfleet.aggregator.rounds.admission import is_new
 from hushfleet.aggregator.rounds.kinds import RoundKind, RoundKinds
 from hushfleet.aggregator.rounds.plain_sum import PlainSum
-from hushfleet.aggregator.rounds.policy import ClosingRule, Decision, choose_cohort, least_devices
+from hushfleet.aggregator.rounds.policy import Decision, choose_cohort, closing_rule, least_devices
 from hushfleet.aggregator.rounds.progress import TaskProgress
 from hushfleet.aggregator.rounds.round_sum import commit
 from hushfleet.aggregator.rounds.secure_sum import SecureSum, roster_of
@@ -75,7 +75,7 @@ class RoundEngine:
         self._kinds = RoundKinds(prepared, store, update_format)
         self.checks = self._kinds.training.checks
         self._rules = prepared.task.round
-        self.responses = ClosingRule(self._rules, least_ready=self.min_devices)
+        self.responses = closing_rule(self._rules, least_ready=self.min_devices)
         self._device = device
         self._clock, self._monotonic = clock, monotonic
         self._masked = masked
@@ -183,10 +183,14 @@ class RoundEngine:
         chosen = choose_cohort(present, size=self._rules.cohort_size, seed=self.prepared.task.seed, round=number)
         if not chosen:
             raise BadInput(f"round {number} cannot be opened: no device is present")
-        cohort = {device: self._held(device) for device in chosen}
-        self.store.open_round(number, cohort=cohort, global_digest=self.global_digest, at=self._clock())
-        self._plan = self.progress.plan(number, cohort)
-        self._begin(self._plan)
+        cohort = {} if self._rules.buffered else {device: self._held(device) for device in chosen}
+        plan = self.progress.plan(number, cohort)
+        with self.store.transaction():
+            if self._rules.buffered:
+                self.store.put_controls(number, plan.controls, since=number - plan.max_staleness)
+            self.store.open_round(number, cohort=cohort, global_digest=self.global_digest, at=self._clock())
+        self._plan = plan
+        self._begin(plan)
 
     def _held(self, device: str) -> bytes:
         """Returns the digest of the public state that is held of the device, 16 bytes."""
@@ -253,7 +257,8 @@ class RoundEngine:
             return
         collected = self._open_sum
         collected.read(update)
-        commit(self.store, update, self.kind.method.charge(terms_of(self._open_plan)))
+        charge = self.kind.method.charge(terms_of(collected.plan_of(update.round)))
+        commit(self.store, update, charge, summed_in=self._open_plan.round)
         collected.add(update)
         self.responses.accept(update.device)
         update.acknowledge("accepted")

@@ -6,7 +6,9 @@ the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,30 +43,40 @@ class PlainSum(RoundSum):
         device: str,
     ) -> None:
         self._plan, self._server, self._checks, self._store, self._rules = plan, server, checks, store, rules
-        self._layout, self.cohort = checks.layout, plan.cohort
+        self._layout = checks.layout
+        self.cohort = AnyDevice(store) if plan.max_staleness else plan.cohort
         self._sums = ExactSum(self._layout.size, device=device) if rules.aggregation == "mean" else None
-        self._reports: dict[str, tuple[float, ...]] = {}
-        self._noise: dict[str, Noise] = {}
+        self._reports: dict[tuple[str, int], tuple[float, ...]] = {}  # of device and round, as `_noise`
+        self._noise: dict[tuple[str, int], Noise] = {}
 
     @property
     def count(self) -> int:
         return len(self._noise)
 
+    def plan_of(self, round: int) -> RoundPlan:
+        if round == self._plan.round:
+            return self._plan
+        return replace(self._plan, round=round, controls=self._store.controls().get(round, {}))
+
     def read(self, update: CheckedUpdate) -> None:
-        self._checks.check(update, self._plan)
+        self._checks.check(update, self.plan_of(update.round))
 
     def add(self, update: CheckedUpdate) -> None:
-        values, weight = update.values, self._server.weight(update.values)
+        header, values, weight = update.header, update.values, self._server.weight(update.values)
+        update.staleness = self._plan.round - header.round
+        discount = 1 / math.sqrt(1 + update.staleness)
         if self._sums is not None:
-            shared = None if update.header.value_count == values.size else update.shared
-            self._sums.add(values, shared, weight=weight, largest=max(update.peaks, default=None))
-        self._reports[update.device] = update.header.report
-        self._noise[update.device] = Noise(weight, update.header.noise_stds)
+            shared = None if header.value_count == values.size else update.shared
+            largest = max(update.peaks, default=None)
+            self._sums.add(values, shared, weight=weight, discount=discount, largest=largest)
+        made = update.device, header.round
+        self._reports[made] = header.report
+        self._noise[made] = Noise(weight, tuple(discount * std for std in header.noise_stds))
 
     def resume(self) -> list[str]:
         for update in self._stored():
             self.add(update)
-        return sorted(self._noise)
+        return sorted(device for device, _ in self._noise)
 
     @property
     def reports(self) -> list[tuple[float, ...]]:
@@ -85,4 +97,20 @@ class PlainSum(RoundSum):
     def _stored(self) -> Iterator[CheckedUpdate]:
         """Yields what was accepted, from its bytes, in the order of the devices' names."""
         for row in self._store.updates(self._plan.round):
-            yield self._checks.stored(row.device, self._plan.round)
+            yield self._checks.stored(row.device, row.round)
+
+
+class AnyDevice(Collection[str]):
+    """The cohort of a buffered round: any device of the run may take part. It lists those that are known so far."""
+
+    def __init__(self, store: AggregatorStore) -> None:
+        self._store = store
+
+    def __contains__(self, device: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return (row.device for row in self._store.devices())
+
+    def __len__(self) -> int:
+        return len(self._store.devices())

@@ -189,12 +189,49 @@ class ClosingRule:
         return all(self._gone.get(device, math.inf) <= longest_ago for device in self._waiting)
 
 
+class BufferRule(ClosingRule):
+    """The rule of a buffered round: it is over once `buffer_size` updates have come, whosever they are.
+
+    Nobody is waited for, so it has no deadline, and everybody may still answer who has not.
+    """
+
+    def __init__(self, rules: RoundSection, *, least_ready: int) -> None:
+        super().__init__(rules, least_ready=least_ready)
+        self._answered: set[str] = set()
+
+    def begin(self, cohort: Collection[str], *, now: float) -> None:
+        super().begin((), now=now)
+        self._answered.clear()
+
+    def expects(self, device: str) -> bool:
+        return device not in self._answered
+
+    def keys_changed(self, *devices: str) -> None:
+        self._answered.difference_update(devices)
+
+    def accept(self, device: str) -> None:
+        self.accepted += 1
+        self.answer(device)
+
+    def answer(self, *devices: str) -> None:
+        self._answered.update(devices)
+
+    def decide(self, now: float, *, ready: int) -> Decision:
+        return "close" if self.accepted >= (self.rules.buffer_size or 1) else "wait"
+
+
+def closing_rule(rules: RoundSection, *, least_ready: int) -> ClosingRule:
+    """Makes the rule of a task's rounds; parameters are those of `ClosingRule`."""
+    return (BufferRule if rules.buffered else ClosingRule)(rules, least_ready=least_ready)
+
+
 def least_devices(rules: RoundSection, *, devices: int, drawn: bool = False) -> int:
-    """Returns how many devices must be present for a round to open: by default the cohort, or the whole fleet.
+    """Returns how many devices must be present for a round to open: by default the cohort, or the whole fleet; for a
+    buffered round, one.
 
     :param drawn: whether the cohort is drawn from all devices, present or not, as for a secure sum.
     """
-    return rules.min_devices or (0 if drawn else rules.cohort_size) or devices
+    return rules.min_devices or (1 if rules.buffered else 0 if drawn else rules.cohort_size) or devices
 
 
 def may_open(

@@ -64,26 +64,28 @@ class TaskProgress:
     def plan(self, number: int, cohort: dict[str, bytes], secure: SecurePlan | None = None) -> RoundPlan:
         """Makes the plan of a round.
 
-        :param cohort: device -> digest of its public state; empty for a secure sum, whose plan names nobody.
+        :param cohort: device -> digest of its public state; empty for a secure sum and a buffered round, whose plans
+            name nobody.
         """
-        task = self._prepared.spec
-        spec = task.privacy.secure
+        task, rules = self._prepared.spec, self._prepared.task.round
+        secure_spec = task.privacy.secure
         controls = {} if task.asks(number) else self.server_half.controls(task.training_number(number))
-        held = [digest for device, digest in self.trained_on.items() if spec is not None or device in cohort]
+        held = [digest for device, digest in self.trained_on.items() if not cohort or device in cohort]
         return self._announced(
             number,
             "unmask" if secure is not None and secure.included else "open",
             cohort=cohort,
-            noise_split=spec.honest_devices if spec else min(self._prepared.spec.privacy.noise_split, len(cohort)),
-            deadline_s=self._prepared.task.round.deadline_s,
+            noise_split=secure_spec.honest_devices if secure_spec else min(task.privacy.noise_split, len(cohort) or 1),
+            deadline_s=rules.deadline_s,
             controls=controls,
             differences=worth_offering(self.model.differences.refs, held),
             secure=secure,
         )
 
     def _announced(self, number: int, phase: Phase, **fields: Any) -> RoundPlan:
-        spec, model = self._prepared.spec, self.model
+        spec, model, most = self._prepared.spec, self.model, self._prepared.task.round.max_staleness
         size = model.published.nbytes
+        fields["max_staleness"] = most or 0
         return RoundPlan(spec.task, number, spec.rounds, phase, model.digest, size, **fields)
 
     @property
@@ -137,7 +139,10 @@ class TaskProgress:
         self.model.advance(round, following)
         self.closed_rounds, self._server = round, server
         self._accuracies.append(summary.accuracy_global)
-        self.trained_on |= dict.fromkeys(devices, before)
+        if self._prepared.task.round.buffered:  # not all of them have trained on this one
+            self.trained_on = self._store.held_models(until=round)
+        else:
+            self.trained_on |= dict.fromkeys(devices, before)
 
     def _with_vectors(
         self, following: NextModel, server: ServerArrays, round: int, collected: RoundSum

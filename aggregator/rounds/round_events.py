@@ -36,9 +36,9 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
 
 
 def open_fields(engine: RoundEngine) -> dict[str, Any]:
-    """Returns the fields of `round_open`: who takes part; for a secure sum, whose plan names nobody, how many."""
+    """Returns the fields of `round_open`: who takes part; where the plan names nobody, how many."""
     plan = engine.announcement
-    if plan.secure is None:
+    if plan.secure is None and not plan.max_staleness:
         return {"round": plan.round, "cohort": sorted(plan.cohort)}
     return {"round": plan.round, "cohort_size": len(engine.cohort)}
 
@@ -63,11 +63,16 @@ def finished_fields(engine: RoundEngine) -> dict[str, Any]:
 
 
 def update_fields(update: CheckedUpdate, *, round: int, payload_bytes: int) -> dict[str, Any]:
-    """Returns the fields of `update` or `answer`: what became of one."""
+    """Returns the fields of `update` or `answer`: what became of one.
+
+    :param round: that it was made for; the event names the round whose sum has it.
+    """
     fields = {"round": round, "device": update.device, "bytes": payload_bytes, "code": update.code}
     fields["reason"] = update.reason
     if update.kind == "answer":
         return fields
+    if update.staleness:
+        fields |= {"round": round + update.staleness, "staleness": update.staleness}
     header, is_new = update.header if update.acknowledged else None, update.code == "accepted"
     return fields | {
         "snr_db": snr_db([update.row]) if is_new and update.row is not None else None,

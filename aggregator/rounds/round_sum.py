@@ -14,6 +14,7 @@ import numpy as np
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow
 from hushfleet.privacy.mechanism import Charge
+from hushfleet.wire.format.messages import RoundPlan
 
 
 class AnswerCounts(NamedTuple):
@@ -31,6 +32,7 @@ class RoundSum(ABC):
     was True; see `Ring`) belong to secure sums alone.
     """
 
+    _plan: RoundPlan
     cohort: Collection[str]
     answers = AnswerCounts()
     suspected_wraps = 0
@@ -39,6 +41,10 @@ class RoundSum(ABC):
     @abstractmethod
     def count(self) -> int:
         """Number of updates that were added."""
+
+    def plan_of(self, round: int) -> RoundPlan:
+        """Returns the plan by which an update of that round was made."""
+        return self._plan
 
     @abstractmethod
     def read(self, update: CheckedUpdate) -> None:
@@ -71,15 +77,18 @@ class RoundSum(ABC):
         """Returns the new global vector before it is coded, float32 `[d]`, once `open` was True."""
 
 
-def commit(store: AggregatorStore, update: CheckedUpdate, charge: Charge) -> None:
-    """Stores update, the device's next public state and its charge in one transaction. Raises `StoreFull`."""
+def commit(store: AggregatorStore, update: CheckedUpdate, charge: Charge, *, summed_in: int) -> None:
+    """Stores update, the device's next public state and its charge in one transaction. Raises `StoreFull`.
+
+    :param summed_in: the open round.
+    """
     header, device, after, known = update.header, update.device, update.after, store.device(update.device)
     assert update.row is not None, "the update was not read"
     is_held = known is not None and known.public_digest == header.public_digest
     # packing a mask takes longer than reading it, so what is there is copied
     before = (store.public_state(device) if is_held else None) or update.before.to_bytes()
     with store.transaction():
-        store.put_update(header.round, update.row, data=update.data, public_before=before)
+        store.put_update(header.round, update.row, data=update.data, public_before=before, summed_in=summed_in)
         store.put_public_state(device, digest=after.digest(), state=after.to_bytes())
         store.put_charge(
             ChargeRow(

@@ -41,7 +41,9 @@ class RunLog:
         After a kill between a transaction and its line in the log, the store knows what is missing.
         """
         engine = self._engine
-        self.note("run", **run_fields(engine.spec, engine="field", devices=engine.min_devices))
+        rules, data = engine.prepared.task.round, engine.prepared.task.data
+        devices = data.devices if rules.buffered else engine.min_devices
+        self.note("run", **run_fields(engine.spec, engine="field", devices=devices))
         if self._events is None:
             return
         logged = {(event["event"], event.get("round")) for event in iterate_events(self._events.path)}

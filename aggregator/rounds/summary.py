@@ -91,15 +91,16 @@ def _multiplier_release(
 
     Where devices choose their own noise, what they say of it is added up, and of nobody more than the standard one:
     it is only said, and the others' epsilon must not rest on it. A median may be the very value that one device sent,
-    so with robust aggregation no device is promised more than the quietest one's own noise gives.
+    so with robust aggregation no device is promised more than the quietest one's own noise gives. A buffer may hold two
+    updates of one device, and counts stale ones less: so there each update protects itself alone.
     """
     if not participants:
         return None
-    charge, robust = method.charge(terms), rules.aggregation != "mean"
+    charge, alone = method.charge(terms), rules.aggregation != "mean" or rules.buffered
     if method.max_preference is None:
-        return charge.noise_multiplier if robust else method.multiplier_release(terms, participants=participants)
+        return charge.noise_multiplier if alone else method.multiplier_release(terms, participants=participants)
     claimed = [min(row.noise_multiplier, charge.noise_multiplier) for row in store.charges(round)]
-    if robust:
+    if alone:
         return min(claimed)
     if charge.unit == "device":
         return math.hypot(*claimed)

@@ -99,8 +99,9 @@ class Uploads:
         self._transfers.drop(device)
 
     def end_round(self) -> None:
-        """Drops whatever is on its way, since it is late."""
-        self._transfers.clear()
+        """Drops whatever is on its way, since it is late, unless rounds are buffered."""
+        if not self._engine.prepared.task.round.buffered:
+            self._transfers.clear()
         self._refused.clear()
 
     def _finished(self, update: CheckedUpdate, offer: Offer) -> CheckedUpdate:

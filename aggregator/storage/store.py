@@ -14,61 +14,11 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from hushfleet.aggregator.storage.schema import SCHEMA, SCHEMA_VERSION, UPGRADES
 from hushfleet.errors import BadInput
 from hushfleet.sqlite_file import Row, SqliteFile
 
-SCHEMA_VERSION = 4
 FILE_NAME = "aggregator.sqlite"
-
-_SCHEMA = """
-CREATE TABLE run (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE devices (
-    id TEXT PRIMARY KEY, public_key BLOB NOT NULL, board TEXT NOT NULL, last_session INTEGER NOT NULL,
-    public_digest BLOB, public_state BLOB
-);
-CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY, phase TEXT NOT NULL, cohort TEXT NOT NULL, global_digest BLOB NOT NULL,
-    result_digest BLOB, opened_at REAL NOT NULL, closed_at REAL, metrics TEXT, secure BLOB
-);
-CREATE TABLE updates (
-    round INTEGER NOT NULL, device TEXT NOT NULL, digest BLOB NOT NULL, payload_digest BLOB NOT NULL,
-    bytes INTEGER NOT NULL, shared INTEGER NOT NULL, signal_square REAL NOT NULL, noise_square REAL NOT NULL,
-    noise_variance REAL NOT NULL, data BLOB, public_before BLOB, PRIMARY KEY (round, device)
-);
-CREATE TABLE answers (
-    round INTEGER NOT NULL, device TEXT NOT NULL, digest BLOB NOT NULL, bytes INTEGER NOT NULL, data BLOB,
-    PRIMARY KEY (round, device)
-);
-CREATE TABLE declines (
-    round INTEGER NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, reason TEXT NOT NULL,
-    PRIMARY KEY (round, device)
-) WITHOUT ROWID;
-CREATE TABLE new_cards (round INTEGER NOT NULL, device TEXT NOT NULL, PRIMARY KEY (round, device)) WITHOUT ROWID;
-CREATE TABLE refusals (
-    device TEXT NOT NULL, code TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (device, code)
-) WITHOUT ROWID;
-CREATE TABLE faults (
-    round INTEGER NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, PRIMARY KEY (round, device)
-) WITHOUT ROWID;
-CREATE TABLE privacy (
-    round INTEGER NOT NULL, device TEXT NOT NULL, unit TEXT NOT NULL, adjacency TEXT NOT NULL,
-    noise_multiplier REAL NOT NULL, noise_split INTEGER NOT NULL, sample_rate REAL NOT NULL,
-    steps INTEGER NOT NULL, device_rounds INTEGER NOT NULL, device_epsilon REAL NOT NULL,
-    raw TEXT NOT NULL DEFAULT '', PRIMARY KEY (round, device)
-) WITHOUT ROWID;
-"""
-_UPGRADES = {
-    1: ("ALTER TABLE privacy ADD COLUMN raw TEXT NOT NULL DEFAULT ''",),
-    2: (
-        "ALTER TABLE rounds ADD COLUMN secure BLOB",
-        "CREATE TABLE answers (round INTEGER NOT NULL, device TEXT NOT NULL, digest BLOB NOT NULL, "
-        "bytes INTEGER NOT NULL, data BLOB, PRIMARY KEY (round, device))",
-    ),
-    3: (
-        "CREATE TABLE new_cards (round INTEGER NOT NULL, device TEXT NOT NULL, PRIMARY KEY (round, device)) "
-        "WITHOUT ROWID",
-    ),
-}
 
 _SELECT_DEVICE = "SELECT id, public_key, board, last_session, public_digest FROM devices"
 _ADD_DEVICE = """
@@ -81,8 +31,8 @@ INSERT INTO devices (id, public_key, board, last_session) VALUES (?, ?, ?, ?) ON
 """
 _OPEN_ROUND = "SELECT round FROM rounds WHERE round = (SELECT MAX(round) FROM rounds) AND phase != 'closed'"
 _SELECT_UPDATE = (
-    "SELECT device, digest, payload_digest, bytes, shared, signal_square, noise_square, noise_variance "
-    "FROM updates WHERE round = ?"
+    "SELECT device, digest, payload_digest, bytes, shared, signal_square, noise_square, noise_variance, round "
+    "FROM updates WHERE "
 )
 
 
@@ -132,6 +82,7 @@ class UpdateRow:
     :param signal_square: what of its squared norm is beyond noise and quantisation; may be negative.
     :param noise_square: the expected squared norm of its noise.
     :param noise_variance: the variance of that squared norm.
+    :param round: that it was trained for; 0 until it is stored.
     """
 
     device: str
@@ -142,6 +93,7 @@ class UpdateRow:
     signal_square: float
     noise_square: float
     noise_variance: float
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,7 +128,7 @@ class AggregatorStore(SqliteFile):
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder = Path(folder)
         super().__init__(
-            self.folder / FILE_NAME, schema=_SCHEMA, version=SCHEMA_VERSION, upgrades=_UPGRADES, durable=durable,
+            self.folder / FILE_NAME, schema=SCHEMA, version=SCHEMA_VERSION, upgrades=UPGRADES, durable=durable,
             exclusive=True, timeout_s=2.0,
         )  # fmt: skip
 
@@ -284,7 +236,7 @@ class AggregatorStore(SqliteFile):
             "UPDATE rounds SET phase = 'closed', result_digest = ?, metrics = ?, closed_at = ? WHERE round = ?",
             (result_digest, json.dumps(metrics), at, round),
         )
-        self.write("UPDATE updates SET data = NULL, public_before = NULL WHERE round = ?", (round,))
+        self.write("UPDATE updates SET data = NULL, public_before = NULL WHERE summed_in = ?", (round,))
         self.write("UPDATE answers SET data = NULL WHERE round = ?", (round,))
 
     def rounds(self) -> list[StoredRound]:
@@ -301,6 +253,18 @@ class AggregatorStore(SqliteFile):
         """0 before the first."""
         ((last,),) = self.rows("SELECT MAX(round) FROM rounds WHERE phase = 'closed'")
         return int(last or 0)
+
+    def put_controls(self, round: int, controls: Mapping[str, float], *, since: int) -> None:
+        """Keeps the controls of a buffered round that opens, by which its late updates are checked.
+
+        :param since: the oldest round whose updates may still come.
+        """
+        kept = {number: each for number, each in self.controls().items() if number >= since}
+        self.put("controls", json.dumps(kept | {round: dict(controls)}).encode())
+
+    def controls(self) -> dict[int, dict[str, float]]:
+        """Returns the controls of the buffered rounds whose updates may still come, by round."""
+        return {int(round): controls for round, controls in json.loads(self.get("controls") or b"{}").items()}
 
     # differences between global models
 
@@ -320,34 +284,45 @@ class AggregatorStore(SqliteFile):
 
     # updates
 
-    def put_update(self, round: int, row: UpdateRow, *, data: bytes, public_before: bytes) -> None:
-        """:param public_before: the public state that `data` is read with, kept until the round is closed."""
-        columns = (round, *astuple(row), data, public_before)
-        self.write("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns)
+    def put_update(
+        self, round: int, row: UpdateRow, *, data: bytes, public_before: bytes, summed_in: int | None = None
+    ) -> None:
+        """:param round: that the update was trained for.
+        :param public_before: the public state that `data` is read with, kept until the sum is closed.
+        :param summed_in: the round that adds it, where that is a later one: a buffered round takes older updates.
+        """
+        columns = (round, *astuple(row)[:-1], data, public_before, round if summed_in is None else summed_in)
+        self.write("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns)
 
     def update(self, round: int, device: str) -> UpdateRow | None:
-        """The update that was accepted, also after the round was closed."""
-        row = self.row(f"{_SELECT_UPDATE} AND device = ?", (round, device))
+        """The update that a device has trained for a round, if it was accepted, also after the round was closed."""
+        row = self.row(f"{_SELECT_UPDATE} round = ? AND device = ?", (round, device))
         return None if row is None else UpdateRow(*row)
 
     def updates(self, round: int) -> list[UpdateRow]:
-        """The accepted updates of a round, by device, without their bytes."""
-        return [UpdateRow(*row) for row in self.rows(f"{_SELECT_UPDATE} ORDER BY device", (round,))]
+        """The accepted updates in the sum of a round, by device, without their bytes."""
+        rows = self.rows(f"{_SELECT_UPDATE} summed_in = ? ORDER BY device, round", (round,))
+        return [UpdateRow(*row) for row in rows]
+
+    def newest_update(self, device: str) -> int:
+        """Returns the newest round for which an update of the device was accepted; 0 for none."""
+        ((last,),) = self.rows("SELECT MAX(round) FROM updates WHERE device = ?", (device,))
+        return int(last or 0)
 
     def update_data(self, round: int, device: str) -> tuple[bytes, bytes] | None:
-        """Blob and public state of an accepted update; None once the round is closed."""
+        """Blob and public state of the update that a device has trained for a round; None once its sum is closed."""
         query = "SELECT data, public_before FROM updates WHERE round = ? AND device = ? AND data IS NOT NULL"
         row = self.row(query, (round, device))
         return None if row is None else (row[0], row[1])
 
     def has_open_update(self, device: str) -> bool:
         """Whether an update of the device was accepted in the open round."""
-        query = "SELECT 1 FROM updates JOIN rounds USING (round) WHERE phase != 'closed' AND device = ?"
+        query = f"SELECT 1 FROM updates WHERE summed_in = ({_OPEN_ROUND}) AND device = ?"
         return self.row(query, (device,)) is not None
 
     def held_models(self, *, until: int) -> dict[str, bytes]:
-        """Device -> SHA-256 of the global model of the last round, up to `until`, in which it was accepted."""
-        latest = "SELECT device, MAX(round) AS round FROM updates WHERE round <= ? GROUP BY device"
+        """Device -> SHA-256 of the global model that it trained on last, as far as sums up to `until` have it."""
+        latest = "SELECT device, MAX(round) AS round FROM updates WHERE summed_in <= ? GROUP BY device"
         return dict(self.rows(f"SELECT device, global_digest FROM rounds JOIN ({latest}) USING (round)", (until,)))
 
     def latest_updates(self) -> dict[str, tuple[int, bytes]]:
@@ -423,9 +398,12 @@ class AggregatorStore(SqliteFile):
         self.write("INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
 
     def charges(self, round: int | None = None) -> list[ChargeRow]:
-        """Every charged round of every device, by device and round; or of one round."""
-        query = "SELECT * FROM privacy WHERE ?1 IS NULL OR round = ?1 ORDER BY device, round"
-        return [ChargeRow(*row) for row in self.rows(query, (round,))]
+        """Every charged round of every device, by device and round; or the charges of the updates in one sum."""
+        query, order = "SELECT privacy.* FROM privacy", "ORDER BY device, round"
+        if round is None:
+            return [ChargeRow(*row) for row in self.rows(f"{query} {order}")]
+        summed = "JOIN updates USING (round, device) WHERE summed_in = ?"
+        return [ChargeRow(*row) for row in self.rows(f"{query} {summed} {order}", (round,))]
 
 
 def _stored_round(row: Row) -> StoredRound:

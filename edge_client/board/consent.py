@@ -60,7 +60,7 @@ def _check_split(plan: RoundPlan, spec: TaskSpec, split: int, limits: LimitsSect
         return
     if split > spec.privacy.noise_split:
         raise _no_privacy(f"{asked}, but the task package names {spec.privacy.noise_split}")
-    if plan.noise_split > len(plan.cohort):
+    if plan.noise_split > max(1, len(plan.cohort)):
         raise _no_privacy(f"{asked}, but only {len(plan.cohort)} take part")
     if 0 < limits.noise_split < split:
         raise _no_privacy(f"{asked}; this device's limits.noise_split is {limits.noise_split}")

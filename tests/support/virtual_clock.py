@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.sections import RoundSection
@@ -19,6 +19,7 @@ from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.sizes import Sizes
 from hushfleet.simulator.schedule import make_schedule
 
+C = TypeVar("C", bound=FleetClock)
 SIZES = Sizes(
     parameters=1000,
     chunk_bytes=1024,
@@ -63,12 +64,13 @@ def clock(
     logging: bool = False,
     sizes: Sizes = SIZES,
     calendar: Calendar | None = None,
+    kind: type[C] = FleetClock,
     **rules: Any,
-) -> FleetClock:
+) -> C:
     devices = [ClockDevice("abcdefghijklmnopqrstuvwxyz"[index], each) for index, each in enumerate(times)]
     schedule = make_schedule(ScenarioSection(**(scenario or {})), [device.name for device in devices], seed=1)
     section = RoundSection(**{"rounds": 1, "deadline_s": 100, **rules})
-    return FleetClock(
+    return kind(
         section,
         devices,
         costs=costs,

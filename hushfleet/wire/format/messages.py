@@ -136,6 +136,8 @@ class RoundPlan(Checked):
         Together they are smaller than it is.
     :param epoch: of the aggregator that announces it, as in `ServerState`; 0 in a simulation without a network.
     :param secure: of a round with a secure sum, whose plan names nobody: `cohort` is empty.
+    :param max_staleness: of a buffered round, whose plan names nobody either, since any device may take part: an update
+        of a round that is so many rounds older is still taken. 0: the round is not buffered.
     """
 
     task: TaskId
@@ -151,6 +153,7 @@ class RoundPlan(Checked):
     differences: Annotated[tuple[DifferenceRef, ...], Meta(max_length=MAX_DIFFERENCES)] = later(())
     epoch: Count = later(0)
     secure: SecurePlan | None = later(None)
+    max_staleness: Annotated[int, Meta(ge=0, le=1000)] = later(0)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "differences", tuple(map(tuple, self.differences)))  # so that their items are checked
@@ -164,7 +167,17 @@ class RoundPlan(Checked):
             of_sum == (self.phase == "unmask"), "secure.included", of_sum, "given in the phase 'unmask', and only there"
         )
         require(self.secure is None or not self.cohort, "cohort", len(self.cohort), "empty where `secure` is given")
+        alone = not (self.max_staleness and (self.cohort or self.secure))
+        require(alone, "max_staleness", self.max_staleness, "0 where the plan has a cohort or a secure sum")
         require(together < self.global_bytes, "differences", together, f"below global_bytes = {self.global_bytes}")
+
+    def names(self, device: str) -> bool:
+        """Whether the device may be in the round, as far as the plan alone says; a secure sum's roster says more."""
+        return self.secure is not None or self.max_staleness > 0 or device in self.cohort
+
+    def takes(self, task: str, round: int) -> bool:
+        """Whether an update of that round belongs to this one: of the same, or of one that is not too old."""
+        return task == self.task and self.round - self.max_staleness <= round <= self.round
 
     def differences_from(self, held: Collection[bytes]) -> tuple[DifferenceRef, ...] | None:
         """Returns the fewest differences that lead from a blob in `held` to the global model; None if none do.

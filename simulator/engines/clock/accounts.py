@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hushfleet.simulator.engines.clock.device import Attempt, ClockDevice
 from hushfleet.simulator.engines.clock.events import EventQueue, OpenRound
 from hushfleet.simulator.engines.clock.sizes import Sizes
@@ -77,6 +79,41 @@ class Accounts:
             device.participations += 1
             device.in_sync = False
             device.spent.charged[current.size] += 1
+
+    def fates(self, current: OpenRound, cohort: Iterable[ClockDevice], *, used: bool) -> dict[str, list[str]]:
+        """Ends what a closing round leaves behind, and counts it; the names by the field of `Spent` that counts them.
+
+        :param used: whether there is a new global model.
+        """
+        fates: dict[str, list[str]] = {"used": [], "late": [], "declined": [], "lost": [], "given_up": []}
+        for device in cohort:
+            fate = self._fate(device, current)
+            fates[fate].append(device.name)
+            if fate != "used":  # those are counted when they are accepted
+                setattr(device.spent, fate, getattr(device.spent, fate) + 1)
+            if fate == "late" or (fate == "used" and not used):
+                device.spent.unused[current.size] += 1
+        return fates
+
+    def _fate(self, device: ClockDevice, current: OpenRound) -> str:
+        """Gives the outcome of a closing round for a device of its cohort, as the name of a count of `Spent`."""
+        if device.name in current.arrivals:
+            return "used"
+        attempt = device.attempt
+        if attempt is not None and self.commits_late(device, attempt, current):
+            return "late"
+        if device.name in current.declined:
+            return "declined"
+        return "lost" if attempt is None else "given_up"
+
+    def commits_late(self, device: ClockDevice, attempt: Attempt, current: OpenRound) -> bool:
+        """Ends an attempt whose round is over; True if its update was, or still is, committed."""
+        ending = device.ending(attempt, self._queue.now)
+        device.free_at = ending.free_at
+        self.end_attempt(device, attempt, ending.computed_until, sent_until=ending.sent_until)
+        if ending.committed:
+            self.charge(device, current)
+        return ending.committed
 
     def presence(self, device: ClockDevice, state: str, *, at: float | None = None) -> None:
         """Logs a change of presence; nothing else depends on it."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from hushfleet.aggregator.config.sections import RoundSection
-from hushfleet.aggregator.rounds.policy import ClosingRule, choose_cohort, least_devices
+from hushfleet.aggregator.rounds.policy import choose_cohort, closing_rule, least_devices
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.accounts import Accounts
 from hushfleet.simulator.engines.clock.calendar import Calendar
@@ -65,12 +65,13 @@ class FleetClock:
         self._playback = Playback(schedule)
         self._links = Links(fleet, self._queue, self, seed=seed, options=options or LinkOptions())
         self._least = least_devices(rules, devices=len(fleet))
-        self._rule = ClosingRule(rules, least_ready=self._least)
+        self._rule = closing_rule(rules, least_ready=self._least)
         self._present: set[str] = set()
         self._broadcasts: dict[int, Broadcasts] = {}  # of so many differences, or (0) of the whole model
         self._rate = 1.0  # with which each device is drawn
         self._closed_rounds = 0
         self._open: OpenRound | None = None
+        self._stale: tuple[tuple[str, int], ...] = ()
         self._closed: ClockRound | None = None
         self._busy_until = 0.0  # the aggregator's thread
         self._life = 0  # of the aggregator: what it was about to do in an earlier one is void
@@ -127,13 +128,17 @@ class FleetClock:
         begin = []
         for name in cohort:
             device = self._by_name[name]
-            device.spent.chosen += 1
-            if device.linked:
-                heard_at = now + device.times.heard_after(plan_bytes)
+            heard_at = now + device.times.heard_after(plan_bytes)
+            if self._takes_part(device, self._open, heard_at) and device.linked:
                 begin.append((max(heard_at, device.free_at, device.task_at) + device.times.latency_s, name, heard_at))
         for _, name, heard_at in sorted(begin):  # in the order of their wants, which may share a broadcast
             self._begin_attempt(self._by_name[name], self._open, heard_at)
         self._playback.round_opened(closed + 1, now)
+
+    def _takes_part(self, device: ClockDevice, current: OpenRound, heard_at: float) -> bool:
+        """A device of the cohort is told of the round that opens; whether it begins with it."""
+        device.spent.chosen += 1
+        return True
 
     def _choose(self, round: int) -> list[str]:
         return choose_cohort(self._present, size=self._rules.cohort_size, seed=self._seed, round=round)
@@ -215,7 +220,7 @@ class FleetClock:
         if life != self._life or not self._collects(current) or attempt is None:
             return
         self._rule.accept(device.name)
-        current.arrivals[device.name] = Arrival(device.name, now, attempt.update_bytes)
+        current.arrivals[device.name] = Arrival(device.name, now, attempt.update_bytes, attempt.round)
         self._accounts.end_attempt(device, attempt, now)
         self._accounts.charge(device, current)
         device.in_sync, device.free_at = True, now + device.times.latency_s
@@ -242,24 +247,27 @@ class FleetClock:
             # at once: updates that have come and were not looked at yet are late
             self._busy_until = now + self._costs.close_s
             self._queue.at(self._busy_until, self._close_round, current, self._life)
+        elif self._collects(current) and self._calendar.left_s(now) <= 0:
+            self._rest(current)
         elif decision == "extend":
-            if self._collects(current) and self._calendar.left_s(now) <= 0:
-                self._rest(current)
-                return
             self._limit(current)
             self._extend(current)
 
     def _rest(self, current: OpenRound) -> None:
         """The window has ended with too few updates: nobody trains until the round goes on in the next one."""
         current.rests = True
-        self._queue.at(self._calendar.goes_on(self._queue.now), self._go_on, current)
-        for device in (self._by_name[name] for name in current.cohort):
-            attempt = device.attempt
-            if attempt is not None and not (ending := device.ending(attempt, self._queue.now)).committed:
-                device.free_at = ending.free_at
-                self._accounts.end_attempt(device, attempt, ending.computed_until)
+        self._queue.at(self._calendar.goes_on(self._queue.now), self._end_rest, current)
+        for name in current.cohort:
+            self._stop(self._by_name[name])
 
-    def _go_on(self, current: OpenRound) -> None:
+    def _stop(self, device: ClockDevice) -> None:
+        """Ends a training, since no round is open; what is committed is sent later."""
+        attempt = device.attempt
+        if attempt is not None and not (ending := device.ending(attempt, self._queue.now)).committed:
+            device.free_at = ending.free_at
+            self._accounts.end_attempt(device, attempt, ending.computed_until)
+
+    def _end_rest(self, current: OpenRound) -> None:
         current.rests = False
         self._rule.wait_longer(self._queue.now)
         self._limit(current)
@@ -303,15 +311,7 @@ class FleetClock:
         if life != self._life:
             return
         now, used = self._queue.now, self._is_used(current)
-        fates: dict[str, list[str]] = {"used": [], "late": [], "declined": [], "lost": [], "given_up": []}
-        for name in current.cohort:
-            device = self._by_name[name]
-            fate = self._fate(device, current)
-            fates[fate].append(name)
-            if fate != "used":  # those are counted when they are accepted
-                setattr(device.spent, fate, getattr(device.spent, fate) + 1)
-            if fate == "late" or (fate == "used" and not used):
-                device.spent.unused[current.size] += 1
+        fates = self._fates(current, used)
         self._open, self._closed_rounds, self._calendar.idle_since = None, current.number, now
         if used:
             self._accounts.version += 1
@@ -329,31 +329,16 @@ class FleetClock:
             extensions=self._rule.extensions,
             used=used,
             events=tuple(self._queue.logged()),
+            stale=self._stale,
         )
         self._open_round()
         if self._open is None:
             self._accounts.announce(0)
             self._queue.at(now + self._rules.deadline_s + _ROUNDING_S, self._open_round)
 
-    def _fate(self, device: ClockDevice, current: OpenRound) -> str:
-        """Gives the outcome of a closing round for a device of its cohort, as the name of a count of `Spent`."""
-        if device.name in current.arrivals:
-            return "used"
-        attempt = device.attempt
-        if attempt is not None and self._commits_late(device, attempt, current):
-            return "late"
-        if device.name in current.declined:
-            return "declined"
-        return "lost" if attempt is None else "given_up"
-
-    def _commits_late(self, device: ClockDevice, attempt: Attempt, current: OpenRound) -> bool:
-        """Ends an attempt whose round is over; True if its update was, or still is, committed."""
-        ending = device.ending(attempt, self._queue.now)
-        device.free_at = ending.free_at
-        self._accounts.end_attempt(device, attempt, ending.computed_until, sent_until=ending.sent_until)
-        if ending.committed:
-            self._accounts.charge(device, current)
-        return ending.committed
+    def _fates(self, current: OpenRound, used: bool) -> dict[str, list[str]]:
+        """Ends what a closing round leaves behind; the names by the field of `Spent` that counts them."""
+        return self._accounts.fates(current, [self._by_name[name] for name in current.cohort], used=used)
 
     # power and network, told by `Links`
 
@@ -402,7 +387,7 @@ class FleetClock:
         else:
             self._queue.log("run")
             self._busy_until = now
-            self._rule = ClosingRule(self._rules, least_ready=self._least)
+            self._rule = closing_rule(self._rules, least_ready=self._least)
             if current is not None:
                 self._wait_again(current)
         for device in self.fleet:
@@ -425,18 +410,31 @@ class FleetClock:
 
         :param went_at: when the aggregator was killed, if that is why; transfers that were open then begin anew.
         """
+        self._greet(device)
+        current, attempt = self._open, device.attempt
+        if current is None or current.closing or current.rests or not self._rule.expects(device.name):
+            return
+        if attempt is None:
+            self._begin_late(device, current, linked_at)
+        else:
+            self._go_on(device, attempt, linked_at, went_at=went_at)
+
+    def _greet(self, device: ClockDevice) -> None:
+        """The aggregator learns that a device is there."""
         if device.name not in self._present:
             self._present.add(device.name)
             self._accounts.presence(device, "ready")
         self._rule.back(device.name)
-        current, attempt, times = self._open, device.attempt, device.times
-        if current is None or current.closing or current.rests or not self._rule.expects(device.name):
-            return
-        if attempt is None:
-            plan_s = self._sizes.plan_wire_bytes(self._named(current)) * times.down_s_per_byte
-            self._begin_attempt(device, current, linked_at + plan_s)
-            return
-        if device.committed_round == current.number:  # in an earlier life; the plan says that it is still wanted
+
+    def _begin_late(self, device: ClockDevice, current: OpenRound, linked_at: float) -> None:
+        """A device whose link is up since then reads the retained plan."""
+        plan_s = self._sizes.plan_wire_bytes(self._named(current)) * device.times.down_s_per_byte
+        self._begin_attempt(device, current, linked_at + plan_s)
+
+    def _go_on(self, device: ClockDevice, attempt: Attempt, linked_at: float, *, went_at: float | None) -> None:
+        """Goes on with an attempt that the end of a link, a process or the aggregator has disturbed."""
+        times = device.times
+        if device.committed_round == attempt.round:  # in an earlier life; the plan says that it is still wanted
             device.send_again(attempt, device.task_at)
         elif attempt.cut_at is not None:
             device.resume(attempt, linked_at)
@@ -446,4 +444,4 @@ class FleetClock:
         elif went_at is not None and attempt.broadcasts is not None and went_at < attempt.pass_at:
             attempt.delay(attempt.broadcasts.want(linked_at + times.latency_s) - attempt.pass_at)
         device.number += 1
-        self._queue.at(attempt.arrive_at, self._arrive, device, device.number, current)
+        self._queue.at(attempt.arrive_at, self._arrive, device, device.number, self._open)

@@ -70,11 +70,13 @@ class Arrival(NamedTuple):
 
     :param at_s: when.
     :param update_bytes: its predicted size.
+    :param round: that it was trained for, which may be an earlier one in buffered rounds.
     """
 
     device: str
     at_s: float
     update_bytes: int
+    round: int
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class ClockRound:
 
     :param used: whether there were enough updates for a new global model.
     :param events: up to the close, in order of time; empty where nobody asked for them.
+    :param stale: of buffered rounds, where the cohort is everybody: devices and rounds of the updates that were
+        committed, and are too late for any buffer.
     """
 
     round: int
@@ -101,6 +105,7 @@ class ClockRound:
     extensions: int
     used: bool
     events: tuple[LogEvent, ...]
+    stale: tuple[tuple[str, int], ...] = ()
 
     @property
     def wall_s(self) -> float:
@@ -111,6 +116,7 @@ class ClockRound:
 class OpenRound:
     """A round that is going on.
 
+    :param arrivals: by device; of a buffered round by device and round, since a device may be there twice.
     :param declined: names, in the order in which they did.
     :param closing: it has been decided that it is over; what comes now is late.
     :param rests: it waits for its next window.
@@ -138,6 +144,11 @@ def stuck(current: OpenRound | None, number: int, present: int, least: int, rule
         return (
             f"round {number} never opens: {present} devices are present, and {least} are needed; set round.min_devices "
             "to what can be there at once, or look at [schedule]"
+        )
+    if rule.rules.buffered:
+        return (
+            f"round {current.number} never closes: {rule.accepted} updates have come, and round.buffer_size = "
+            f"{rule.rules.buffer_size}"
         )
     return (
         f"round {current.number} never closes: after {rule.extensions + 1} deadlines {rule.accepted} updates of "

@@ -31,7 +31,9 @@ from hushfleet.simulator.engines.clock.sums import clock_of
 from hushfleet.simulator.fleet import device_names
 from hushfleet.simulator.schedule import schedule_of
 
-POLICY_KEYS = ("cohort_size", "min_devices", "quorum", "min_updates", "deadline_s")
+POLICY_KEYS = (
+    "cohort_size", "min_devices", "quorum", "min_updates", "deadline_s", "mode", "buffer_size", "max_staleness"
+)  # fmt: skip
 AS_IN_TASK = "as in the task"
 
 
@@ -50,7 +52,7 @@ def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
             if key not in POLICY_KEYS or not equals:
                 raise BadInput(f"--policy {text!r}: {pair!r} is not KEY=VALUE with one of {', '.join(POLICY_KEYS)}")
             try:
-                changed[key] = tomllib.loads(f"value = {value}")["value"]
+                changed[key] = value if key == "mode" else tomllib.loads(f"value = {value}")["value"]
             except tomllib.TOMLDecodeError as error:
                 raise BadInput(f"--policy {text!r}: {key} = {value!r}: must be a number") from error
         try:

@@ -24,13 +24,20 @@ from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.device import make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.engine import FleetClock
-from hushfleet.simulator.engines.clock.events import ClockRound, LogEvent
+from hushfleet.simulator.engines.clock.events import Arrival, ClockRound, LogEvent
 from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.measure import measure_costs
 from hushfleet.simulator.engines.clock.sizes import sizes_of
 from hushfleet.simulator.engines.clock.sums import clock_of
 from hushfleet.simulator.engines.fast.device_file import DeviceFile
-from hushfleet.simulator.engines.fast.engine import check_participation, close_engine, hear, open_engine, train_cohort
+from hushfleet.simulator.engines.fast.engine import (
+    buffered_place,
+    check_participation,
+    close_engine,
+    hear,
+    open_engine,
+    train_cohort,
+)
 from hushfleet.simulator.engines.fast.jobs import JobAnswer
 from hushfleet.simulator.engines.fast.sums import key_of, write_roster
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -87,7 +94,13 @@ def run_clocked_rounds(
         roster = None if secure is None else write_roster(simulation, store)
         closed_rounds = fleet_clock(simulation, mix, roster=roster).rounds()
         engine = open_engine(simulation, store, clock=time, monotonic=time)
-        rounds = VirtualRounds(simulation, engine, time, events=events, scenario=scenario, group=_GROUP * workers.count)
+        logs: Any = {"events": events, "scenario": scenario, "group": _GROUP * workers.count}
+        if simulation.task.round.buffered:
+            outcomes = list(closed_rounds)  # who trains a version is known when its updates have come, or never will
+            rounds: VirtualRounds = BufferedRounds(simulation, engine, time, outcomes=outcomes, **logs)
+            closed_rounds = iter(outcomes)
+        else:
+            rounds = VirtualRounds(simulation, engine, time, **logs)
         rounds.begin()
         for closed in closed_rounds:
             if engine.finished and closed.round > engine.closed_rounds:
@@ -173,28 +186,37 @@ class VirtualRounds:
             return
         time.now = closed.opened_s
         plan = engine.plan or engine.open_round(closed.cohort)
-        if (plan.round, sorted(engine.cohort)) != (closed.round, sorted(closed.cohort)):
+        same = plan.max_staleness or sorted(engine.cohort) == sorted(closed.cohort)
+        if plan.round != closed.round or not same:
             raise HushfleetError(
                 f"the clock is at round {closed.round} with {len(closed.cohort)} devices, the aggregator at round "
                 f"{plan.round} with {len(engine.cohort)}: the run folder belongs to another fleet or another task"
             )
+        self._play(closed, plan, events, train)
+        self._write_events(events, {}, last=None)
+        check_participation(engine, plan)
+        time.now = closed.closed_s
+        self._events.write("round_close", **engine.close().to_dict())
+
+    def _play(self, closed: ClockRound, plan: RoundPlan, events: Iterator[LogEvent], train: Train) -> None:
+        """Trains who commits, and hands over what arrives."""
         for first in range(0, len(closed.arrivals), self._group):
             group = closed.arrivals[first : first + self._group]
             answers = {answer.device: answer for answer in train(plan, [arrival.device for arrival in group])}
             heard = {}
             for arrival in group:
-                time.now = arrival.at_s
+                self._time.now = arrival.at_s
                 heard[arrival.device] = self._hear(plan, answers[arrival.device])
             self._write_events(events, heard, last=group[-1].device)
         for first in range(0, len(closed.late), self._group):
             for answer in train(plan, closed.late[first : first + self._group]):
-                # it is charged and has moved on; its bytes come too late for the aggregator
-                board = self._devices[answer.device].board
-                engine.store.add_device(answer.device, public_key=answer.public_key, board=board)
-        self._write_events(events, {}, last=None)
-        check_participation(engine, plan)
-        time.now = closed.closed_s
-        self._events.write("round_close", **engine.close().to_dict())
+                self._add(answer)
+
+    def _add(self, answer: JobAnswer | None) -> None:
+        """Makes a device known that is charged and has moved on: its bytes come too late for the aggregator."""
+        if answer is not None:
+            board = self._devices[answer.device].board
+            self._engine.store.add_device(answer.device, public_key=answer.public_key, board=board)
 
     def _hear(self, plan: RoundPlan, answer: JobAnswer) -> Event:
         """A device that declines is heard when its update would have come: the clock knows nothing of budgets."""
@@ -203,13 +225,15 @@ class VirtualRounds:
 
     def _with_public(self, plan: RoundPlan, answer: JobAnswer) -> bytes:
         """Attaches the public state, as `hushfleet.edge_client.net.upload` does after an update that came too late."""
-        path = self._simulation.folder.device(answer.device).state
-        identity = key_of(self._simulation.seed, self._devices[answer.device].index)
-        store = DeviceFile(path, device=answer.device, identity=identity)
+        store = self._store(answer.device)
         entry = store.outbox(plan.task, plan.round)
         if entry is None:
             raise HushfleetError(f"{answer.device} does not remember its update of round {plan.round}")
-        return attach_public(answer.update, entry.public_before, identity=identity)
+        return attach_public(answer.update, entry.public_before, identity=store.identity)
+
+    def _store(self, device: str) -> DeviceFile:
+        path = self._simulation.folder.device(device).state
+        return DeviceFile(path, device=device, identity=key_of(self._simulation.seed, self._devices[device].index))
 
     # the logs
 
@@ -234,6 +258,56 @@ class VirtualRounds:
     def _write_run(self) -> None:
         devices = len(self._simulation.fleet.devices)
         self._events.write("run", **run_fields(self._simulation.prepared.spec, engine="fast", devices=devices))
+
+
+class BufferedRounds(VirtualRounds):
+    """The same for buffered rounds: a device trains when the version is open that it begins with, and its answer is
+    kept until its update arrives, which may be some versions later.
+
+    :param outcomes: of all rounds.
+    """
+
+    def __init__(self, *arguments: Any, outcomes: Sequence[ClockRound], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        made = [(arrival.device, arrival.round) for outcome in outcomes for arrival in outcome.arrivals]
+        made += [each for outcome in outcomes for each in outcome.stale]
+        self._trains: dict[int, list[str]] = {}
+        for device, round in made:
+            self._trains.setdefault(round, []).append(device)
+        self._answers: dict[tuple[str, int], JobAnswer] = {}
+
+    def play(self, closed: ClockRound, train: Train) -> None:
+        super().play(closed, train)
+        for arrival in closed.arrivals:
+            place = buffered_place(self._simulation, self._devices[arrival.device], arrival.round)
+            (self._simulation.folder.updates / str(place)).unlink(missing_ok=True)
+
+    def _play(self, closed: ClockRound, plan: RoundPlan, events: Iterator[LogEvent], train: Train) -> None:
+        waits = {arrival.device for arrival in closed.arrivals if arrival.round < closed.round}
+        trains = self._trains.get(closed.round, [])
+        self._train(plan, [device for device in trains if device not in waits], train)
+        for arrival in closed.arrivals:
+            self._time.now = arrival.at_s
+            if arrival.round == closed.round and arrival.device in waits:
+                self._train(plan, [arrival.device], train)
+            answer = self._answers.pop((arrival.device, arrival.round), None) or self._remembered(plan, arrival)
+            own = replace(plan, round=arrival.round)
+            heard = {} if answer is None else {arrival.device: self._hear(own, answer)}
+            self._write_events(events, heard, last=arrival.device)
+        done = {arrival.device for arrival in closed.arrivals if arrival.round == closed.round}
+        self._train(plan, [device for device in trains if device in waits - done], train)
+        for device, round in closed.stale:
+            self._add(self._answers.pop((device, round), None))
+
+    def _train(self, plan: RoundPlan, devices: Sequence[str], train: Train) -> None:
+        for answer in train(plan, devices):
+            self._answers[answer.device, plan.round] = answer
+
+    def _remembered(self, plan: RoundPlan, arrival: Arrival) -> JobAnswer | None:
+        """Reads the answer of an interrupted run; None where the device has gone on, since the update was accepted."""
+        store = self._store(arrival.device)
+        entry = store.outbox(plan.task, arrival.round)
+        return None if entry is None else JobAnswer(arrival.device, store.identity.public_key, entry.data)
 
 
 class _Resumed:

@@ -17,6 +17,7 @@ from hushfleet.errors import BadInput
 from hushfleet.secure.prime_field import to_bytes
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
+from hushfleet.simulator.engines.clock.buffered import BufferedClock
 from hushfleet.simulator.engines.clock.calendar import STARTS, Calendar
 from hushfleet.simulator.engines.clock.device import ClockDevice
 from hushfleet.simulator.engines.clock.device_time import Costs
@@ -210,5 +211,5 @@ def clock_of(
     """
     options["calendar"] = Calendar(prepared.task.schedule, starts=starts)
     if prepared.spec.privacy.secure is None:
-        return FleetClock(rules, fleet, **options)
+        return (BufferedClock if rules.buffered else FleetClock)(rules, fleet, **options)
     return SummedClock(rules, fleet, draws=Draws(prepared, [each.name for each in fleet], rules, roster), **options)

@@ -26,6 +26,7 @@ from hushfleet.simulator.engines.fast.runtimes import NATIVE, VMAP
 from hushfleet.simulator.engines.fast.sums import write_roster
 from hushfleet.simulator.engines.fast.uncoded import UncodedUpdates
 from hushfleet.simulator.engines.fast.workers import WorkerPool
+from hushfleet.simulator.fleet import SimulatedDevice
 from hushfleet.simulator.run_folder import Simulation
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import SIGNED
@@ -53,6 +54,11 @@ def run_rounds(
     :param on_closed: called after each round, before any device trains again; at first with the last round of an
         earlier part of the run, or 0.
     """
+    if simulation.task.round.buffered:
+        raise BadInput(
+            'round.mode = "buffered" is about who comes when, and the fast engine has no time: give the devices boards '
+            "(--boards, with the virtual clock), or take --engine live"
+        )
     names = [device.name for device in simulation.fleet.devices]
     rounds = doing("rounds", total=simulation.prepared.spec.rounds)
     with rounds as work, AggregatorStore(simulation.folder.aggregator, durable=False) as store:
@@ -180,6 +186,11 @@ def hear(
     return "update", update_fields(update, round=plan.round, payload_bytes=sent_bytes)
 
 
+def buffered_place(simulation: Simulation, device: SimulatedDevice, round: int) -> int:
+    """The number of the file of an update's values: until it is summed, its device may have trained a newer version."""
+    return round * len(simulation.fleet.devices) + device.index
+
+
 def train_cohort(
     simulation: Simulation,
     workers: WorkerPool,
@@ -194,6 +205,8 @@ def train_cohort(
     :param evaluate: whether the devices' own models are tested afterwards.
     """
     wanted, places = set(devices), {name: place for place, name in enumerate(sorted(plan.cohort))}
+    if plan.max_staleness:
+        places = {device.name: buffered_place(simulation, device, plan.round) for device in simulation.fleet.devices}
     chosen = [device for device in simulation.fleet.devices if device.name in wanted]
     jobs = [
         Job(

@@ -65,7 +65,7 @@ def test_what_is_written_is_there_after_reopening(tmp_path: Path) -> None:
         assert (device.last_session, device.public_digest) == (3, b"\x02" * 16)
         assert store.public_state("dev") == b"state"
         assert store.update_data(1, "dev") == (b"update", b"before")
-        assert store.update(1, "dev") == update_row("dev")
+        assert store.update(1, "dev") == replace(update_row("dev"), round=1)
         assert store.charges() == [charge("dev", 1, device_epsilon=math.inf)]
         assert store.declines(1) == store.declines() == [(1, "other", "budget", "spent")]
         assert store.declines(2) == []
@@ -81,7 +81,7 @@ def test_closing_a_round_drops_the_bytes_and_keeps_the_record(store: AggregatorS
     with store.transaction():
         store.close_round(1, result_digest=b"r" * 32, metrics={"loss": 0.5}, at=12.0)
     assert store.update_data(1, "dev") is None
-    assert store.updates(1) == [update_row("dev")]
+    assert store.updates(1) == [replace(update_row("dev"), round=1)]
     (row,) = store.rounds()
     assert (row.phase, row.result_digest, row.metrics, row.closed_at) == ("closed", b"r" * 32, {"loss": 0.5}, 12.0)
 
@@ -165,17 +165,21 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_of_the_schema_before_goes_on(tmp_path: Path) -> None:
     with AggregatorStore(tmp_path) as store:
+        store.put_update(1, update_row("dev-0"), data=b"update", public_before=b"before")
         store.put_charge(charge("dev-0", 1))
     with closing(sqlite3.connect(tmp_path / "aggregator.sqlite")) as database:
         database.execute("ALTER TABLE privacy DROP COLUMN raw")
         database.execute("ALTER TABLE rounds DROP COLUMN secure")
         database.execute("DROP TABLE answers")
         database.execute("DROP TABLE new_cards")
+        database.execute("DROP INDEX updates_of_sum")
+        database.execute("ALTER TABLE updates DROP COLUMN summed_in")
         database.execute("PRAGMA user_version = 1")
         database.commit()
     for _ in range(2):
         with AggregatorStore(tmp_path) as store:
-            assert store.charges()[0] == charge("dev-0", 1)
+            assert store.charges()[0] == store.charges(1)[0] == charge("dev-0", 1)
+            assert [row.device for row in store.updates(1)] == ["dev-0"]
             assert store.new_cards(1) == set()
     with AggregatorStore(tmp_path) as store:
         store.put_charge(replace(charge("dev-0", 2), raw="loss"))

@@ -312,3 +312,17 @@ def test_what_a_plan_need_not_say_costs_no_byte_and_what_it_says_comes_back() ->
     for controls in ({"clip norm": 1.0}, {"x" * 33: 1.0}, {"a": math.inf}, {f"c{i}": 1.0 for i in range(17)}):
         with pytest.raises(ValueError, match="controls"):
             replace(plain, controls=controls)
+
+
+def test_a_buffered_plan_names_nobody_and_takes_updates_of_some_earlier_rounds() -> None:
+    plain = RoundPlan("t", 5, 9, "open", bytes(32), 4, {}, 1, 1.0)
+    buffered = replace(plain, max_staleness=2)
+    assert b"max_staleness" not in encode_message(plain, DEVICE)
+    assert decode_message(encode_message(buffered, DEVICE), public_key=DEVICE.public_key) == buffered
+    assert [round for round in range(9) if buffered.takes("t", round)] == [3, 4, 5]
+    assert [round for round in range(9) if plain.takes("t", round)] == [5]
+    assert not buffered.takes("another task", 5)
+    assert (buffered.names("anybody"), plain.names("anybody")) == (True, False)
+    for changes in ({"cohort": {"a": bytes(16)}}, {"max_staleness": 1001}, {"max_staleness": -1}):
+        with pytest.raises(ValueError, match="max_staleness"):
+            replace(buffered, **changes)

@@ -18,7 +18,7 @@ from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.aggregator.results.events import EventLog, iterate_events
 from hushfleet.aggregator.results.timeline import read_timeline
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.errors import HushfleetError
+from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.events import ClockRound
 from hushfleet.simulator.engines.clock.rounds import VirtualRounds, VirtualTime, fleet_clock, run_clocked_rounds
@@ -203,6 +203,60 @@ def test_a_scenario_is_logged_so_that_the_timeline_shows_it(make: MakeSimulation
     assert timeline is not None
     assert timeline.outcomes[5] == "ddd"
     assert timeline.seconds[1]["lost"] == pytest.approx(3.0, abs=1.0)
+
+
+BUFFERED: dict[str, Any] = {
+    "method": {"name": "dp-fedavg"},
+    "privacy": {"accounting": "strict"},
+    "round": {"mode": "buffered", "buffer_size": 3, "max_staleness": 1, "min_updates": 1, "rounds": 5},
+}
+
+
+def test_buffered_rounds_train_on_the_version_that_each_device_began_with(make: MakeSimulation, audit: Any) -> None:
+    simulation = make(scenario={"day": [{"devices": "all", "period_s": 40.0, "share": 0.6}]}, **BUFFERED)
+    outcomes = list(fleet_clock(simulation, SLOW_MIX).rounds())
+    made = [(arrival.device, arrival.round) for outcome in outcomes for arrival in outcome.arrivals]
+    staleness = {outcome.round - arrival.round for outcome in outcomes for arrival in outcome.arrivals}
+    assert staleness == {0, 1}
+    run(simulation)
+    with AggregatorStore(simulation.folder.aggregator) as store:
+        summed = {row.round: {(each.device, each.round) for each in store.updates(row.round)} for row in store.rounds()}
+    assert summed == {
+        outcome.round: {(arrival.device, arrival.round) for arrival in outcome.arrivals} for outcome in outcomes
+    }
+    spent = made + [each for outcome in outcomes for each in outcome.stale]
+    assert len(spent) > len(made), "some updates were too stale for any buffer, and are charged all the same"
+    for device in simulation.fleet.devices:
+        trained = sorted(round for name, round in spent if name == device.name)
+        assert [entry.round for entry in audit.ledger(simulation, device.name)] == trained
+
+
+def test_interrupted_buffered_rounds_go_on_to_the_same_end(
+    make: MakeSimulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm, broken = make(**BUFFERED), make(**BUFFERED)
+    run(calm)
+    heard, hear = [], VirtualRounds._hear
+
+    def cut(self: VirtualRounds, *answer: Any) -> Any:
+        heard.append(answer)
+        if len(heard) in (5, 9):
+            raise KeyboardInterrupt
+        return hear(self, *answer)
+
+    monkeypatch.setattr(VirtualRounds, "_hear", cut)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(broken)
+    run(broken)
+    assert models(broken) == models(calm)
+    assert log(broken) == log(calm)
+
+
+def test_the_fast_engine_has_no_time_for_buffered_rounds(make: MakeSimulation) -> None:
+    simulation = make(**BUFFERED)
+    with Workers(1) as workers, EventLog(simulation.folder.events) as events, pytest.raises(BadInput, match="--boards"):
+        run_rounds(simulation, workers, events)
 
 
 def test_another_fleet_than_the_folders_is_noticed(make: MakeSimulation) -> None:

@@ -1,0 +1,109 @@
+"""A board in buffered rounds: it goes on with its own version while newer ones come, and hands it in late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from support.edge import Bench
+
+MakeBench = Callable[..., Bench]
+
+
+def begin(bench: Bench, round: int, **changes: object) -> None:
+    bench.server.open_round(round, **({"cohort": {}, "max_staleness": 1} | changes))
+
+
+def acked(bench: Bench, round: int) -> Callable[[], bool]:
+    return lambda: bench.entry_status(round) == "acked" and bench.agent.rounds.upload is None
+
+
+def charged(bench: Bench) -> list[int]:
+    return [entry.round for entry in bench.store.ledger.entries()]
+
+
+class Interrupting:
+    """Newer versions are announced while the board trains."""
+
+    def __init__(self, bench: Bench, *rounds: int) -> None:
+        self.bench, self.rounds, inner = bench, list(rounds), bench.agent._supervisor
+        self.ready = self.stopping = inner.ready
+        bench.agent._supervisor = self
+
+    def alive(self) -> None:
+        if self.bench.agent._status == "training" and self.rounds:
+            begin(self.bench, self.rounds.pop(0))
+
+
+def test_a_newer_version_ends_no_training_and_no_upload(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    begin(bench, 1)
+    bench.steps(4)
+    Interrupting(bench, 2)
+    bench.until(acked(bench, 1))
+    bench.until(acked(bench, 2))
+    assert charged(bench) == [1, 2]
+    assert [offer.round for offer in bench.server.offers] == [1, 2]
+    assert bench.server.declines == []
+
+
+def test_training_ends_once_its_result_would_be_too_stale(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    begin(bench, 1)
+    bench.steps(4)
+    Interrupting(bench, 2, 3)
+    bench.until(acked(bench, 3))
+    assert charged(bench) == [3], "what was given up has cost nothing"
+
+
+def test_between_two_versions_an_upload_goes_on(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    begin(bench, 1)
+    bench.until(lambda: len(bench.server.chunks_seen) == 2)
+    begin(bench, 1, phase="closed")
+    bench.steps(3)
+    begin(bench, 2)
+    bench.until(acked(bench, 1))
+    bench.until(acked(bench, 2))
+    assert charged(bench) == [1, 2]
+
+
+def test_a_board_that_slept_hands_in_what_it_had_and_trains_no_version_twice(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.answers = False
+    begin(bench, 1)
+    bench.until(lambda: len(bench.server.updates) == 1)
+    (before,) = bench.server.updates
+    bench.restart()
+    bench.server.answers = True
+    begin(bench, 2)
+    bench.until(acked(bench, 1))
+    assert bench.server.updates[0] == before, "the same bytes, noised once"
+    bench.until(acked(bench, 2))
+    bench.restart()
+    bench.steps()
+    assert charged(bench) == [1, 2]
+    assert len(bench.server.updates) == 2
+
+
+def test_an_update_that_is_too_stale_is_not_sent_again(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.answers = False
+    begin(bench, 1)
+    bench.until(lambda: len(bench.server.updates) == 1)
+    bench.restart()
+    bench.server.answers = True
+    begin(bench, 3)
+    bench.until(acked(bench, 3))
+    assert [offer.round for offer in bench.server.offers][-1] == 3
+    assert bench.entry_status(1) == "pending"
+    assert charged(bench) == [1, 3], "it was charged, though it is in no model"
+
+
+def test_a_state_that_the_aggregator_lacks_is_sent_when_it_asks(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.server.refuse_next = "state-unknown"
+    begin(bench, 1)
+    bench.until(acked(bench, 1))
+    first, second = bench.server.offers[0], bench.server.offers[-1]
+    assert first.digest != second.digest
+    assert charged(bench) == [1]
