@@ -425,7 +425,7 @@ class Agent:
     # what it waits for
 
     def _waits_for(self) -> tuple[Kind, str]:
-        server, plan, upload = self._server, self.rounds.plan, self.rounds.upload
+        server = self._server
         if not self._up:
             return "broker", f"the broker {self.config.broker.url.rpartition('@')[2]}: {self._down_because}"
         if self.rounds.finished and self.blobs.fetch is None:
@@ -438,13 +438,7 @@ class Agent:
             return "operator", self._enrolment.reason
         if not self.store_check.confirmed:
             return "answer", "the aggregator, which has not answered yet"
-        if upload is not None:
-            return "nothing", f"round {upload.entry.round}: sending the update"
-        if self.blobs.fetch is not None:
-            return "nothing", "fetching the task or its model"
-        if plan is None or plan.phase == "finished":
-            return "round", "a round"
-        return "round", f"round {plan.round + (plan.phase == 'closed')} of {plan.rounds} of {plan.task}"
+        return self.rounds.waits_for
 
     def _note_error(self, code: ErrorCode) -> None:
         if self.health is not None:

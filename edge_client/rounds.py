@@ -18,6 +18,7 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import ANSWER_S, AnnouncedTraining
 from hushfleet.edge_client.board.new_samples import NewSamples
 from hushfleet.edge_client.board.pacing import Pacer
+from hushfleet.edge_client.board.waiting import Kind
 from hushfleet.edge_client.declines import Declined, DeclineReason, GivenUp, decline_reason
 from hushfleet.edge_client.net.download import BlobSource, GlobalModel, RosterSource
 from hushfleet.edge_client.net.store_check import StoreCheck
@@ -101,6 +102,18 @@ class RoundHandler:
         """Whether the announced task has ended, and nothing is left to send."""
         plan = self.plan
         return plan is not None and plan.phase == "finished" and plan.task == self._tasks.name and self.upload is None
+
+    @property
+    def waits_for(self) -> tuple[Kind, str]:
+        """Kind and words of the event that comes next, while the aggregator is there and knows the device."""
+        plan, upload = self.plan, self.upload
+        if upload is not None:
+            return "nothing", f"round {upload.entry.round}: sending the update"
+        if self._blobs.fetch is not None:
+            return "nothing", "fetching the task or its model"
+        if plan is None or plan.phase == "finished":
+            return "round", "a round"
+        return "round", f"round {plan.round + (plan.phase == 'closed')} of {plan.rounds} of {plan.task}"
 
     def resume(self) -> None:
         """Says again what may not have been heard: the link or the aggregator came back."""

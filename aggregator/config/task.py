@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hushfleet.aggregator.config.question import EvaluationSection, StatisticSection, check_question, noise_factor
+from hushfleet.aggregator.config.round_section import RoundSection, check_buffered
 from hushfleet.aggregator.config.scenario import ScenarioSection
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.config.sections import (
@@ -21,7 +22,6 @@ from hushfleet.aggregator.config.sections import (
     MethodSection,
     ModelSection,
     PrivacySection,
-    RoundSection,
     WireSection,
     is_path,
 )
@@ -36,7 +36,6 @@ from hushfleet.losses import FAULT, find_loss
 from hushfleet.methods import find_method
 from hushfleet.methods.method import Method
 from hushfleet.methods.server import ServerHalf
-from hushfleet.methods.stages import NumberReport
 from hushfleet.methods.sums import check_sums
 from hushfleet.privacy.accounting.epsilon import check_delta, noise_multiplier_for
 from hushfleet.privacy.record import gradients_factor, sensitivity
@@ -66,7 +65,8 @@ class Task(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_buffered()
+        if self.round.buffered:
+            check_buffered(self.privacy, self.method, self.parts)
         secure = self.privacy.accounting == "secure"
         if secure:
             self._complete_sums()
@@ -209,34 +209,6 @@ class Task(Checked):
             raise ValueError(
                 f"round.aggregation = {rules.aggregation!r} gives every update the same weight, and {name!r} "
                 "weighs them; switch that off (dp-fedsim: method.msa = false), or keep the mean"
-            )
-
-    def _check_buffered(self) -> None:
-        """Refuses buffered rounds where an update of an earlier version, or of whoever comes, has no meaning."""
-        if not self.round.buffered:
-            return
-        if self.privacy.accounting == "secure":
-            raise ValueError(
-                'round.mode = "buffered": masks cancel within one cohort that is settled before, so '
-                'privacy.accounting = "secure" has no buffer. The sum over whoever comes in a window is '
-                'round.mode = "synchronous" with deadline_s and min_updates'
-            )
-        if self.privacy.accounting == "as-published":
-            raise ValueError(
-                'round.mode = "buffered": privacy.accounting = "as-published" divides the noise among a cohort, and '
-                'each update of a buffer has its whole noise; take privacy.accounting = "strict"'
-            )
-        parts = self.parts()
-        refused = {
-            "weighs updates by the model that they are added to": parts.server.weighs,
-            "gives devices more than the model of a version": bool(parts.server.vectors),
-            "steers a round by the reports of the one before": any(isinstance(s, NumberReport) for s in parts.stages),
-            "lets devices choose their own noise": parts.max_preference is not None,
-        }
-        for words in (words for words, is_so in refused.items() if is_so):
-            raise ValueError(
-                f'round.mode = "buffered": method.name = {self.method.name!r} {words}, which has no meaning where a '
-                "sum has updates of several versions; take for example 'dp-fedavg' or 'hush'"
             )
 
     def _check_patience(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
 

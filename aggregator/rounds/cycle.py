@@ -54,7 +54,7 @@ class RoundCycle:
         self._enrolment, self._present, self._on_closed = enrolment, present, on_closed
         self._roster, self._charges, self._rhythm = roster, charges, rhythm
         self._retry_close_at = self._retry_open_at = 0.0
-        self._announce_at = math.inf
+        self._announce_at, self._told_may_train = math.inf, True
         self._open_error = ""  # why no round opens
         self._clock, self._idle_since = clock, clock()  # since when the next round waits for devices alone
         self._rests = self._paused = False
@@ -64,10 +64,13 @@ class RoundCycle:
 
     @property
     def announcement(self) -> RoundPlan:
-        """The plan that devices should know at present; while a round rests, that none is open."""
-        if self._rests:
-            return self._engine.progress.no_round
-        plan = self._engine.announcement
+        """The plan that devices should know at present; while a round rests, that none is open.
+
+        While none may be open, a buffered round lets nobody go on with an older model either.
+        """
+        plan = self._engine.progress.no_round if self._rests else self._engine.announcement
+        if plan.phase == "closed" and not self._may_train:
+            plan = replace(plan, max_staleness=0)
         return replace(plan, deadline_s=min(plan.deadline_s, self._window_s))
 
     def advance(self, *, linked: bool) -> None:
@@ -81,7 +84,7 @@ class RoundCycle:
             if not self._open(now, linked=linked):
                 self.announce()
         self._open(now, linked=linked)
-        if linked and now >= self._announce_at:
+        if linked and (now >= self._announce_at or self._may_train != self._told_may_train):
             self.announce()
 
     def announce(self) -> None:
@@ -92,7 +95,7 @@ class RoundCycle:
             log.error("the round is not announced yet: %s", error)
             self._announce_at = self._clock() + RETRY_S
             return
-        self._announce_at = math.inf
+        self._announce_at, self._told_may_train = math.inf, self._may_train
         self._outbox.round(self.announcement)
         if self._engine.finished and self.finished_at is None:
             self.finished_at = self._clock()
@@ -109,6 +112,11 @@ class RoundCycle:
                 self._charges.declined(device, code)
             except StoreError as error:  # what was noted before is an upper bound
                 log.warning("%s", error)
+
+    @property
+    def _may_train(self) -> bool:
+        """Whether devices may go on with a buffered round's model; always, where rounds are not buffered."""
+        return not (self._engine.prepared.task.round.buffered and (self._paused or self._rhythm.left_s() <= 0))
 
     def _limit(self, now: float) -> None:
         """Lets the open round wait for updates until its window ends, at most."""

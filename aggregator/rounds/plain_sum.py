@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.ingest.checks import UpdateChecks
 from hushfleet.aggregator.ingest.exact_sum import ExactSum

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.wire.format.messages import MAX_COHORT, MAX_MESSAGE_BYTES
 
 LONGEST_GRACE_S = 60.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.publish.model_step import download_bytes
 from hushfleet.aggregator.results.metrics import RoundSummary, eq20_bytes, snr_db
 from hushfleet.aggregator.rounds.round_sum import AnswerCounts, RoundSum

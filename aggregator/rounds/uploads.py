@@ -47,6 +47,8 @@ class Uploads:
         """
         update = CheckedUpdate.offered(device, offer)
         if not self._engine.admit(update):
+            if self._comes_again(update):
+                return None
             if update.held is not None and offer.round >= self.latest(device)[0]:
                 self._latest[device] = (offer.round, update.held)
             update.reply = _reply(update, offer)
@@ -73,13 +75,13 @@ class Uploads:
         whole = self._transfers.chunk(device, chunk, now=self._clock())
         return None if whole is None else self.take(device, *whole)
 
-    def take(self, device: str, offer: Offer, data: bytes) -> CheckedUpdate:
-        """Hands a whole update to the engine; returns it with its reply."""
+    def take(self, device: str, offer: Offer, data: bytes) -> CheckedUpdate | None:
+        """Hands a whole update to the engine; returns it with its reply, or None where it will come again."""
         try:
             update = self._engine.accept(device, data)
         except StoreError as error:
             update = CheckedUpdate(device, data).refuse("store-full", str(error))
-        return self._finished(update, offer)
+        return None if self._comes_again(update) else self._finished(update, offer)
 
     def gaps(self) -> list[tuple[str, Missing]]:
         """Returns what to tell devices that have stopped sending."""
@@ -103,6 +105,12 @@ class Uploads:
         if not self._engine.prepared.task.round.buffered:
             self._transfers.clear()
         self._refused.clear()
+
+    def _comes_again(self, update: CheckedUpdate) -> bool:
+        """Whether nothing is answered: no buffered round is open, and the next one may take the update."""
+        engine = self._engine
+        between = engine.plan is None and not engine.finished
+        return between and engine.prepared.task.round.buffered and update.code == "late"
 
     def _finished(self, update: CheckedUpdate, offer: Offer) -> CheckedUpdate:
         """Gives an update its reply, counts it if it is refused, and remembers what was answered."""

@@ -2,7 +2,8 @@
 
 The key comes from the configuration, or is the first one that the device meets; it is pinned in the store before
 anything that it signed is believed. The newest start (epoch) of that key is pinned too: a message that names an older
-one was recorded in an earlier run and published again. Within an epoch the rounds of a task only go forwards.
+one was recorded in an earlier run and published again. Within an epoch the rounds of a task only go forwards, though an
+open one may rest.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadSignature, Malformed, Replayed, StoreError
 from hushfleet.wire.format.messages import Known, Message, RoundPlan, ServerState, TaskNotice, decode_message
 
-_PHASES = {"open": 0, "unmask": 1, "closed": 2, "finished": 3}
+_PHASES = {"closed": 0, "open": 0, "unmask": 1, "finished": 2}
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -101,4 +102,10 @@ class MessageVerifier:
 def _is_before(one: RoundPlan | Known, other: RoundPlan | Known) -> bool:
     """Whether `one` is of an earlier moment of the same run; False for another run or task."""
     same_run = (one.epoch, one.task) == (other.epoch, other.task)
-    return same_run and (one.round, _PHASES[one.phase]) < (other.round, _PHASES[other.phase])
+    return same_run and _place(one) < _place(other)
+
+
+def _place(plan: RoundPlan | Known) -> tuple[int, int]:
+    """The place of a plan in its run. That no round is open after one, and that the next is, have the same place: a
+    round that rests is not open for a while."""
+    return plan.round + (plan.phase in ("closed", "finished")), _PHASES[plan.phase]

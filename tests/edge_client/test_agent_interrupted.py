@@ -338,6 +338,29 @@ def test_training_ends_when_another_round_begins(make_bench: MakeBench) -> None:
     assert bench.server.declines == []
 
 
+def test_training_ends_while_its_round_rests_and_begins_again(make_bench: MakeBench) -> None:
+    """The aggregator says that no round is open, as in a pause, and later that the same one is."""
+    bench = make_bench()
+    bench.server.open_round(2)
+    bench.steps(4)
+    inner, told = bench.agent._supervisor, list[int]()
+
+    class Pausing:
+        def alive(self) -> None:
+            if bench.agent._status == "training" and not told:
+                told.append(bench.server.open_round(1, phase="closed", cohort={}).round)
+
+        ready = stopping = inner.ready
+
+    bench.agent._supervisor = Pausing()
+    bench.until(lambda: told != [])
+    bench.steps(10)
+    assert bench.store.ledger.entries() == []
+    bench.server.open_round(2)
+    bench.until(acked(bench, 2))
+    assert [entry.round for entry in bench.store.ledger.entries()] == [2]
+
+
 def test_what_comes_while_it_trains_takes_little_memory(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.server.open_round(1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from hushfleet.edge_client.board.config import DeviceConfig
 from support.edge import Bench
 
 MakeBench = Callable[..., Bench]
@@ -24,14 +26,14 @@ def charged(bench: Bench) -> list[int]:
 class Interrupting:
     """Newer versions are announced while the board trains."""
 
-    def __init__(self, bench: Bench, *rounds: int) -> None:
-        self.bench, self.rounds, inner = bench, list(rounds), bench.agent._supervisor
+    def __init__(self, bench: Bench, *rounds: int, **changes: object) -> None:
+        self.bench, self.rounds, self.changes, inner = bench, list(rounds), changes, bench.agent._supervisor
         self.ready = self.stopping = inner.ready
         bench.agent._supervisor = self
 
     def alive(self) -> None:
         if self.bench.agent._status == "training" and self.rounds:
-            begin(self.bench, self.rounds.pop(0))
+            begin(self.bench, self.rounds.pop(0), **self.changes)
 
 
 def test_a_newer_version_ends_no_training_and_no_upload(make_bench: MakeBench) -> None:
@@ -107,3 +109,31 @@ def test_a_state_that_the_aggregator_lacks_is_sent_when_it_asks(make_bench: Make
     first, second = bench.server.offers[0], bench.server.offers[-1]
     assert first.digest != second.digest
     assert charged(bench) == [1]
+
+
+def test_a_version_that_rests_ends_every_training_and_nothing_is_spent(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    begin(bench, 2)
+    bench.steps(4)
+    interrupting = Interrupting(bench, 1, phase="closed", max_staleness=0)
+    bench.until(lambda: not interrupting.rounds)
+    bench.steps(10)
+    assert charged(bench) == []
+    begin(bench, 2)
+    bench.until(acked(bench, 2))
+    assert charged(bench) == [2]
+
+
+def test_an_owners_limit_of_a_period_holds_for_each_version(make_bench: MakeBench, config: DeviceConfig) -> None:
+    limits = replace(config.limits, epsilon_server=2.5, per="1d", epsilon_lifetime=100.0)
+    bench = make_bench(config=replace(config, limits=limits))
+    begin(bench, 1)
+    bench.until(acked(bench, 1))
+    begin(bench, 2)
+    bench.until(lambda: bench.server.declines != [])
+    assert bench.server.declines[0].code == "budget"
+    assert charged(bench) == [1]
+    bench.clock.now += 86400.0
+    begin(bench, 3)
+    bench.until(acked(bench, 3))
+    assert charged(bench) == [1, 3]

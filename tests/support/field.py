@@ -149,10 +149,10 @@ class Field:
         for frame in split(data, CHUNK_BYTES, indices):
             self.links[name].publish(self.topics.chunk(name), frame)
 
-    def deliver(self, name: str, data: bytes) -> Message | None:
+    def deliver(self, name: str, data: bytes, *, round: int | None = None) -> Message | None:
         """Offer and chunks, and the aggregator's last answer."""
         self.answers(name)
-        self.offer(name, data)
+        self.offer(name, data, round=round)
         self.push(name, data)
         self.run()
         return (self.answers(name) or [None])[-1]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.scenario import ScenarioSection
-from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.simulator.engines.clock.calendar import Calendar
 from hushfleet.simulator.engines.clock.device import ClockDevice
 from hushfleet.simulator.engines.clock.device_time import Costs, DeviceTimes

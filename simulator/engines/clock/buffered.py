@@ -1,8 +1,8 @@
 """Buffered rounds under the virtual clock: a device that is free begins with the newest version, whoever else is there.
 
-An attempt outlives the version that it began with, until its update is in a buffer or would be too stale. A device
-that has not begun to train when a newer version comes begins with that one, since the older model is served no more.
-While no round may be open, nobody trains.
+An attempt outlives the version that it began with, until its update is in a buffer or would be too stale. A device that
+has not begun to train when a newer version comes begins with that one, since the older model is served no more. While
+no round may be open, by the schedule, nobody trains.
 """
 
 from __future__ import annotations

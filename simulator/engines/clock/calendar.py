@@ -6,8 +6,8 @@ import math
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.schedule import ScheduleSection
-from hushfleet.aggregator.config.sections import RoundSection
 from hushfleet.aggregator.rounds.policy import may_open
 from hushfleet.aggregator.rounds.schedule import Schedule
 

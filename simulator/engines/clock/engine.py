@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.rounds.policy import choose_cohort, closing_rule, least_devices
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.accounts import Accounts

@@ -11,7 +11,7 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.errors import BadInput

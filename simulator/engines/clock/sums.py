@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.aggregator.rounds.policy import least_devices
 from hushfleet.config.spec import BlobRef, SecureSpec

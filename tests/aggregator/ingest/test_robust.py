@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.ingest import robust
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.ingest.robust import robust_sums

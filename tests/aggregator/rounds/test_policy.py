@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushfleet.aggregator.config.sections import RoundSection
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.rounds.cycle import RoundCycle
 from hushfleet.aggregator.rounds.policy import ClosingRule, least_devices, may_open
 

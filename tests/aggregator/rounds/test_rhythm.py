@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.storage.store import AggregatorStore
+from hushfleet.wire.format.messages import Ack
 from support.field import Field
 from support.secure import SecureFleet
 
@@ -187,6 +188,48 @@ def test_a_secure_fleet_obeys_window_and_pause(tmp_path: Path) -> None:
     field.run(0.5)
     assert field.plan.phase == "unmask", "a committee's answers are no training"
     fleet.store.close()
+
+
+BUFFERED = {
+    "mode": "buffered", "buffer_size": 2, "max_staleness": 2, "rounds": 4, "method": "dp-fedavg",
+    "accounting": "strict",
+}  # fmt: skip
+
+
+def test_a_buffered_round_rests_while_training_is_paused(make_field: MakeField) -> None:
+    field = make_field(**BUFFERED)
+    field.join_all()
+    late = field.fleet.update("dev-0").data
+    send(field, "dev-1", "dev-2")
+    send(field, "dev-1")
+    assert (field.plan.round, field.fleet.engine.accepted) == (2, 1)
+    field.pause.touch()
+    field.run(0.5)
+    assert (field.plan.phase, field.plan.max_staleness) == ("closed", 0), "nobody goes on with an older model"
+    field.crash()
+    field.join_all()
+    assert (field.plan.phase, field.plan.max_staleness) == ("closed", 0)
+    field.pause.unlink()
+    field.run(0.5)
+    assert (field.plan.phase, field.plan.round, field.plan.max_staleness) == ("open", 2, 2)
+    assert isinstance(field.deliver("dev-0", late, round=1), Ack)
+    assert field.fleet.engine.closed_rounds == 2
+
+
+def test_an_update_that_comes_between_two_windows_is_for_the_next_version(make_field: MakeField) -> None:
+    field = field_at(make_field, "2026-11-27T01:00", schedule=NIGHTLY, **BUFFERED)
+    late = field.fleet.update("dev-0").data
+    send(field, "dev-1", "dev-2")
+    assert (field.plan.phase, field.plan.round, field.plan.max_staleness) == ("closed", 1, 2), "training goes on"
+    assert field.deliver("dev-0", late, round=1) is None, "it is not refused, and comes again"
+    field.skip(4.1 * HOUR)
+    assert (field.plan.phase, field.plan.max_staleness) == ("closed", 0), "nobody trains by day"
+    assert field.deliver("dev-0", late, round=1) is None
+    field.skip(20 * HOUR)
+    assert (field.plan.phase, field.plan.round) == ("open", 2)
+    assert isinstance(field.deliver("dev-0", late, round=1), Ack)
+    field.skip(4 * HOUR)
+    assert (field.plan.phase, field.fleet.engine.accepted) == ("closed", 1), "the version rests by day"
 
 
 class Run:

@@ -10,6 +10,7 @@ import pytest
 from hushfleet.aggregator.config.scenario import DropOutEntry
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.errors import HushfleetError
+from hushfleet.simulator.engines.clock.buffered import BufferedClock
 from hushfleet.simulator.engines.clock.calendar import Calendar
 from support.virtual_clock import ARRIVES, BORN, PLAIN, clock, run
 
@@ -69,3 +70,47 @@ def test_who_never_has_time_enough_in_a_window_spends_nothing() -> None:
         run(fleet)
     assert fleet.fleet[1].spent.charged.total() == 0
     assert fleet.fleet[1].spent.compute_s > 80 * 1.9 * HOUR, "it tried each night"
+
+
+BUFFERED = {"mode": "buffered", "max_staleness": 5, "deadline_s": DAY, "kind": BufferedClock}
+
+
+def test_a_version_rests_between_two_windows_and_nobody_begins() -> None:
+    """The buffer has one of its two updates when the window ends; the slow device begins again in the next one."""
+    slow = replace(PLAIN, step_s=0.9 * HOUR)
+    fleet = clock([PLAIN, slow], rounds=1, buffer_size=2, calendar=calendar(between="01:00-02:30"), **BUFFERED)
+    with pytest.raises(HushfleetError, match=r"1 updates have come, and round\.buffer_size = 2"):
+        run(fleet)
+    spent = fleet.fleet[1].spent
+    assert spent.charged.total() == 0
+    assert spent.given_up > 80, "it tried each night"
+    late = replace(PLAIN, step_s=0.9 * HOUR)
+    off = {"drop_out": ({"devices": ("b",), "at_s": 10.0, "for_s": HOUR * 26},)}
+    (outcome,) = run(
+        clock(
+            [PLAIN, late], rounds=1, buffer_size=2, calendar=calendar(between="01:00-05:00"), scenario=off, **BUFFERED
+        )
+    )  # fmt: skip
+    assert [arrival.at_s // HOUR for arrival in outcome.arrivals] == [1, 28]
+
+
+def test_between_two_windows_nobody_goes_on_with_an_older_version() -> None:
+    """The slow device is at work when the first version closes, and has no time in the rest of any window."""
+    slow = replace(PLAIN, step_s=0.9 * HOUR)
+    nights = calendar(every="24h", between="01:00-02:30")
+    fleet = clock([PLAIN, slow], rounds=4, buffer_size=1, calendar=nights, **BUFFERED)
+    outcomes = run(fleet)
+    assert hours(outcomes) == [1, 25, 49, 73]
+    assert {arrival.device for outcome in outcomes for arrival in outcome.arrivals} == {"a"}
+    spent = fleet.fleet[1].spent
+    assert (spent.charged.total(), spent.given_up, spent.chosen) == (0, 4, 4)
+
+
+def test_an_update_between_two_windows_counts_in_the_next_version() -> None:
+    slow = replace(PLAIN, step_s=0.2 * HOUR)
+    fleet = clock(
+        [PLAIN, slow], rounds=2, buffer_size=1, calendar=calendar(every="24h", between="01:00-05:00"), **BUFFERED
+    )
+    first, second = run(fleet)
+    assert [(each.device, each.round) for each in (*first.arrivals, *second.arrivals)] == [("a", 1), ("b", 1)]
+    assert round(second.opened_s / HOUR) == 25
