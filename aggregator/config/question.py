@@ -79,6 +79,11 @@ def check_question(task: Task) -> None:
             f"{section}: an answer protects a whole device; it needs privacy.unit = 'device' and privacy.accounting = "
             "'strict' or 'secure'"
         )
+    if task.round.buffered:
+        raise ValueError(
+            f'round.mode = "buffered": {section} asks all devices in one round, and a buffer has whoever comes; take '
+            'mode = "synchronous"'
+        )
     if task.statistic is not None:
         if task.round.rounds != 1:
             raise ValueError(f"round.rounds = {task.round.rounds}: a statistic has one round, so set rounds = 1")

@@ -52,7 +52,16 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
             ),
             data=replace(present.data, augment="none", unlabelled=0, window=None),
             schedule=ScheduleSection(),  # whoever asks waits for the answer
-            round=replace(present.round, rounds=1, patience=0, aggregation="mean", trim=None),
+            round=replace(
+                present.round,
+                rounds=1,
+                patience=0,
+                aggregation="mean",
+                trim=None,
+                mode="synchronous",
+                buffer_size=None,
+                max_staleness=None,
+            ),
             wire=WireSection(codec="masked" if trust == "secure" else "quantized"),
             evaluation=None,
             statistic=asked,

@@ -253,6 +253,10 @@ def test_a_statistic_has_its_epsilon_and_its_error(asking: Callable[..., Simulat
         ),
         ({"evaluation": {"held_out": 0.0}}, "without samples that never train"),
         ({"evaluation": {"share": 0.9}}, "evaluation.share"),
+        (
+            {"evaluation": {}, "privacy": {"accounting": "strict"}, "round": {"mode": "buffered", "buffer_size": 5}},
+            "asks all devices",
+        ),
         ({"statistic": {"kind": "mean"}}, "needs a column"),
         ({"statistic": {"kind": "counts"}}, "rounds = 1"),
     ],
