@@ -146,8 +146,8 @@ def test_the_attack_on_a_board_that_keeps_no_epoch(
 class Told:
     """A board after an acknowledged round, and somebody who has the aggregator's old messages."""
 
-    def __init__(self, whole: Whole, victim: Board) -> None:
-        self.whole, self.victim = whole, victim
+    def __init__(self, whole: Whole, victim: Board, other: Board) -> None:
+        self.whole, self.victim, self.other = whole, victim, other
         self.aggregator: Identity = load_or_create(whole.key)
 
     def say(self, topic: str, *messages: Message) -> None:
@@ -165,7 +165,7 @@ def told(hub_only: Connect, tmp_path: Path, prepared_runs: Runs) -> Iterator[Tol
     whole.drive(lambda: whole.coordinator.engine.plan is not None)
     whole.boards.remove(other)
     assert whole.drive(lambda: victim.entry_status("digits-one", 1) == "acked")
-    yield Told(whole, victim)
+    yield Told(whole, victim, other)
     whole.close()
 
 
@@ -215,14 +215,15 @@ def test_rounds_of_one_start_go_forwards_only(told: Told) -> None:
 def test_a_board_that_has_just_come_is_told_where_the_run_is(told: Told) -> None:
     """It has seen no plan yet, and the first that it sees is an old one: the answer to its question knows better."""
     whole, victim = told.whole, told.victim
-    open_plan = victim.agent.rounds.plan
+    first_plan = victim.agent.rounds.plan
+    whole.boards.append(told.other)
+    assert whole.drive(lambda: whole.coordinator.engine.announcement.round == 2)
     state_dir = victim.state_dir
     whole.lose(victim)
     newcomer = whole.board("newcomer", state_dir.with_name("newcomer"))
     assert whole.drive(lambda: newcomer.agent.store_check.confirmed)
-    old = RoundPlan(**{**vars(open_plan), "round": 0, "phase": "closed"})
     seen = newcomer.agent.rejected.counts["Replayed"]
-    told.say(whole.topics.round, old)
+    told.say(whole.topics.round, first_plan)
     assert newcomer.agent.rejected.counts["Replayed"] == seen + 1
 
 
