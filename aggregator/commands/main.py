@@ -13,8 +13,10 @@ from __future__ import annotations
 import errno
 import importlib.util
 import logging
+import os
 import signal
 import sys
+import threading
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import FrameType
@@ -38,6 +40,7 @@ except ModuleNotFoundError as missing:
     )
 
 INTERRUPTED = 130
+AGAIN_S = 0.02
 
 
 class _LoadedWhenCalled(TyperGroup):
@@ -153,6 +156,15 @@ def _noted_interrupts() -> list[int]:
     """
     came: list[int] = []
 
+    def unraisable(ignored: sys.UnraisableHookArgs) -> None:
+        """Sends a signal again that met a callback, such as that of a weak reference, which can raise nothing."""
+        if not came or not issubclass(ignored.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(ignored)
+            return
+        again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), came[-1]))
+        again.daemon = True
+        again.start()
+
     def interrupt(number: int, frame: FrameType | None) -> None:
         came.append(number)
         signal.default_int_handler(number, frame)
@@ -161,6 +173,7 @@ def _noted_interrupts() -> list[int]:
         signal.signal(signal.SIGINT, interrupt)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, interrupt)
+    sys.unraisablehook = unraisable
     return came
 
 

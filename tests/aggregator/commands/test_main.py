@@ -121,6 +121,26 @@ def test_a_fault_in_what_follows_a_ctrl_c_is_told() -> None:
     assert "TypeError: after Ctrl-C" in done.stderr
 
 
+IN_A_CALLBACK = """
+import os, signal, time, weakref
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from hushfleet.aggregator.commands import main
+class Kept: pass
+def command():
+    kept = Kept()
+    reference = weakref.ref(kept, lambda _: os.kill(os.getpid(), signal.SIGINT) or sum(range(1000)))
+    del kept
+    time.sleep(60)
+main.build_app = lambda: command
+main.main()
+"""
+
+
+def test_ctrl_c_in_a_callback_that_cannot_raise_is_not_lost() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_A_CALLBACK], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")
 def test_a_full_disk_is_one_clear_paragraph() -> None:
     """The operating system names no file where writing fails, unlike where opening does."""
