@@ -19,6 +19,7 @@ from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
 from hushfleet.edge_client.board.accelerator import AcceleratedGradient, AcceleratorTrial
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.constant_time import nominal_seconds
+from hushfleet.edge_client.board.drift import has_become_worse, read_tests
 from hushfleet.edge_client.board.local_data import SETTLED_S, LocalData
 from hushfleet.edge_client.board.notes import notes_in
 from hushfleet.edge_client.board.pacing import Pacer
@@ -67,7 +68,7 @@ class TaskRuntime:
         clock: Callable[[], float] = time.monotonic,
         counted: Callable[[], int] = lambda: 0,
     ) -> None:
-        simulation, layout = config.simulation, spec.model.layout
+        simulation, layout, tells_drift = config.simulation, spec.model.layout, config.limits.tell_drift
         method = method_of(spec)
         if method.parts.of_classes and not spec.model.targets.are_classes:
             raise Malformed(f"method {spec.method!r} is defined for classes alone, and the task has other targets")
@@ -140,6 +141,7 @@ class TaskRuntime:
             samples=self.data.samples,
             held_out=self.data.held_out,
             left_out=lambda: self.data.left_out,
+            worse=(lambda: has_become_worse(read_tests(config.store_path.parent))) if tells_drift else lambda: None,
             randomness=SeededRandomness(simulation.seed, simulation.index) if simulation else FieldRandomness(),
             limits=config.limits,
             observer=None if self._metrics is None else self._write_metrics,

@@ -44,7 +44,7 @@ from hushfleet.secure.member_answer import AnswerHeader, encode_answer
 from hushfleet.secure.ring_of import ring_of
 from hushfleet.secure.roster import Roster
 from hushfleet.secure.secure_round import SecureRound
-from hushfleet.training.answer import evaluation_answer, statistic_answer
+from hushfleet.training.answer import drift_answer, evaluation_answer, statistic_answer
 from hushfleet.training.local_round import LocalRound, MakeOptimizer, OnBatch, Trained
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import SIGNED, UpdateFormat, UpdateHeader, encode_masked
@@ -63,6 +63,7 @@ class Trainer:
         task needs some, or where they do not fit it.
     :param held_out: reads those that never train; None where the task holds none out.
     :param left_out: counts the samples that could not be read.
+    :param worse: whether its own head has become worse; None where its owner does not let it tell.
     :param limits: what the device's owner allows, and how many times the standard noise is wanted.
     :param observer: sees each trained round and its release before the commit, for metrics that stay on the device.
     :param make_optimizer: makes the optimizer of the local training.
@@ -88,6 +89,7 @@ class Trainer:
     replace_failed_training: bool = False
     held_out: Callable[[], LabelledSamples] | None = None
     left_out: Callable[[], int] = lambda: 0
+    worse: Callable[[], bool | None] = lambda: None
     make_secure_round: Callable[..., SecureRound] = SecureRound
     update_format: UpdateFormat = SIGNED
     arrived: Callable[[Period], LabelledSamples] | None = None
@@ -280,6 +282,8 @@ class DeviceRound:
         _ = self.charge  # refuses the round
         trainer, question = self.trainer, self.spec.question
         assert question is not None
+        if question.kind == "drift":
+            return self._as_update(drift_answer(trainer.worse()))
         samples = trainer.samples()
         if question.kind != "evaluation":
             assert isinstance(samples, Samples)

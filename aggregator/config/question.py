@@ -14,7 +14,7 @@ from hushfleet.schema import Checked, Finite, to_plain
 if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task
 
-StatisticKind = Literal["counts", "mean", "histogram"]
+StatisticKind = Literal["counts", "mean", "histogram", "drift"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class StatisticSection(Checked):
     `counts` of the samples in each class, and of those that could not be read: a board whose counts have a norm above
     `most` sends them scaled down to that. `mean` or `histogram` of a `column`, which is the number of a value of a
     sample, from 0, or the name of a target; values beyond the public limits `low` and `high` count as the limit, and
-    each board counts alike, however many samples it has. `hushfleet fleet ask` writes this section.
+    each board counts alike, however many samples it has. `drift` counts the boards whose own model has become worse on
+    samples that never train, among those whose owners have set `limits.tell_drift`. `hushfleet fleet ask` writes this
+    section.
     """
 
     kind: StatisticKind
@@ -63,7 +65,7 @@ class StatisticSection(Checked):
         super().__post_init__()
         if self.low >= self.high:
             raise ValueError(f"low = {self.low:g}, high = {self.high:g}: low must be below high")
-        if not self.column and self.kind != "counts":
+        if not self.column and self.kind in ("mean", "histogram"):
             raise ValueError(f"kind = {self.kind!r} needs a column: the number of a value, from 0, or a target's name")
 
 

@@ -56,7 +56,7 @@ class StatisticRow(JsonRecord):
 
     :param devices: how many answered.
     :param names: of the values: classes and `left out`, the column, or the limits of bins.
-    :param values: of counts totals over all devices, of a mean and of a histogram's shares means over devices.
+    :param values: of counts and of drift totals over all devices; else means over devices.
     """
 
     kind: QuestionKind
@@ -96,6 +96,9 @@ def statistic_of(
     low, width = question.low, question.high - question.low
     if question.kind == "counts":
         scale, names = float(question.most * devices), [*class_names, "left out"]
+        values = [scale * each for each in answer]
+    elif question.kind == "drift":
+        scale, names = math.sqrt(2) * devices, ["boards that tell", "boards that have become worse"]
         values = [scale * each for each in answer]
     elif question.kind == "mean":
         scale, names = width / 2, [question.column]

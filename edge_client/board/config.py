@@ -173,6 +173,7 @@ class LimitsSection(Checked):
         operator has signed less, that holds.
     :param tell_new: whether the device may leave rounds out while it has fewer new samples than a task's
         `schedule.after_new`: that it has so few is then told, and no charge covers it.
+    :param tell_drift: whether the device answers, with noise and for a charge, whether its own model has become worse.
     :param constant_time: whether a round's end is announced when the task says, and not when training ends; None: with
         the unit `record`, outside of simulations.
     """
@@ -188,6 +189,7 @@ class LimitsSection(Checked):
     honest_fraction: Share = HONEST_FRACTION
     constant_time: bool | None = None
     tell_new: bool = False
+    tell_drift: bool = False
     per: str | None = None
     epsilon_lifetime: PositiveOrInf | None = None
 

@@ -55,6 +55,15 @@ def read_tests(state_dir: Path) -> list[HeldOutTest]:
         return []
 
 
+def has_become_worse(tests: list[HeldOutTest]) -> bool | None:
+    """Whether the last month's accuracy is surely below that of the best one; None where nothing was tested."""
+    tests = [test for test in tests if test.samples]
+    if not tests:
+        return None
+    last, best = tests[-1], max(tests, key=lambda test: test.share)
+    return best.share - last.share > SURE * math.sqrt(best.variance + last.variance)
+
+
 def describe_drift(tests: list[HeldOutTest]) -> str:
     """Says how right the board was last, and whether it has become worse than in its best month; empty: not tested."""
     tests = [test for test in tests if test.samples]
@@ -62,6 +71,6 @@ def describe_drift(tests: list[HeldOutTest]) -> str:
         return ""
     last, best = tests[-1], max(tests, key=lambda test: test.share)
     said = f"On its samples that never train it was right on {last.right} of {last.samples} in {last.month}"
-    if best.share - last.share > SURE * math.sqrt(best.variance + last.variance):
+    if has_become_worse(tests):
         said += f", and on {best.right} of {best.samples} in {best.month}: its data have changed, or their labels"
     return said

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from hushfleet.schema import Checked, Finite, NotNegative, later, require
 
-QuestionKind = Literal["evaluation", "counts", "mean", "histogram"]
+QuestionKind = Literal["evaluation", "counts", "mean", "histogram", "drift"]
 HeldOut = Annotated[float, Meta(ge=0, le=0.5, description="in [0, 0.5]")]
 MostGain = Annotated[float, Meta(gt=0, le=1, description="in (0, 1]")]
 EVALUATED = 5
@@ -54,4 +54,5 @@ class QuestionSpec(Checked):
 
     def size(self, classes: int) -> int:
         """Counts the values of an answer."""
-        return {"evaluation": EVALUATED, "counts": classes + 1, "mean": 1, "histogram": self.bins}[self.kind]
+        sizes = {"evaluation": EVALUATED, "counts": classes + 1, "mean": 1, "histogram": self.bins, "drift": 2}
+        return sizes[self.kind]

@@ -17,6 +17,7 @@ A device without held-out samples, or without others, has a gain of 0 and an acc
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -100,6 +101,14 @@ def statistic_answer(
         return np.array([2 * (values.mean() - middle) / width if len(values) else 0.0], np.float32)
     counts, _ = np.histogram(values, bins=question.bins, range=(question.low, question.high))
     return (counts / max(1, len(values))).astype(np.float32)
+
+
+def drift_answer(worse: bool | None) -> np.ndarray:
+    """Answers whether the device's own head has become worse; float32 `[2]`: whether it tells, and whether it has.
+
+    :param worse: None where the owner does not let it tell, or nothing was tested.
+    """
+    return np.array((worse is not None, bool(worse)), np.float32) / np.float32(math.sqrt(2))
 
 
 def _column(question: QuestionSpec, samples: Samples, class_names: tuple[str, ...]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""`hushfleet fleet ask counts|mean|histogram`: ask the boards about their data, for a small epsilon and with an error."""
+"""`hushfleet fleet ask`: ask the boards about their data or their models, for a small epsilon and with an error."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ asking = typer.Typer(
     `hushfleet fleet ask counts greenhouse --epsilon 1`
 
     `hushfleet fleet ask mean greenhouse 3 --low -20 --high 50`
+
+    `hushfleet fleet ask drift greenhouse --epsilon 0.2`
 
     `hushfleet fleet ask histogram greenhouse 3 --low -20 --high 50 --bins 7 --dry-run`
     """,
@@ -76,6 +78,12 @@ def _histogram(
     _ask(path, "histogram", epsilon, dry_run=dry_run, now=now, column=column, low=low, high=high, bins=bins)
 
 
+@asking.command("drift")
+def _drift(path: Dir, epsilon: Epsilon = 0.5, dry_run: DryRun = False, now: Now = False) -> None:
+    """Count the boards whose own model has become worse, among those whose owners have set limits.tell_drift."""
+    _ask(path, "drift", epsilon, dry_run=dry_run, now=now)
+
+
 def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **asked: Any) -> None:
     """:param asked: fields of the task's section `statistic`."""
     from hushfleet.aggregator.config.question import StatisticSection
@@ -87,7 +95,7 @@ def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **as
 
     folder = FleetFolder(path)
     try:
-        section = StatisticSection(kind, **asked)  # type: ignore[arg-type]  # one of three, by the commands above
+        section = StatisticSection(kind, **asked)  # type: ignore[arg-type]  # one of four, by the commands above
     except ValueError as wrong:
         raise BadInput(str(wrong)) from wrong
     task = statistic_task(folder, section, epsilon)

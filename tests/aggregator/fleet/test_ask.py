@@ -74,6 +74,7 @@ def test_counts_are_answered_and_the_former_task_comes_back(tmp_path: Path, answ
     assert answered == ["ask-counts-1", "ask-counts-2"]
     kept = json.loads((folder.path / "runs/ask-counts-1/result.json").read_text())["statistic"]
     assert len(kept["values"]) == 11
+    assert "boards that have become worse" in fleet_ask("drift", folder.path, "--epsilon", 1, "--now")
 
 
 def test_before_any_training_it_asks_and_leaves_the_beginning_to_a_person(tmp_path: Path, answered: list[str]) -> None:

@@ -195,6 +195,7 @@ def test_under_the_virtual_clock_it_answers_as_without(runs: Any, tmp_path: Path
 STATISTICS: dict[str, dict[str, Any]] = {
     "counts": {"kind": "counts", "most": 30},
     "mean": {"kind": "mean", "column": "20", "low": 0.0, "high": 255.0},
+    "drift": {"kind": "drift"},
     "histogram": {"kind": "histogram", "column": "20", "low": 0.0, "high": 255.0, "bins": 4},
 }
 
@@ -212,6 +213,9 @@ def test_a_statistic_without_noise_is_the_truth(asking: Callable[..., Simulation
     assert found is not None
     values = np.array([each.value for each in found.values])
     samples = [device.train.samples for device in simulation.fleet.devices]
+    if kind == "drift":
+        assert values == pytest.approx([0, 0], abs=0.01), "no owner lets a simulated device tell"
+        return
     if kind == "counts":
         assert simulation.fleet.label_counts is not None
         assert values == pytest.approx([*simulation.fleet.label_counts.sum(0), 0], abs=0.1)
