@@ -62,7 +62,8 @@ def test_a_device_keeps_its_own_parts_and_a_newcomer_has_none(calm: Simulation, 
             return DeviceState(PublicState.initial(own.size), own) if task == before.spec.task else None
 
     round = DeviceRound.__new__(DeviceRound)
-    round.spec, round.method = spec, before.method
+    round.spec, round.method, round.asks = spec, before.method, False
+    round.trainer = type("Trainer", (), {"method": before.method})()
     round.plan = type("Plan", (), {"task": spec.task})()
     round.store = Kept()
     assert np.array_equal(round.state().own, own)

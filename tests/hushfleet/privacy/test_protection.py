@@ -87,8 +87,7 @@ BOARD: dict[str, Any] = {
         ("certificate", "stopped_because", "accelerator", "model", "waits_for", "own_head", "releases", "assumption")
     ),
     **dict.fromkeys(("data", "training", "rounds_left", "task_rounds_left")),
-    "held_out": [],
-    **{name: [] for name in ("classes", "raw_values", "tasks", "waiting")},
+    **{name: [] for name in ("held_out", "windows", "classes", "raw_values", "tasks", "waiting")},
     "data_kind": "folder",
     "device": "a",
     "public_key": "00",
