@@ -1,4 +1,4 @@
-"""A year of forty boards with a round a week, half a minute on a quiet core: `make chaos` runs it."""
+"""A year of forty boards with a round a week, some fifteen seconds on a quiet core: `make chaos` runs it."""
 
 from __future__ import annotations
 
