@@ -149,9 +149,9 @@ def test_the_small_network_learns_the_digits():
     train, test = order[:1437], order[1437:]
     gradient = TorchGradient(get_model("digits-cnn"))
     params = gradient.model.init(0)
-    for _ in range(3):
+    for _ in range(6):
         for indices in np.array_split(rng.permutation(train), 90):
             _, grad = gradient(params, x[indices], labels[indices])
             params -= np.float32(0.1) * grad
     accuracy = (gradient.logits(params, x[test]).argmax(1) == labels[test]).mean()
-    assert accuracy > 0.9
+    assert accuracy > 0.94

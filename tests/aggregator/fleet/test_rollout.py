@@ -152,12 +152,12 @@ def test_a_permission_to_go_back_has_a_higher_number_than_all_before(
     ordinary = made("3.0")
     assert (ordinary.downgrade_from, ordinary.downgrade_serial) == ((), 0)
     serials = []
-    for version, now in (("2.0.1", NOW), ("2.0.3", NOW - 1000), ("2.0.4", NOW + 1000)):
+    for version, now in (("2.0.1", NOW), ("2.0.2", NOW), ("2.0.3", NOW - 1000), ("2.0.4", NOW + 1000)):
         monkeypatch.setattr(time, "time", lambda now=now: now)  # also by a clock that was put back
         later = made(version, ["3.0", "3.1"])
         assert later.downgrade_from == ("3.0", "3.1")
         serials.append(later.downgrade_serial)
-    assert serials == [NOW, NOW + 1, NOW + 1000]
+    assert serials == [NOW, NOW + 1, NOW + 2, NOW + 1000]
 
 
 def test_a_board_that_knows_a_later_roll_out_than_the_registry_is_no_riddle(desk: Desk) -> None:

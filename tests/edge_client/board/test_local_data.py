@@ -382,7 +382,7 @@ def test_a_pipe_among_the_pictures_is_left_out(pictures: Path, model: ModelSpec,
 
 def test_a_long_csv_file_takes_the_memory_of_its_numbers(tmp_path: Path) -> None:
     """As texts they took twenty times that, too much for a small board."""
-    file, count = tmp_path / "d.csv", 4_000
+    file, count = tmp_path / "d.csv", 10_000
     rows = (",".join(f"{line + place}.25" for place in range(32)) for line in range(count))
     lines = (f"{('sit', 'walk')[line % 2]},{row}" for line, row in enumerate(rows))
     file.write_text("\n".join([f"label,{','.join(f'v{place}' for place in range(32))}", *lines, ""]))

@@ -43,7 +43,7 @@ def test_it_is_plain_training_from_the_first_model(short_task: Any, tmp_path: Pa
     """Of the cross-entropy, also where the task's graph distils."""
     task = short_task(
         data={"devices": 2, "limit": 600},
-        method={"name": name, "optimizer": "sgd", "learning_rate": 0.1, "batch_size": 32, "local_epochs": 3},
+        method={"name": name, "optimizer": "sgd", "learning_rate": 0.1, "batch_size": 32, "local_epochs": 6},
         round={"rounds": 2, "min_updates": 2},
     )
     simulation = begin(task, tmp_path / "run", data_dir=None)
@@ -54,7 +54,7 @@ def test_it_is_plain_training_from_the_first_model(short_task: Any, tmp_path: Pa
     with Workers(1) as workers:
         found = list(train_alone(simulation, workers))
     for index, device in enumerate(simulation.fleet.devices):
-        params = by_hand(simulation, index, learning_rate=0.1, epochs=3)
+        params = by_hand(simulation, index, learning_rate=0.1, epochs=6)
         expected = []
         for samples in (simulation.fleet.common_test, device.local_test.samples):
             right = inference(params, samples.x).argmax(axis=1) == samples.labels
