@@ -20,11 +20,13 @@ from pathlib import Path
 from benchmarks.common import Figures, console, make_parser, names_option, table, write
 from benchmarks.processes import ROOT, environment
 from hushfleet.methods import METHODS
+from hushfleet.methods.heads import HeadFirstConfig
 
 DEVICES, DELTA = 8, 1e-3
 DEVICE_NOISE = 1.5
 RECORD = {"noise_multiplier": 0.8, "sample_rate": 0.1}
 BATCHES = 10
+"""Batches of a round at record level; methods that train in whole epochs take two, which are twice as many."""
 COMMAND = (sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()", "audit")
 COLUMNS = ("device, strict", "device, as-published", "record, strict")
 
@@ -35,8 +37,8 @@ def audited(method: str, *, trials: int, canaries: int, seed: int) -> dict[str, 
     for column in COLUMNS:
         unit, accounting = column.split(", ")
         noise = RECORD if unit == "record" else {"noise_multiplier": 0.0 if method == "fedavg" else DEVICE_NOISE}
-        steps = {"local_steps": BATCHES} if unit == "record" else {}
-        training = {"name": method, "optimizer": "sgd", "learning_rate": 0.1, "batch_size": 16, **steps}
+        length = _length(method) if unit == "record" else {}
+        training = {"name": method, "optimizer": "sgd", "learning_rate": 0.1, "batch_size": 16, **length}
         privacy = {"unit": unit, "accounting": accounting, "clip_norm": 0.5, "delta": DELTA, **noise}
         task = {
             "name": "audit",
@@ -61,6 +63,11 @@ def audited(method: str, *, trials: int, canaries: int, seed: int) -> dict[str, 
             alone = accounting == "as-published" and finding["adversary"].endswith("alone")
             found[column + (", noised values alone" if alone else "")] = finding
     return found
+
+
+def _length(method: str) -> dict[str, int]:
+    """How long a device trains at record level: an epoch is 1 / `sample_rate` batches."""
+    return {"local_epochs": 2} if issubclass(METHODS[method].config, HeadFirstConfig) else {"local_steps": BATCHES}
 
 
 def show(figures: Figures) -> None:
