@@ -86,8 +86,7 @@ class RoundHandler:
         self._new_samples = NewSamples(config.store_path.parent) if config.limits.tell_new else None
         self._training = training
         self._between_batches = between_batches
-        self._clock = clock
-        self._pacer = pacer
+        self._clock, self._pacer = clock, pacer
         self.plan: RoundPlan | None = None
         self.deadline = 0.0
         self.upload: Upload | None = None
@@ -95,7 +94,8 @@ class RoundHandler:
         self.decline_due = False
         self._round: DeviceRound | None = None  # of `plan`
         self._settled = True
-        self._resent_chunks = 0  # in this round
+        self._sent: bytes | None = None  # SHA-256 of what was sent last
+        self._resent_chunks = 0  # of that
 
     @property
     def finished(self) -> bool:
@@ -144,10 +144,11 @@ class RoundHandler:
             self.resume()
             if self.decline is None and self.upload is None:
                 self._settled = plan.phase not in _IN_PROGRESS
+            if self._clock() > self.deadline:  # it is open all the same: it has rested, or the aggregator was away
+                self.deadline = self._clock() + plan.deadline_s
             return
         _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
         if same is None:
-            self._resent_chunks = 0
             self._store_check.round_begins(self._clock())
         self.deadline = self._clock() + plan.deadline_s
         self._tasks.retry_after_full_disk()
@@ -325,13 +326,12 @@ class RoundHandler:
 
     def _send(self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry | None) -> None:
         self._settled = True
-        if entry is None:
+        if entry is None or not (entry.pending or (entry.status == "acked" and entry.data)):
             return
-        if entry.pending:
-            self.upload = self._make_upload(plan, task, entry, push=True)
-        elif entry.status == "acked" and entry.data:
-            # The plan came again. An aggregator that has the bytes says so in one small message.
-            self.upload = self._make_upload(plan, task, entry, push=False)
+        if is_first := entry.digest != self._sent:
+            self._sent, self._resent_chunks = entry.digest, 0
+        # If the plan came again, the aggregator names what it lacks, or says that it has the bytes.
+        self.upload = self._make_upload(plan, task, entry, push=entry.pending and is_first)
 
     def _check(self, round: DeviceRound, task: TaskRuntime) -> None:
         """Raises, with a reason to decline, where this device cannot or must not take part."""
@@ -413,8 +413,8 @@ class RoundHandler:
             return None
         done = "answered" if asks else "trained"
         _log.info("round %d: %s and committed, %d bytes to send", plan.round, done, len(entry.data))
-        if self._new_samples is not None and task.spec.after_new and not asks:
-            self._new_samples.note(round.samples(), task=plan.task)
+        if self._new_samples is not None and task.spec.after_new and not (asks or task.constant_time):
+            self._new_samples.note(round.samples, task=plan.task)
         return entry
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:

@@ -186,7 +186,7 @@ class Coordinator:
             self._log.link("up")
             self._outbox.state("ready")
             self._outbox.task(self.engine.spec.task, self.engine.prepared.spec_ref)
-            self._rounds.announce()
+            self._rounds.announce_soon()
         elif isinstance(event, LinkDown):
             self._up = False
             self._blobs.clear()

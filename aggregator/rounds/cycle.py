@@ -71,7 +71,12 @@ class RoundCycle:
         plan = self._engine.progress.no_round if self._rests else self._engine.announcement
         if plan.phase == "closed" and not self._may_train:
             plan = replace(plan, max_staleness=0)
-        return replace(plan, deadline_s=min(plan.deadline_s, self._window_s))
+        of_updates = self._engine.responses.announced_deadline_s if plan.phase == "open" else plan.deadline_s
+        return replace(plan, deadline_s=min(of_updates, self._window_s))
+
+    def announce_soon(self) -> None:
+        """Lets `advance` announce, once it has looked at pause and window."""
+        self._announce_at = -math.inf
 
     def advance(self, *, linked: bool) -> None:
         """Closes and opens what is due."""
@@ -134,7 +139,8 @@ class RoundCycle:
             self._rests = False
             engine.responses.wait_longer(now)
             self._limit(now)
-            self._log.note("round_extended", round=engine.announcement.round, accepted=engine.accepted)
+            if self._told is not None:  # its window had ended, and it was not just paused
+                self._log.note("round_extended", round=engine.announcement.round, accepted=engine.accepted)
             self.announce()
         elif engine.collects_updates and not self._rests and self._paused:
             self._begin_rest()
@@ -143,7 +149,7 @@ class RoundCycle:
 
     def _begin_rest(self) -> None:
         """Tells devices that no round is open: none trains, and what they have committed they send once it goes on."""
-        self._rests = True
+        self._rests, self._told = True, None
         self._tell_next(self._rhythm.goes_on())
         self.announce()
 
@@ -152,6 +158,8 @@ class RoundCycle:
             self._paused = not self._paused
             self._log.note("pause", state="on" if self._paused else "off")
             log.info("training is %s by the operator", "paused" if self._paused else "resumed")
+            if self._rests and self._rhythm.left_s() <= 0:
+                self._tell_next(self._rhythm.goes_on())
 
     def _tell_next(self, opens: float) -> None:
         """Notes when the next round opens, or the one that rests goes on; once for each time."""
