@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator, Sequence
-from datetime import date
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
@@ -14,6 +15,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView
 from hushfleet.aggregator.rounds.policy import least_devices
+from hushfleet.aggregator.rounds.schedule import Schedule
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.params import ParamLayout
@@ -42,8 +44,9 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         needed = boards_needed(task, blocked=len(rows) - len(able))
         found = [too_few(task.name, needed, len(able))] if rows and len(able) < needed else []
         charge, limits = first_charge(task), folder.config.device.get("limits", {})
-        if task.schedule.until is not None and task.schedule.until < date.today():
-            found.append(f"schedule.until = {task.schedule.until} has passed, so no round of {task.name} ever opens")
+        if math.isinf(Schedule(task.schedule).opens(time.time(), last=None)):
+            when = f"until schedule.until = {task.schedule.until} no window opens any more"
+            found.append(f"{when}, so no round of {task.name} ever opens")
         found += _not_allowed(task, charge, limits.get("accounting", "strict"))
         spending = Spending(limits)
         if found or spending.budget is None:
