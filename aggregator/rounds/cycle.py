@@ -137,6 +137,7 @@ class RoundCycle:
         engine, over = self._engine, self._rhythm.left_s() <= 0
         if self._rests and not (self._paused or over):
             self._rests = False
+            self._ask_again()
             engine.responses.wait_longer(now)
             self._limit(now)
             if self._told is not None:  # its window had ended, and it was not just paused
@@ -144,8 +145,19 @@ class RoundCycle:
             self.announce()
         elif engine.collects_updates and not self._rests and self._paused:
             self._begin_rest()
-        elif engine.collects_updates and over:
+        elif engine.collects_updates and over and not self._rests:
+            if not engine.responses.extensions:  # who was too slow for this window has declined, and has the next one
+                self._ask_again()
             engine.responses.close_by(now)
+
+    def _ask_again(self) -> None:
+        self._engine.responses.ask_again()
+        self._leave_out_strangers()
+
+    def _leave_out_strangers(self) -> None:
+        """Waits for no device of the cohort that is locked out, as one that a signed roster still has."""
+        engine = self._engine
+        engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
 
     def _begin_rest(self) -> None:
         """Tells devices that no round is open: none trains, and what they have committed they send once it goes on."""
@@ -232,8 +244,7 @@ class RoundCycle:
         self._open_error = ""
         self._rhythm.opened()
         self._limit(now)
-        # the operator may not have signed a roster yet without the devices that are locked out: nobody waits for them
-        engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
+        self._leave_out_strangers()
         self._log.note("round_open", **open_fields(engine))
         self.announce()
         return True

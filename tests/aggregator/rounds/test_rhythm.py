@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.wire.format.messages import Ack, RoundPlan
+from hushfleet.wire.format.messages import Ack, Decline, RoundPlan
 from support.field import Field
 from support.secure import SecureFleet
 
@@ -131,6 +131,43 @@ def test_a_board_that_is_off_at_night_comes_in_the_next_window(make_field: MakeF
     send(field, "dev-2")
     assert field.fleet.engine.closed_rounds == 1
     assert len(field.fleet.store.updates(1)) == 3
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_boards_that_were_too_slow_for_one_window_are_waited_for_in_the_next(
+    make_field: MakeField, restarts: bool
+) -> None:
+    """Who still trains when the window ends says that it is `busy`. What was accepted must not be lost for it."""
+    field = field_at(make_field, "2026-11-27T01:00", schedule=NIGHTLY, deadline_s=10 * HOUR, min_updates=3)
+    send(field, "dev-0")
+    field.skip(4.1 * HOUR)
+    for name in ("dev-1", "dev-2"):
+        field.send(name, Decline("tiny-0001", 1, "busy", "the deadline passed before training had ended"))
+    field.run()
+    if restarts:
+        field.crash()
+        field.join_all()
+    field.skip(20 * HOUR)
+    assert (field.plan.phase, field.plan.round, field.fleet.engine.accepted) == ("open", 1, 1)
+    send(field, "dev-1", "dev-2")
+    assert field.fleet.engine.closed_rounds == 1
+    assert len(field.fleet.store.updates(1)) == 3
+
+
+def test_a_board_that_was_locked_out_meanwhile_is_not_waited_for_again(make_field: MakeField) -> None:
+    field = make_field(min_updates=2)
+    field.join_all()
+    field.send("dev-2", Decline("tiny-0001", 1, "budget", "spent"))
+    field.pause.touch()
+    field.run(0.5)
+    field.coordinator.enrolment.block("dev-2", "stolen")
+    field.fleet.now += 2.0
+    field.run(0.5)
+    field.pause.unlink()
+    field.run(0.5)
+    assert field.plan.phase == "open"
+    send(field, "dev-0", "dev-1")
+    assert field.fleet.engine.closed_rounds == 1
 
 
 def test_a_fleet_that_is_not_complete_opens_within_its_window(make_field: MakeField) -> None:
