@@ -118,3 +118,11 @@ def test_an_opening_whose_time_has_come_waits_for_devices_alone(monkeypatch: pyt
     assert display._under_way() == ""
     now[0] = OPENS + 60
     assert display._under_way() != ""
+
+
+def test_a_task_that_has_ended_early_has_not_done_all_its_rounds(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    with begin(folder) as log:
+        log.write("round_close", round=1, participants=2, uplink_bytes=8)
+        log.write("finished", reason="no round opens after 2026-11-26 (schedule.until)")
+    assert "small-1: it has ended, and 1 of 2 rounds are done" in shown(folder)[0]

@@ -60,8 +60,14 @@ def test_the_last_day_is_that_of_the_tasks_time_zone(
     night = schedule.replace("23:00", "05:00") if not opens else schedule
     file = tmp_path / "next.toml"
     file.write_text(TASK.replace('name = "small"', 'name = "next"') + night)
-    found = obstacles(load_task(file), make_folder(tmp_path / "fleet", boards=2))
+    folder = make_folder(tmp_path / "fleet", boards=2)
+    found = obstacles(load_task(file), folder)
     assert any("no window opens any more" in each for each in found) != opens
+    folder.task.write_text(file.read_text())
+    watch = FleetWatch(folder)
+    told = [problem.what for problem in watch.view().problems]
+    watch.close()
+    assert any("round 1 of next never opens" in each for each in told) != opens
 
 
 def test_locked_out_boards_take_no_part(tmp_path: Path) -> None:
