@@ -108,8 +108,9 @@ def waits(folder: FleetFolder, boards: Sequence[BoardView], *, round: int, heard
 
 def _is_over(task: Task) -> str | None:
     """Says that the task's last day has passed; None where it has not."""
-    over = math.isinf(Schedule(task.schedule).opens(time.time(), last=None))
-    return f"until schedule.until = {task.schedule.until} no window opens any more" if over else None
+    until = task.schedule.until
+    over = until is not None and math.isinf(Schedule(task.schedule).opens(time.time(), last=None))
+    return f"until schedule.until = {until} no window opens any more" if over else None
 
 
 def first_charge(task: Task) -> Charge:

@@ -28,7 +28,7 @@ log = logging.getLogger("hushfleet.aggregator")
 class RoundCycle:
     """Drives the engine and announces its rounds through the outbox.
 
-    :param present: who is, at every moment; kept by the caller.
+    :param present: names of the devices that are there; the caller keeps it up to date.
     :param on_closed: told of SHA-256 of the blobs that devices need no more, before the log has the closed round.
     :param roster, charges, rhythm: as for the `Coordinator`.
     :param clock: monotonic seconds.
@@ -109,6 +109,15 @@ class RoundCycle:
         """Notes charges before devices are told that they may train. Raises `StoreError`; then they are not told."""
         if self._charges is not None and not self._rests:
             self._charges.expect(devices)
+
+    def arrived(self, devices: Iterable[str]) -> None:
+        """Notes charges of devices that have come, where they may train already."""
+        if self._charges is not None and not self._rests:
+            try:
+                self._charges.arrived(devices)
+            except StoreError as error:
+                log.warning("%s", error)
+                self.announce_soon()  # which notes those who are present
 
     def declined(self, device: str, code: str) -> None:
         """Takes back the charge of a device that will send no update in the open round."""

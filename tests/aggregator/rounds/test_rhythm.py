@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.wire.format.messages import Ack, Decline, RoundPlan
+from hushfleet.wire.format.messages import Ack, Ask, Decline, RoundPlan
 from support.field import Field
 from support.secure import SecureFleet
 
@@ -334,6 +334,23 @@ def test_a_buffered_round_rests_while_training_is_paused(make_field: MakeField) 
     assert (field.plan.phase, field.plan.round, field.plan.max_staleness) == ("open", 2, 2)
     assert isinstance(field.deliver("dev-0", late, round=1), Ack)
     assert field.fleet.engine.closed_rounds == 2
+
+
+def test_a_board_that_came_while_a_round_rested_is_noted_when_another_process_goes_on(make_field: MakeField) -> None:
+    """That process says that the round is open before it has heard who is there."""
+    field = make_field(charges=True, **BUFFERED)
+    field.join("dev-0")
+    field.pause.touch()
+    field.run(0.5)
+    field.join("dev-2")
+    field.send("dev-2", Ask(1, bytes(16)))
+    field.run()
+    assert field.register.charges("dev-2") == [], "it may not train"
+    field.pause.unlink()
+    field.crash()
+    field.run(0.5)
+    assert field.plan.phase == "open"
+    assert [number for _, number, _ in field.register.charges("dev-2")] == [1]
 
 
 def test_an_update_that_comes_between_two_windows_is_for_the_next_version(make_field: MakeField) -> None:
