@@ -182,7 +182,7 @@ class RoundHandler:
         elif upload.entry.status == "acked" and answer.code not in _TRANSIENT:
             _log.warning("round %d: acknowledged, so a refusal (%s) is ignored", answer.round, answer.code)
         elif answer.code == "state-unknown" and isinstance(upload.entry, OutboxEntry) and not upload.with_public:
-            self.upload = self._noted(replace(upload, with_public=True, push=True, now=now))
+            self.upload = self._noted(replace(upload, with_public=True, push=not upload.entry.attached_digest, now=now))
         elif answer.code == "store-full":
             _log.warning("the aggregator has no room for the update; it is offered again later")
             upload.wait_longer(now)
