@@ -76,13 +76,11 @@ class RoundHandler:
     ) -> None:
         self._device = config.device.id
         self._memory_mib = config.memory_mib
-        self._store = store
-        self._blobs = blobs
+        self._store, self._blobs = store, blobs
         self._model = GlobalModel(store, blobs)
         self._own_heads = None if config.simulation else OwnHeads(store, self._model)
         self._rosters = RosterSource(store, blobs, federation=config.device.federation, operator=config.roster_key)
-        self._tasks = tasks
-        self._store_check = store_check
+        self._tasks, self._store_check = tasks, store_check
         self._new_samples = NewSamples(config.store_path.parent) if config.limits.tell_new else None
         self._training = training
         self._between_batches = between_batches

@@ -86,10 +86,8 @@ def ask(
 ) -> Result:
     """Gives the fleet the task, waits for the result, and gives it the former task back if that was begun.
 
-    Raises `BadInput` where the boards' limits do not allow it, there are too few boards, or training is paused.
+    Raises `BadInput` where the boards' limits do not allow it, or there are too few boards.
     """
-    if folder.paused.exists():
-        raise BadInput(f"training is paused, so no board would answer; first: hushfleet fleet resume {folder.path}")
     former, begun = folder.task.read_bytes(), folder.run
     kept = folder.task if begun.exists() else folder.path / f"{begun.name}.toml"
     with TemporaryDirectory() as made:

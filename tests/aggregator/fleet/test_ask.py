@@ -77,15 +77,6 @@ def test_counts_are_answered_and_the_former_task_comes_back(tmp_path: Path, answ
     assert "boards that have become worse" in fleet_ask("drift", folder.path, "--epsilon", 1, "--now")
 
 
-def test_a_paused_fleet_is_not_asked(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "fleet", task=SMALL)
-    folder.paused.touch()
-    before = folder.task.read_text()
-    with pytest.raises(BadInput, match="training is paused, so no board would answer; first: hushfleet fleet resume"):
-        fleet_ask("counts", folder.path, "--now")
-    assert folder.task.read_text() == before
-
-
 def test_before_any_training_it_asks_and_leaves_the_beginning_to_a_person(tmp_path: Path, answered: list[str]) -> None:
     folder = make_folder(tmp_path / "fleet", task=SMALL)
     said = fleet_ask("histogram", folder.path, 20, "--low", 0, "--high", 255, "--bins", 2, "--epsilon", 8)
