@@ -76,18 +76,15 @@ class RoundHandler:
     ) -> None:
         self._device = config.device.id
         self._memory_mib = config.memory_mib
-        self._store = store
-        self._blobs = blobs
+        self._store, self._blobs = store, blobs
         self._model = GlobalModel(store, blobs)
         self._own_heads = None if config.simulation else OwnHeads(store, self._model)
         self._rosters = RosterSource(store, blobs, federation=config.device.federation, operator=config.roster_key)
-        self._tasks = tasks
-        self._store_check = store_check
+        self._tasks, self._store_check = tasks, store_check
         self._new_samples = NewSamples(config.store_path.parent) if config.limits.tell_new else None
         self._training = training
         self._between_batches = between_batches
-        self._clock = clock
-        self._pacer = pacer
+        self._clock, self._pacer = clock, pacer
         self.plan: RoundPlan | None = None
         self.deadline = 0.0
         self.upload: Upload | None = None
@@ -95,7 +92,8 @@ class RoundHandler:
         self.decline_due = False
         self._round: DeviceRound | None = None  # of `plan`
         self._settled = True
-        self._resent_chunks = 0  # in this round
+        self._sent: bytes | None = None  # SHA-256 of what was sent last
+        self._resent_chunks = 0  # of that
 
     @property
     def finished(self) -> bool:
@@ -144,10 +142,11 @@ class RoundHandler:
             self.resume()
             if self.decline is None and self.upload is None:
                 self._settled = plan.phase not in _IN_PROGRESS
+            if self._clock() > self.deadline:  # it is open all the same: it has rested, or the aggregator was away
+                self.deadline = self._clock() + plan.deadline_s
             return
         _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
         if same is None:
-            self._resent_chunks = 0
             self._store_check.round_begins(self._clock())
         self.deadline = self._clock() + plan.deadline_s
         self._tasks.retry_after_full_disk()
@@ -181,7 +180,7 @@ class RoundHandler:
         elif upload.entry.status == "acked" and answer.code not in _TRANSIENT:
             _log.warning("round %d: acknowledged, so a refusal (%s) is ignored", answer.round, answer.code)
         elif answer.code == "state-unknown" and isinstance(upload.entry, OutboxEntry) and not upload.with_public:
-            self.upload = self._noted(replace(upload, with_public=True, push=True, now=now))
+            self.upload = self._noted(replace(upload, with_public=True, push=not upload.entry.attached_digest, now=now))
         elif answer.code == "store-full":
             _log.warning("the aggregator has no room for the update; it is offered again later")
             upload.wait_longer(now)
@@ -325,13 +324,12 @@ class RoundHandler:
 
     def _send(self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry | None) -> None:
         self._settled = True
-        if entry is None:
+        if entry is None or not (entry.pending or (entry.status == "acked" and entry.data)):
             return
-        if entry.pending:
-            self.upload = self._make_upload(plan, task, entry, push=True)
-        elif entry.status == "acked" and entry.data:
-            # The plan came again. An aggregator that has the bytes says so in one small message.
-            self.upload = self._make_upload(plan, task, entry, push=False)
+        if is_first := entry.digest != self._sent:
+            self._sent, self._resent_chunks = entry.digest, 0
+        # If the plan came again, the aggregator names what it lacks, or says that it has the bytes.
+        self.upload = self._make_upload(plan, task, entry, push=entry.pending and is_first)
 
     def _check(self, round: DeviceRound, task: TaskRuntime) -> None:
         """Raises, with a reason to decline, where this device cannot or must not take part."""
@@ -413,8 +411,8 @@ class RoundHandler:
             return None
         done = "answered" if asks else "trained"
         _log.info("round %d: %s and committed, %d bytes to send", plan.round, done, len(entry.data))
-        if self._new_samples is not None and task.spec.after_new and not asks:
-            self._new_samples.note(round.samples(), task=plan.task)
+        if self._new_samples is not None and task.spec.after_new and not (asks or task.constant_time):
+            self._new_samples.note(round.samples, task=plan.task)
         return entry
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:

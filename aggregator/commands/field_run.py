@@ -135,7 +135,7 @@ def run_rounds(
     """
     rhythm = Rhythm(engine.prepared.task.schedule, engine.store, pause=pause)
     if math.isinf(rhythm.opens()) and engine.plan is None and not engine.closed_rounds:
-        raise BadInput(f"schedule.until = {rhythm.until}: that day has passed, so no round would ever open")
+        raise BadInput(f"until schedule.until = {rhythm.until} no window opens any more, so no round would ever open")
     path = engine.store.folder / "events.jsonl"
     begins = not path.exists()
     display = FleetDisplay(console=console, delta=engine.spec.privacy.delta, accountant=engine.spec.privacy.accountant)

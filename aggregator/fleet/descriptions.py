@@ -41,7 +41,8 @@ def named(devices: Sequence[str]) -> str:
 def progress(run: RunView) -> str:
     """Describes progress: `round 3 of 20 is open: 5 of 8 have answered`."""
     if run.finished:
-        told = f"{run.task}: all {run.rounds_closed} rounds are done"
+        done = "all" if run.rounds_closed >= run.rounds else f"it has ended, and {run.rounds_closed} of"
+        told = f"{run.task}: {done} {run.rounds} rounds are done"
         return f"{told}; boards wait for the next task: hushfleet fleet task DIR TASK.toml"
     if run.open_round is None:
         return f"{run.task}: {run.rounds_closed} of {run.rounds} rounds are done"

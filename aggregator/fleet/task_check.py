@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator, Sequence
-from datetime import date
 
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
@@ -14,6 +15,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.spending import Spending
 from hushfleet.aggregator.fleet.view import BoardView
 from hushfleet.aggregator.rounds.policy import least_devices
+from hushfleet.aggregator.rounds.schedule import Schedule
 from hushfleet.methods import make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.params import ParamLayout
@@ -42,8 +44,8 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         needed = boards_needed(task, blocked=len(rows) - len(able))
         found = [too_few(task.name, needed, len(able))] if rows and len(able) < needed else []
         charge, limits = first_charge(task), folder.config.device.get("limits", {})
-        if task.schedule.until is not None and task.schedule.until < date.today():
-            found.append(f"schedule.until = {task.schedule.until} has passed, so no round of {task.name} ever opens")
+        if (over := _is_over(task)) is not None:
+            found.append(f"{over}, so no round of {task.name} ever opens")
         found += _not_allowed(task, charge, limits.get("accounting", "strict"))
         spending = Spending(limits)
         if found or spending.budget is None:
@@ -89,6 +91,9 @@ def waits(folder: FleetFolder, boards: Sequence[BoardView], *, round: int, heard
     :param heard: whether it is known which boards are there.
     """
     task = load_task(folder.task)
+    if (over := _is_over(task)) is not None:
+        advice = "Set a later day in the task's file, and start the aggregator again."
+        return [Problem(f"round {round} of {task.name} never opens: {over}", advice, urgent=True)]
     able, there = sum(board.standing != "blocked" for board in boards), sum(board.is_there for board in boards)
     needed = boards_needed(task, blocked=len(boards) - able)
     if boards and able < needed:
@@ -99,6 +104,13 @@ def waits(folder: FleetFolder, boards: Sequence[BoardView], *, round: int, heard
         what = f"round {round} of {task.name} waits: it opens with {needed} boards, and {there} are there"
         return [Problem(what, "Nothing, if more come by themselves; else look at those that are not there.")]
     return []
+
+
+def _is_over(task: Task) -> str | None:
+    """Says that the task's last day has passed; None where it has not."""
+    until = task.schedule.until
+    over = until is not None and math.isinf(Schedule(task.schedule).opens(time.time(), last=None))
+    return f"until schedule.until = {until} no window opens any more" if over else None
 
 
 def first_charge(task: Task) -> Charge:

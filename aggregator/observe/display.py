@@ -24,7 +24,7 @@ from rich.text import Text
 
 from hushfleet.aggregator.observe.notebook import NotebookConsole
 from hushfleet.aggregator.observe.progress import Heartbeat, format_time
-from hushfleet.aggregator.results.fleet_state import RunState
+from hushfleet.aggregator.results.fleet_state import Opening, RunState
 from hushfleet.aggregator.results.fleet_timeline import Activity
 from hushfleet.aggregator.results.gains import MeanAccuracies
 from hushfleet.aggregator.results.report import page
@@ -137,9 +137,15 @@ class FleetDisplay:
         ]
         return " | ".join(parts)
 
+    @property
+    def _opening(self) -> Opening | None:
+        """The next opening, until its time has come: then devices are waited for."""
+        opening = self.state.next_opening
+        return None if opening is None or opening.at <= time.time() else opening
+
     def _waiting(self) -> str:
         """Says what the next round waits for, or that nothing holds it up any more."""
-        state, at = self.state, self.state.next_opening
+        state, at = self.state, self._opening
         if state.paused:
             return "training is paused by the operator"
         if at is None:
@@ -150,7 +156,7 @@ class FleetDisplay:
     def _under_way(self) -> str:
         """A line for a pipe in which nothing was said for long."""
         with self._lock:
-            if self.state.paused or self.state.next_opening is not None:
+            if self.state.paused or self._opening is not None:
                 return ""  # it was said, and may last for days
             left, counts = self._left_s(), Counter(self.state.states().values())
             if not self.state.rounds:
@@ -179,7 +185,7 @@ class FleetDisplay:
         rows.add_row(state.measure, _pairs(_accuracies(state)))
         rows.add_row("privacy", self._privacy())
         rows.add_row("bytes", self._bytes())
-        if state.paused or state.next_opening is not None:
+        if state.paused or self._opening is not None:
             rows.add_row("next", Text(self._waiting(), WARNING if state.paused else ""))
         if state.warnings:
             rows.add_row("notes", Text("\n".join(state.warnings[-3:]), WARNING, overflow="ellipsis", no_wrap=True))

@@ -270,6 +270,7 @@ class RunState(FleetState):
                 setattr(self, name, event[name])
         self.raw_values = tuple(event.get("raw_values", ()))
         self.device_count = event.get("devices", 0)
+        self.paused, self.next_opening = False, None  # where they still hold, the aggregator says so again
 
     def _on_presence(self, event: Event) -> None:
         name = event.get("device")

@@ -51,6 +51,12 @@ class ChargeBook:
         self._noted.update(new)
         self._asked.update(asked)
 
+    def arrived(self, devices: Iterable[str]) -> None:
+        """Notes devices that have come after this process went on with the round of an earlier one, and said so to all
+        who listened. Raises `StoreError`."""
+        if self._engine.plan is not None and self._engine.plan.round == self._resumed:
+            self.expect(devices)
+
     def declined(self, device: str, code: str) -> None:
         """Takes back the charge of a device that declined before it trained. Raises `StoreError`."""
         if code in BEFORE_TRAINING:

@@ -186,7 +186,7 @@ class Coordinator:
             self._log.link("up")
             self._outbox.state("ready")
             self._outbox.task(self.engine.spec.task, self.engine.prepared.spec_ref)
-            self._rounds.announce()
+            self._rounds.announce_soon()
         elif isinstance(event, LinkDown):
             self._up = False
             self._blobs.clear()
@@ -265,6 +265,7 @@ class Coordinator:
                 self.present.pop(device, None)
                 self.engine.lost(device)
             self._log.presence(device, birth.state, board=birth.board)
+        self._rounds.arrived(birth.device for birth in births if birth.device in self.present)
 
     def _apply_changes(self) -> None:
         """Applies changes of the register by the operator or a policy, also in the middle of a round."""

@@ -28,7 +28,7 @@ log = logging.getLogger("hushfleet.aggregator")
 class RoundCycle:
     """Drives the engine and announces its rounds through the outbox.
 
-    :param present: who is, at every moment; kept by the caller.
+    :param present: names of the devices that are there; the caller keeps it up to date.
     :param on_closed: told of SHA-256 of the blobs that devices need no more, before the log has the closed round.
     :param roster, charges, rhythm: as for the `Coordinator`.
     :param clock: monotonic seconds.
@@ -71,7 +71,12 @@ class RoundCycle:
         plan = self._engine.progress.no_round if self._rests else self._engine.announcement
         if plan.phase == "closed" and not self._may_train:
             plan = replace(plan, max_staleness=0)
-        return replace(plan, deadline_s=min(plan.deadline_s, self._window_s))
+        of_updates = self._engine.responses.announced_deadline_s if plan.phase == "open" else plan.deadline_s
+        return replace(plan, deadline_s=min(of_updates, self._window_s))
+
+    def announce_soon(self) -> None:
+        """Lets `advance` announce, once it has looked at pause and window."""
+        self._announce_at = -math.inf
 
     def advance(self, *, linked: bool) -> None:
         """Closes and opens what is due."""
@@ -105,6 +110,15 @@ class RoundCycle:
         if self._charges is not None and not self._rests:
             self._charges.expect(devices)
 
+    def arrived(self, devices: Iterable[str]) -> None:
+        """Notes charges of devices that have come, where they may train already."""
+        if self._charges is not None and not self._rests:
+            try:
+                self._charges.arrived(devices)
+            except StoreError as error:
+                log.warning("%s", error)
+                self.announce_soon()  # which notes those who are present
+
     def declined(self, device: str, code: str) -> None:
         """Takes back the charge of a device that will send no update in the open round."""
         if self._charges is not None:
@@ -132,18 +146,31 @@ class RoundCycle:
         engine, over = self._engine, self._rhythm.left_s() <= 0
         if self._rests and not (self._paused or over):
             self._rests = False
+            self._ask_again()
             engine.responses.wait_longer(now)
             self._limit(now)
-            self._log.note("round_extended", round=engine.announcement.round, accepted=engine.accepted)
+            if self._told is not None:  # its window had ended, and it was not just paused
+                self._log.note("round_extended", round=engine.announcement.round, accepted=engine.accepted)
             self.announce()
         elif engine.collects_updates and not self._rests and self._paused:
             self._begin_rest()
-        elif engine.collects_updates and over:
+        elif engine.collects_updates and over and not self._rests:
+            if not engine.responses.extensions:  # who was too slow for this window has declined, and has the next one
+                self._ask_again()
             engine.responses.close_by(now)
+
+    def _ask_again(self) -> None:
+        self._engine.responses.ask_again()
+        self._leave_out_strangers()
+
+    def _leave_out_strangers(self) -> None:
+        """Waits for no device of the cohort that is locked out, as one that a signed roster still has."""
+        engine = self._engine
+        engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
 
     def _begin_rest(self) -> None:
         """Tells devices that no round is open: none trains, and what they have committed they send once it goes on."""
-        self._rests = True
+        self._rests, self._told = True, None
         self._tell_next(self._rhythm.goes_on())
         self.announce()
 
@@ -152,6 +179,8 @@ class RoundCycle:
             self._paused = not self._paused
             self._log.note("pause", state="on" if self._paused else "off")
             log.info("training is %s by the operator", "paused" if self._paused else "resumed")
+            if self._rests and self._rhythm.left_s() <= 0:
+                self._tell_next(self._rhythm.goes_on())
 
     def _tell_next(self, opens: float) -> None:
         """Notes when the next round opens, or the one that rests goes on; once for each time."""
@@ -224,8 +253,7 @@ class RoundCycle:
         self._open_error = ""
         self._rhythm.opened()
         self._limit(now)
-        # the operator may not have signed a roster yet without the devices that are locked out: nobody waits for them
-        engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
+        self._leave_out_strangers()
         self._log.note("round_open", **open_fields(engine))
         self.announce()
         return True

@@ -146,6 +146,11 @@ class ClosingRule:
         self._declined.update(devices)
         self.answer(*devices)
 
+    def ask_again(self) -> None:
+        """Expects answers again of those that have declined: they hear of a round that has rested anew."""
+        self._waiting |= self._declined
+        self._declined = set()
+
     def answer(self, *devices: str) -> None:
         """Notes devices that gave a final answer other than an update."""
         self._waiting.difference_update(devices)
@@ -208,6 +213,10 @@ class BufferRule(ClosingRule):
 
     def keys_changed(self, *devices: str) -> None:
         self._answered.difference_update(devices)
+
+    def ask_again(self) -> None:
+        self._answered -= self._declined
+        self._declined = set()
 
     def accept(self, device: str) -> None:
         self.accepted += 1

@@ -90,7 +90,10 @@ class Rhythm:
 
     def opened(self) -> None:
         """Notes the round that has been opened, and stored, now."""
-        self._last, self._opens = self._now(), 0.0
+        offset, self._last, self._opens = self._offset, None, 0.0
+        self._last = self._now()
+        if self._offset != offset:  # the store may have its moment by the clock as it was
+            self._note(self._last)
 
     def _now(self) -> float:
         now = self._wall()

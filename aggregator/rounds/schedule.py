@@ -37,6 +37,9 @@ class Schedule:
         self._zone, self._section = ZoneInfo(self.zone), section
         first, _, last = (section.between or "00:00-00:00").partition("-")
         self._first, self._last = time.fromisoformat(first), time.fromisoformat(last)
+        midnight = date.min
+        length = datetime.combine(midnight, self._last) - datetime.combine(midnight, self._first)
+        self._length = length if length > timedelta() else length + _DAY
         self._days = {_NAMES.index(day) for day in section.days} or set(range(7))
         self._always = section.between is None and not section.days
 
@@ -73,13 +76,16 @@ class Schedule:
         opened = _utc(last)
         if not period or period % _DAY:
             return opened + period
+        shown = opened.astimezone(self._zone).replace(tzinfo=None)
         if self._always:
-            return self._first_at(opened.astimezone(self._zone).replace(tzinfo=None) + period)
+            return self._first_at(shown + period)
         day = self._day(opened)
         past = [each for each in self._windows(day - _LONGEST_GAP * _DAY, day) if each.begins <= opened]
         if past:
             day = self._day(past[-1].begins)
-        return self._first_at(datetime.combine(day + period, self._first))
+        # a clock that was set may have moved the opening out of its window, and before it
+        earliest = self._first_at(shown + period - self._length)
+        return max(earliest, self._first_at(datetime.combine(day + period, self._first)))
 
     def _windows(self, first: date, last: date | None = None) -> Iterator[OpenWindow]:
         """Yields the windows that begin on these days; without a last day, for a month."""

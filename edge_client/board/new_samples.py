@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from hushfleet import atomic_file
 from hushfleet.data.samples import LabelledSamples
-from hushfleet.errors import StoreError
 
 FILE_NAME = "trained_samples"
 _DIGEST_BYTES = 8
@@ -41,11 +41,15 @@ class NewSamples:
         known = set(_pieces(digests)) if begin == task.encode() else set()
         return len(set(_digests(samples)) - known)
 
-    def note(self, samples: LabelledSamples, *, task: str) -> None:
-        """Notes the samples of an update that is committed. A full disk makes them count as new once more."""
+    def note(self, read: Callable[[], LabelledSamples], *, task: str) -> None:
+        """Notes the samples of an update that is committed. What goes wrong makes them count as new once more.
+
+        :param read: gives the samples.
+        """
         try:
-            atomic_file.write_whole(self._path, task.encode() + b"\n" + b"".join(_digests(samples)), durable=False)
-        except StoreError as error:
+            digests = b"".join(_digests(read()))
+            atomic_file.write_whole(self._path, task.encode() + b"\n" + digests, durable=False)
+        except Exception as error:  # as a full disk, or data that have vanished: the update goes out all the same
             _log.warning("%s", error)
 
 

@@ -419,3 +419,38 @@ def test_only_an_owner_who_allows_it_tells_of_few_new_samples(
     np.savez(path, images=images, labels=labels)
     open_next(bench, 3)
     bench.until(lambda: bench.entry_status(3) == "acked")
+
+
+def test_data_that_vanish_in_training_take_no_committed_update_back(
+    make_bench: MakeBench, config: DeviceConfig, package: Package
+) -> None:
+    """A decline would take its charge out of the aggregator's notes, though the device has spent it."""
+    limits = replace(config.limits, tell_new=True, epsilon_server=100.0)
+    bench = make_bench(config=replace(config, limits=limits), package=package.with_spec(after_new=5))
+    inner = bench.agent._supervisor
+
+    class Vanishing:
+        def alive(self) -> None:
+            if bench.agent._status == "training":
+                Path(config.data.path).unlink(missing_ok=True)
+
+        ready = stopping = inner.ready
+
+    bench.agent._supervisor = Vanishing()
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    assert not Path(config.data.path).exists()
+    assert bench.server.declines == []
+
+
+def test_a_board_that_hides_how_long_it_trains_counts_no_new_samples(
+    make_bench: MakeBench, config: DeviceConfig, package: Package
+) -> None:
+    """Counting takes as long as there are samples, and would come after the slot."""
+    limits = replace(config.limits, tell_new=True, constant_time=True, epsilon_server=100.0)
+    bench = make_bench(config=replace(config, limits=limits), package=package.with_spec(after_new=5))
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    open_next(bench, 2)
+    bench.until(lambda: bench.entry_status(2) == "acked")
+    assert not (config.store_path.parent / "trained_samples").exists()

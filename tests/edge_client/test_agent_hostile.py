@@ -111,6 +111,32 @@ def test_mutated_and_random_messages_change_nothing(idle: Bench) -> None:
     idle.until(lambda: idle.entry_status(2) == "acked")
 
 
+@pytest.mark.parametrize(("answer", "times"), [(None, 1), ("missing", 21), ("state-unknown", 2)])
+def test_plans_of_a_round_that_rests_said_again_by_turns_use_up_no_metered_link(
+    make_bench: MakeBench, answer: str | None, times: int
+) -> None:
+    """:param answer: that was recorded, and follows each time; `times`: an update is sent so often at most."""
+    bench = make_bench()
+    bench.server.answers = False
+    bench.server.open_round(2)
+    bench.until(lambda: len(bench.server.updates) == 1)
+    chunks, digest = len(bench.server.chunks_seen), bench.server.offers[0].digest
+    for _ in range(40):
+        bench.server.open_round(1, phase="closed", cohort={})
+        bench.steps(3)
+        bench.server.open_round(2)
+        bench.steps(3)
+        if answer == "missing":
+            bench.server.send(bench.server.topics.down(DEVICE), Missing("digits-test", 2, digest, ()))
+        elif answer is not None:
+            bench.server.send(bench.server.topics.down(DEVICE), Refused("digits-test", 2, digest, answer, ""))
+        bench.steps(chunks + 5)
+    assert times * chunks <= len(bench.server.chunks_seen) <= times * (chunks + 1)
+    bench.server.answers = True
+    bench.clock.now += 61.0
+    bench.until(lambda: bench.entry_status(2) == "acked")
+
+
 def test_well_formed_messages_of_a_stranger_change_nothing(idle: Bench) -> None:
     before, stranger, count = everything(idle), Identity.generate(), 0
     for topic, kinds in messages(idle).items():

@@ -361,6 +361,20 @@ def test_training_ends_while_its_round_rests_and_begins_again(make_bench: MakeBe
     assert [entry.round for entry in bench.store.ledger.entries()] == [2]
 
 
+def test_a_board_that_was_away_beyond_its_deadline_trains_if_the_round_is_open_still(make_bench: MakeBench) -> None:
+    """It has rested, or the aggregator has started again."""
+    bench = make_bench()
+    bench.server.serves = False
+    bench.server.open_round(1, deadline_s=100.0)
+    bench.steps(20)
+    bench.hub.cut(DEVICE)
+    bench.clock.now += 500.0
+    bench.server.serves = True
+    bench.hub.restore(DEVICE)
+    bench.until(acked(bench, 1))
+    assert bench.server.declines == []
+
+
 def test_what_comes_while_it_trains_takes_little_memory(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.server.open_round(1)

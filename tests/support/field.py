@@ -15,6 +15,7 @@ from hushfleet.aggregator.devices.enrolment import Enrolment
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.devices.roster_file import RosterFile
 from hushfleet.aggregator.results.events import EventLog, iterate_events
+from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.aggregator.rounds.coordinator import Coordinator
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.wire.format.chunks import split
@@ -45,8 +46,9 @@ class Field:
         chaos: Chaos | None = None,
         closed: bool = True,
         roster: RosterFile | None = None,
+        charges: bool = False,
     ) -> None:
-        self.fleet, self.folder, self.roster = fleet, folder, roster
+        self.fleet, self.folder, self.roster, self.charges = fleet, folder, roster, charges
         self.hub = LocalHub(chaos=chaos)
         self.topics = Topics("default")
         self.links: dict[str, Any] = {}
@@ -75,6 +77,7 @@ class Field:
                 wall=lambda: self.fleet.now,
             ),
             roster=self.roster,
+            charges=ChargeBook(self.register, self.fleet.engine) if self.charges else None,
             rhythm=Rhythm(
                 self.fleet.prepared.task.schedule,
                 self.fleet.store,

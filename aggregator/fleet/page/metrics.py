@@ -37,6 +37,11 @@ def _fleet(help: str, value: Callable[[FleetView], float | None], binary: str = 
     return Described(help, lambda view: [((), value(view))], binary=binary)
 
 
+def _next_opening(view: FleetView) -> float | None:
+    opening = None if view.run is None else view.run.next_opening
+    return None if opening is None or opening.at <= view.at else opening.at
+
+
 def _run(help: str, value: Callable[[RunView], float | None]) -> Described:
     return Described(help, lambda view: [] if view.run is None else [((), value(view.run))])
 
@@ -109,9 +114,8 @@ METRICS = {
     "hushfleet_round_open_timestamp_seconds": _run(
         "when the open round was opened; absent between rounds", lambda run: run.opened
     ),
-    "hushfleet_next_round_timestamp_seconds": _run(
-        "when the next round opens by the task's schedule; absent while none waits for a time",
-        lambda run: None if run.next_opening is None else run.next_opening.at,
+    "hushfleet_next_round_timestamp_seconds": _fleet(
+        "when the next round opens by the task's schedule; absent while none waits for a time", _next_opening
     ),
     "hushfleet_paused": _fleet("1 while an operator has paused training", lambda view: view.paused is not None),
     "hushfleet_round_asked": _run("devices in the open round's cohort", lambda run: run.asked or None),

@@ -40,10 +40,10 @@ def begin(folder: FleetFolder) -> EventLog:
     return log
 
 
-def shown(folder: FleetFolder) -> tuple[str, str, str]:
+def shown(folder: FleetFolder, now: float = NOW) -> tuple[str, str, str]:
     """What terminal, page and metrics say."""
     watch = FleetWatch(folder)
-    view = watch.view(NOW)
+    view = watch.view(now)
     watch.close()
     console = Console(file=io.StringIO(), width=200)
     console.print(table(view))
@@ -58,8 +58,11 @@ def test_the_next_opening_is_told(tmp_path: Path) -> None:
         terminal, page, figures = shown(folder)
         assert TOLD in terminal
         assert TOLD in page
-        assert f"hushfleet_next_round_timestamp_seconds {OPENS:.10g}".split()[0] in figures
+        assert "\nhushfleet_next_round_timestamp_seconds 1.7" in figures
         assert "waits" not in terminal, "boards may come until then"
+        later = shown(folder, OPENS + 60)
+        assert "next round" not in later[0]
+        assert "\nhushfleet_next_round_timestamp_seconds " not in later[2]
         log.write("round_open", round=2, cohort=["a", "b"])
         assert "next round" not in shown(folder)[0]
         log.write("next_round", round=2, opens=OPENS, timezone="Europe/Berlin")
@@ -92,3 +95,34 @@ def test_the_aggregator_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) 
     lines = display.console.file.getvalue().splitlines()[1:]  # type: ignore[attr-defined]
     opening = "round 1 opens tomorrow 01:00 (Europe/Berlin)"
     assert lines == [opening, "training is paused by the operator", opening]
+
+
+def test_an_aggregator_that_starts_again_after_a_pause_says_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training was resumed, or the schedule taken out of the task, while it did not run."""
+    monkeypatch.setattr("hushfleet.aggregator.observe.display.time.time", lambda: NOW)
+    display = FleetDisplay(console=Console(file=io.StringIO(), width=200))
+    run = {"event": "run", "task": "small-1", "rounds": 2, "devices": 2}
+    display.apply(run)
+    display.apply({"event": "next_round", "round": 1, "opens": OPENS, "timezone": "Europe/Berlin"})
+    display.apply({"event": "pause", "state": "on"})
+    display.apply(run)
+    assert (display.state.paused, display.state.next_opening) == (False, None)
+
+
+def test_an_opening_whose_time_has_come_waits_for_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [NOW]
+    monkeypatch.setattr("hushfleet.aggregator.observe.display.time.time", lambda: now[0])
+    display = FleetDisplay(console=Console(file=io.StringIO(), width=200))
+    display.apply({"event": "run", "task": "small-1", "rounds": 2, "devices": 2})
+    display.apply({"event": "next_round", "round": 1, "opens": OPENS, "timezone": "Europe/Berlin"})
+    assert display._under_way() == ""
+    now[0] = OPENS + 60
+    assert display._under_way() != ""
+
+
+def test_a_task_that_has_ended_early_has_not_done_all_its_rounds(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    with begin(folder) as log:
+        log.write("round_close", round=1, participants=2, uplink_bytes=8)
+        log.write("finished", reason="no round opens after 2026-11-26 (schedule.until)")
+    assert "small-1: it has ended, and 1 of 2 rounds are done" in shown(folder)[0]

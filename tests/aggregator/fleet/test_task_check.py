@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,26 @@ def test_a_task_for_five_boards_is_refused_by_a_fleet_of_four_and_taken_by_one_o
         set_task(folder, file)
     assert folder.run.name == "small"
     set_task(make_folder(tmp_path / "larger", boards=5), file)
+
+
+@pytest.mark.parametrize(("zone", "opens"), [("Pacific/Auckland", False), ("America/Los_Angeles", True)])
+def test_the_last_day_is_that_of_the_tasks_time_zone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str, opens: bool
+) -> None:
+    now = datetime(2026, 11, 27, 3, tzinfo=UTC).timestamp()  # in Auckland it is afternoon, on the coast the day before
+    monkeypatch.setattr("hushfleet.aggregator.fleet.task_check.time.time", lambda: now)
+    schedule = f'[schedule]\nbetween = "01:00-23:00"\nuntil = 2026-11-{26 if opens else 27}\ntimezone = "{zone}"\n'
+    night = schedule.replace("23:00", "05:00") if not opens else schedule
+    file = tmp_path / "next.toml"
+    file.write_text(TASK.replace('name = "small"', 'name = "next"') + night)
+    folder = make_folder(tmp_path / "fleet", boards=2)
+    found = obstacles(load_task(file), folder)
+    assert any("no window opens any more" in each for each in found) != opens
+    folder.task.write_text(file.read_text())
+    watch = FleetWatch(folder)
+    told = [problem.what for problem in watch.view().problems]
+    watch.close()
+    assert any("round 1 of next never opens" in each for each in told) != opens
 
 
 def test_locked_out_boards_take_no_part(tmp_path: Path) -> None:

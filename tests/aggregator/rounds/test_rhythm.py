@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.aggregator.rounds.rhythm import Rhythm
 from hushfleet.aggregator.storage.store import AggregatorStore
-from hushfleet.wire.format.messages import Ack
+from hushfleet.wire.format.messages import Ack, Ask, Decline, RoundPlan
 from support.field import Field
 from support.secure import SecureFleet
 
@@ -89,6 +89,20 @@ def test_a_clock_that_was_set_back_while_nothing_ran_delays_the_next_round_by_on
     assert (field.plan.phase, field.plan.round) == ("open", 2)
 
 
+@pytest.mark.parametrize("back_s", [3.0, 3 * HOUR, -16 * HOUR])
+def test_a_clock_that_is_set_within_a_window_brings_no_second_round(make_field: MakeField, back_s: float) -> None:
+    field = field_at(make_field, "2026-11-27T01:00", schedule=NIGHTLY)
+    send(field, *field.fleet.names)
+    assert field.fleet.engine.closed_rounds == 1
+    field.fleet.wall_from -= back_s
+    for _ in range(10):
+        field.skip(2 * HOUR - 60)
+    assert len(field.events_of("round_open")) == 1
+    for _ in range(14):
+        field.skip(2 * HOUR)
+    assert len(field.events_of("round_open")) == 2
+
+
 def test_rounds_are_open_in_the_window_alone_and_deadlines_follow_it(make_field: MakeField) -> None:
     field = field_at(make_field, "2026-11-26T18:00", schedule=NIGHTLY, deadline_s=3 * HOUR)
     assert field.plan.phase == "closed"
@@ -117,6 +131,43 @@ def test_a_board_that_is_off_at_night_comes_in_the_next_window(make_field: MakeF
     send(field, "dev-2")
     assert field.fleet.engine.closed_rounds == 1
     assert len(field.fleet.store.updates(1)) == 3
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_boards_that_were_too_slow_for_one_window_are_waited_for_in_the_next(
+    make_field: MakeField, restarts: bool
+) -> None:
+    """Who still trains when the window ends says that it is `busy`. What was accepted must not be lost for it."""
+    field = field_at(make_field, "2026-11-27T01:00", schedule=NIGHTLY, deadline_s=10 * HOUR, min_updates=3)
+    send(field, "dev-0")
+    field.skip(4.1 * HOUR)
+    for name in ("dev-1", "dev-2"):
+        field.send(name, Decline("tiny-0001", 1, "busy", "the deadline passed before training had ended"))
+    field.run()
+    if restarts:
+        field.crash()
+        field.join_all()
+    field.skip(20 * HOUR)
+    assert (field.plan.phase, field.plan.round, field.fleet.engine.accepted) == ("open", 1, 1)
+    send(field, "dev-1", "dev-2")
+    assert field.fleet.engine.closed_rounds == 1
+    assert len(field.fleet.store.updates(1)) == 3
+
+
+def test_a_board_that_was_locked_out_meanwhile_is_not_waited_for_again(make_field: MakeField) -> None:
+    field = make_field(min_updates=2)
+    field.join_all()
+    field.send("dev-2", Decline("tiny-0001", 1, "budget", "spent"))
+    field.pause.touch()
+    field.run(0.5)
+    field.coordinator.enrolment.block("dev-2", "stolen")
+    field.fleet.now += 2.0
+    field.run(0.5)
+    field.pause.unlink()
+    field.run(0.5)
+    assert field.plan.phase == "open"
+    send(field, "dev-0", "dev-1")
+    assert field.fleet.engine.closed_rounds == 1
 
 
 def test_a_fleet_that_is_not_complete_opens_within_its_window(make_field: MakeField) -> None:
@@ -148,6 +199,75 @@ def test_training_that_is_paused_goes_on_where_it_was(make_field: MakeField) -> 
     send(field, "dev-1", "dev-2")
     assert len(field.fleet.store.updates(1)) == 3
     assert [event["state"] for event in field.events_of("pause")] == ["on", "on", "off"]
+
+
+def heard(field: Field, name: str) -> list[RoundPlan]:
+    """The plans that have come to the device since the last call."""
+    payloads = [each.payload for each in field.inbox[name] if each.topic == field.topics.round]
+    field.inbox[name].clear()
+    plans = [field.decoded(payload, field.identity.public_key) for payload in payloads]
+    return [plan for plan in plans if isinstance(plan, RoundPlan)]
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_an_aggregator_that_starts_again_in_a_pause_lets_nobody_train(make_field: MakeField, buffered: bool) -> None:
+    field = make_field(**(BUFFERED if buffered else {}))
+    field.join_all()
+    field.pause.touch()
+    field.run(0.5)
+    assert heard(field, "dev-0")[-1].phase == "closed"
+    field.crash()
+    assert {(plan.phase, plan.max_staleness) for plan in heard(field, "dev-0")} == {("closed", 0)}
+
+
+def test_an_aggregator_that_starts_again_by_day_lets_nobody_train(make_field: MakeField) -> None:
+    field = field_at(make_field, "2026-11-27T01:00", schedule=NIGHTLY, deadline_s=HOUR, min_updates=3)
+    send(field, "dev-0")
+    field.skip(4.1 * HOUR)
+    assert heard(field, "dev-0")[-1].phase == "closed"
+    field.crash()
+    assert {plan.phase for plan in heard(field, "dev-0")} == {"closed"}
+
+
+def test_a_board_that_was_away_in_a_pause_hears_that_its_round_has_more_time(make_field: MakeField) -> None:
+    field = make_field()
+    field.join_all()
+    before = field.plan
+    field.pause.touch()
+    field.run(0.5)
+    field.skip(100 * HOUR)
+    field.pause.unlink()
+    field.run(0.5)
+    assert (field.plan.phase, field.plan.round) == ("open", before.round)
+    assert field.plan.deadline_s > before.deadline_s
+
+
+def test_training_that_is_resumed_by_day_tells_when_its_round_goes_on(make_field: MakeField) -> None:
+    field = field_at(make_field, "2026-11-27T01:00", schedule=NIGHTLY)
+    field.pause.touch()
+    field.run(0.5)
+    field.skip(8 * HOUR)
+    assert field.events_of("next_round") == []
+    field.pause.unlink()
+    field.run(0.5)
+    assert [(event["round"], event["opens"]) for event in field.events_of("next_round")] == [
+        (1, at("2026-11-28T01:00"))
+    ]
+    assert field.events_of("round_extended") == []
+    field.skip(16 * HOUR)
+    assert field.plan.phase == "open"
+    assert len(field.events_of("round_extended")) == 1
+
+
+def test_a_round_that_goes_on_after_a_pause_has_missed_no_deadline(make_field: MakeField) -> None:
+    field = make_field()
+    field.join_all()
+    field.pause.touch()
+    field.run(0.5)
+    field.pause.unlink()
+    field.run(0.5)
+    assert field.plan.phase == "open"
+    assert field.events_of("round_extended") == []
 
 
 def test_no_round_opens_while_training_is_paused(make_field: MakeField) -> None:
@@ -216,6 +336,23 @@ def test_a_buffered_round_rests_while_training_is_paused(make_field: MakeField) 
     assert field.fleet.engine.closed_rounds == 2
 
 
+def test_a_board_that_came_while_a_round_rested_is_noted_when_another_process_goes_on(make_field: MakeField) -> None:
+    """That process says that the round is open before it has heard who is there."""
+    field = make_field(charges=True, **BUFFERED)
+    field.join("dev-0")
+    field.pause.touch()
+    field.run(0.5)
+    field.join("dev-2")
+    field.send("dev-2", Ask(1, bytes(16)))
+    field.run()
+    assert field.register.charges("dev-2") == [], "it may not train"
+    field.pause.unlink()
+    field.crash()
+    field.run(0.5)
+    assert field.plan.phase == "open"
+    assert [number for _, number, _ in field.register.charges("dev-2")] == [1]
+
+
 def test_an_update_that_comes_between_two_windows_is_for_the_next_version(make_field: MakeField) -> None:
     field = field_at(make_field, "2026-11-27T01:00", schedule=NIGHTLY, **BUFFERED)
     late = field.fleet.update("dev-0").data
@@ -254,6 +391,21 @@ class Run:
             self.opened.append(self.now)
             self.store.open_round(len(self.opened), cohort={}, global_digest=b"", at=self.wall())
             self.rhythm.opened()
+
+
+def test_a_clock_that_is_set_while_a_round_opens_spoils_no_note_of_it(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.look()
+    run.now += 25 * HOUR
+    assert run.rhythm.is_due()
+    run.store.open_round(2, cohort={}, global_digest=b"", at=run.wall())
+    run.wall_from += 30 * HOUR
+    run.rhythm.opened()
+    run.store.close()
+    run.begin()
+    assert not run.rhythm.is_due()
+    assert run.rhythm.opens() == pytest.approx(run.wall() + 24 * HOUR, abs=2 * HOUR)
+    run.store.close()
 
 
 @settings(max_examples=25, deadline=None)
