@@ -351,9 +351,9 @@ class RoundHandler:
             self._check_new(round, task)
 
     def _check_new(self, round: DeviceRound, task: TaskRuntime) -> None:
-        """Raises `Declined` where the owner lets this device say that it has too few new samples."""
+        """Raises `Declined` where the owner lets this device say that it has too few new samples to train."""
         wanted = task.spec.after_new
-        if self._new_samples is None or not wanted:
+        if self._new_samples is None or not wanted or round.asks:
             return
         if self._new_samples.count(round.samples(), task=round.plan.task) < wanted:
             reason = f"fewer than {wanted} new samples since the last update; this device's owner lets it say so"

@@ -256,6 +256,19 @@ def test_it_answers_a_round_that_asks_and_notes_here_alone_how_right_it_is(
     )
 
 
+def test_a_round_that_asks_is_answered_without_new_samples(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    """It follows a round that trained on all of them, so nobody who tells of too few would ever answer."""
+    question = QuestionSpec("evaluation", every=5, noise_multiplier=4.0, held_out=0.3)
+    tells = replace(field, limits=replace(field.limits, tell_new=True))
+    bench = make_bench(package=linear.with_spec(question=question, after_new=5), config=tells)
+    take_part(bench)
+    bench.server.open_round(5)
+    bench.until(lambda: bench.entry_status(5) == "acked" or bool(bench.server.declines))
+    assert bench.server.declines == []
+
+
 def test_an_answer_is_announced_at_the_end_of_a_slot_where_the_owner_hides_how_long_work_takes(
     make_bench: MakeBench, linear: Package, field: DeviceConfig
 ) -> None:
