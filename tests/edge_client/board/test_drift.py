@@ -34,7 +34,8 @@ def test_only_a_sure_fall_below_the_best_month_is_one(rights: list[tuple[int, in
 def test_chance_alone_seldom_makes_a_board_worse_however_many_months_it_has(months: int) -> None:
     """The best of 36 months is better than the last one by two standard errors in one of four boards."""
     rng = np.random.default_rng(0)
-    boards = [[HeldOutTest(str(n), int(right), 100) for n, right in enumerate(rng.binomial(100, 0.8, months))] for _ in range(400)]  # fmt: skip
+    rights = rng.binomial(100, 0.8, (400, months)).tolist()
+    boards = [[HeldOutTest(str(month), right, 100) for month, right in enumerate(board)] for board in rights]
     assert np.mean([has_become_worse(board) for board in boards]) < 0.05
     assert has_become_worse([*boards[0], HeldOutTest("last", 50, 100)])
 
