@@ -256,6 +256,21 @@ def test_it_answers_a_round_that_asks_and_notes_here_alone_how_right_it_is(
     )
 
 
+def test_a_question_changes_nothing_in_how_many_rounds_like_the_last_are_left(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    """It is charged, and rounds are counted by one that trained: a cheap question would promise too many."""
+    question = QuestionSpec("evaluation", every=5, noise_multiplier=40.0, held_out=0.3)
+    limited = replace(field, limits=replace(field.limits, epsilon_server=30.0))
+    bench = make_bench(package=linear.with_spec(question=question), config=limited)
+    take_part(bench)
+    before = status(limited, bench.store)["rounds_left"]
+    bench.server.open_round(5)
+    bench.until(lambda: bench.entry_status(5) == "acked")
+    assert before - 1 <= status(limited, bench.store)["rounds_left"] <= before
+    assert before > 1
+
+
 def test_a_round_that_asks_is_answered_without_new_samples(
     make_bench: MakeBench, linear: Package, field: DeviceConfig
 ) -> None:
