@@ -395,9 +395,8 @@ class RoundHandler:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
         if attempts > 1:
             task.use_processor("training ended the client abruptly")  # a power cut, or a fault of the GPU's driver
-        asks = task.spec.asks(plan.round)
         of_answer = ANSWER_S if task.constant_time else None
-        seconds = of_answer if asks else task.nominal_seconds(params)
+        seconds = of_answer if round.asks else task.nominal_seconds(params)
         nominal_s = None if seconds is None else seconds * self._pacer.slowdown
         announced = self._training(nominal_s=nominal_s, deadline=self.deadline, deadline_s=plan.deadline_s)
         try:
@@ -411,9 +410,9 @@ class RoundHandler:
                 raise Declined("busy", "the round's deadline passed before training had ended") from reason
             self._settled = True  # the newer plan is among the events that wait
             return None
-        done = "answered" if asks else "trained"
+        done = "answered" if round.asks else "trained"
         _log.info("round %d: %s and committed, %d bytes to send", plan.round, done, len(entry.data))
-        if self._new_samples is not None and task.spec.after_new and not asks:
+        if self._new_samples is not None and task.spec.after_new and not round.asks:
             self._new_samples.note(round.samples(), task=plan.task)
         return entry
 
@@ -421,9 +420,10 @@ class RoundHandler:
         """Drops what is not needed any more. Never spoils a committed round: a full disk shows up at the next one."""
         try:
             self._store.end_attempt("round")
-            self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
-            roster = set() if plan.secure is None else {plan.secure.roster.digest}
-            self._store.drop_blobs(keep=task.blobs() | {plan.global_digest} | roster)
+            if task.spec.training_rounds or self._store.task_digest is None:  # a question leaves the model that it has
+                self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
+                roster = set() if plan.secure is None else {plan.secure.roster.digest}
+                self._store.drop_blobs(keep=task.blobs() | {plan.global_digest} | roster)
         except StoreError as error:
             _log.error("%s", error)
 
