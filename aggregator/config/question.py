@@ -67,7 +67,7 @@ class StatisticSection(Checked):
         if self.low >= self.high:
             raise ValueError(f"low = {self.low:g}, high = {self.high:g}: low must be below high")
         if math.isinf(self.high - self.low):
-            raise ValueError(f"low = {self.low:g}, high = {self.high:g}: no float64 number is their difference")
+            raise ValueError(f"low = {self.low:g}, high = {self.high:g}: their difference is not finite")
         if not self.column and self.kind in ("mean", "histogram"):
             raise ValueError(f"kind = {self.kind!r} needs a column: the number of a value, from 0, or a target's name")
 
