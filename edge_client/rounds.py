@@ -395,8 +395,8 @@ class RoundHandler:
             raise Declined("memory", f"training ended the client abruptly {MAX_ATTEMPTS} times")
         if attempts > 1:
             task.use_processor("training ended the client abruptly")  # a power cut, or a fault of the GPU's driver
-        of_answer = ANSWER_S if task.constant_time else None
-        seconds = of_answer if round.asks else task.nominal_seconds(params)
+        asks = task.spec.asks(plan.round)
+        seconds = ANSWER_S if asks and task.constant_time else task.nominal_seconds(params)
         nominal_s = None if seconds is None else seconds * self._pacer.slowdown
         announced = self._training(nominal_s=nominal_s, deadline=self.deadline, deadline_s=plan.deadline_s)
         try:
@@ -410,9 +410,9 @@ class RoundHandler:
                 raise Declined("busy", "the round's deadline passed before training had ended") from reason
             self._settled = True  # the newer plan is among the events that wait
             return None
-        done = "answered" if round.asks else "trained"
+        done = "answered" if asks else "trained"
         _log.info("round %d: %s and committed, %d bytes to send", plan.round, done, len(entry.data))
-        if self._new_samples is not None and task.spec.after_new and not round.asks:
+        if self._new_samples is not None and task.spec.after_new and not asks:
             self._new_samples.note(round.samples(), task=plan.task)
         return entry
 

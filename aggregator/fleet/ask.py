@@ -86,14 +86,14 @@ def ask(
 ) -> Result:
     """Gives the fleet the task, waits for the result, and gives it the former task back if that was begun.
 
-    Raises `BadInput` where the boards' limits do not allow it, there are too few boards, training is paused, or the
-    fleet is given another task meanwhile.
+    Raises `BadInput` where the boards' limits do not allow it, there are too few boards, or the fleet is given another
+    task meanwhile.
     """
     former, begun = folder.task.read_bytes(), folder.run
     goes_on = begun.exists()
     back = begun / "task.toml" if goes_on else folder.path / f"{begun.name}.toml"
-    _check_free(folder, back, former, goes_on=goes_on)
     if not goes_on:  # nothing else has the text of a task that was never begun
+        _check_kept(folder, back, former)
         atomic_file.write_whole(back, former, durable=True)
     with TemporaryDirectory() as made:
         file = Path(made) / f"{task.name}.toml"
@@ -121,15 +121,11 @@ def ask(
     return Result.load(path)
 
 
-def _check_free(folder: FleetFolder, back: Path, former: bytes, *, goes_on: bool) -> None:
-    """Raises `BadInput` where no question would be answered, or the present task would be lost.
+def _check_kept(folder: FleetFolder, back: Path, former: bytes) -> None:
+    """Raises `BadInput` where the fleet's task is a question already, or another file would be lost.
 
-    :param back: keeps the present task, whose text is `former`.
+    :param back: shall keep the present task, whose text is `former`.
     """
-    if folder.paused.exists():
-        raise BadInput(f"training is paused, and no round opens: hushfleet fleet resume {folder.path}")
-    if goes_on:
-        return
     if load_task(folder.task).statistic is not None:
         raise BadInput(
             f"{folder.run.name} was not asked yet: start the aggregator, or give the fleet its own task back: "
