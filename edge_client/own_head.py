@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from hushfleet.edge_client.board.drift import HeldOutTest, note_test
+from hushfleet.edge_client.board.drift import HeldOutTest, classes_key, note_test
 from hushfleet.edge_client.net.download import MOST_ASKS, GlobalModel
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.kept import KeptHead
@@ -83,5 +83,5 @@ class OwnHeads:
         if held is None or not len(held):
             return
         right = held.targets.right(own_logits(head.params, inputs_of_own(held).x).astype(np.float64), held.labels)
-        month = time.strftime("%Y-%m", time.gmtime())
-        note_test(self._store.path.parent, HeldOutTest(month, int(right.sum()), len(held)))
+        month, classes = time.strftime("%Y-%m", time.gmtime()), classes_key(task.spec.model.class_names)
+        note_test(self._store.path.parent, HeldOutTest(month, int(right.sum()), len(held), classes))

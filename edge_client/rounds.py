@@ -349,9 +349,9 @@ class RoundHandler:
             self._check_new(round, task)
 
     def _check_new(self, round: DeviceRound, task: TaskRuntime) -> None:
-        """Raises `Declined` where the owner lets this device say that it has too few new samples."""
+        """Raises `Declined` where the owner lets this device say that it has too few new samples to train."""
         wanted = task.spec.after_new
-        if self._new_samples is None or not wanted:
+        if self._new_samples is None or not wanted or round.asks:
             return
         if self._new_samples.count(round.samples(), task=round.plan.task) < wanted:
             reason = f"fewer than {wanted} new samples since the last update; this device's owner lets it say so"
@@ -394,8 +394,7 @@ class RoundHandler:
         if attempts > 1:
             task.use_processor("training ended the client abruptly")  # a power cut, or a fault of the GPU's driver
         asks = task.spec.asks(plan.round)
-        of_answer = ANSWER_S if task.constant_time else None
-        seconds = of_answer if asks else task.nominal_seconds(params)
+        seconds = ANSWER_S if asks and task.constant_time else task.nominal_seconds(params)
         nominal_s = None if seconds is None else seconds * self._pacer.slowdown
         announced = self._training(nominal_s=nominal_s, deadline=self.deadline, deadline_s=plan.deadline_s)
         try:
@@ -419,9 +418,10 @@ class RoundHandler:
         """Drops what is not needed any more. Never spoils a committed round: a full disk shows up at the next one."""
         try:
             self._store.end_attempt("round")
-            self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
-            roster = set() if plan.secure is None else {plan.secure.roster.digest}
-            self._store.drop_blobs(keep=task.blobs() | {plan.global_digest} | roster)
+            if task.spec.training_rounds or self._store.task_digest is None:  # a question leaves the model that it has
+                self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
+                roster = set() if plan.secure is None else {plan.secure.roster.digest}
+                self._store.drop_blobs(keep=task.blobs() | {plan.global_digest} | roster)
         except StoreError as error:
             _log.error("%s", error)
 

@@ -72,7 +72,7 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
         "epsilon_limit": config.limits.budget.lifetime,
         "since": next((entry.at for entry in ledger.entries()), 0),
         "period": _period(store, config.limits.budget),
-        "rounds_left": _rounds_left(store, config.limits.budget),
+        "rounds_left": _rounds_left(store, config.limits.budget, spec),
         "task_rounds_left": None if spec is None else spec.rounds - _last_round(ledger.entries(spec.task)),
         "delta": delta,
         "unit": ledger.unit(),
@@ -167,18 +167,24 @@ def _windows(entries: Sequence[LedgerEntry], delta: float) -> list[dict[str, Any
     ]
 
 
-def _rounds_left(store: DeviceStore, budget: Budget) -> int | None:
+def _rounds_left(store: DeviceStore, budget: Budget, spec: TaskSpec | None) -> int | None:
     """Counts how many more rounds like the last fit into the owner's limits, in this period and in all.
 
     None: there is no limit, or was no round.
+
+    :param spec: of the present task. The last of its rounds that trained is counted with: a question costs another
+        charge. Before its first round, the last one of all.
     """
     entries = store.ledger.entries()
     if not entries:
         return None
+    trained = [
+        entry for entry in entries if spec is not None and entry.task == spec.task and not spec.asks(entry.round)
+    ]
     limits = [([entry.charge for entry in entries], budget.lifetime)]
     if budget.period_s:
         limits.append((budget.charged_in_period(entries, _counted_now(store)), budget.in_period))
-    last, delta = entries[-1].charge, budget.delta
+    last, delta = (trained or entries)[-1].charge, budget.delta
     counts = [
         rounds_left(charges, last, delta=delta, limit=limit, at_most=MOST_ROUNDS)
         for charges, limit in limits

@@ -55,7 +55,7 @@ class Unusual(NamedTuple):
             lines.append(f"  the largest error is {max(self.scores):.3g} times the threshold")
         lines.append(
             f"  the threshold is a mean squared error of {chosen.error:.3g}, by {chosen.held_out} samples of this "
-            f"board that were never trained on; of normal ones at most {100 * chosen.false_alarms:.2g} % lie above it"
+            f"board that are held out; of normal ones at most {100 * chosen.false_alarms:.2g} % lie above it"
         )
         return lines
 

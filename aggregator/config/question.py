@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -65,8 +66,25 @@ class StatisticSection(Checked):
         super().__post_init__()
         if self.low >= self.high:
             raise ValueError(f"low = {self.low:g}, high = {self.high:g}: low must be below high")
+        if math.isinf(self.high - self.low):
+            raise ValueError(f"low = {self.low:g}, high = {self.high:g}: their difference is not finite")
         if not self.column and self.kind in ("mean", "histogram"):
             raise ValueError(f"kind = {self.kind!r} needs a column: the number of a value, from 0, or a target's name")
+
+    def check_column(self, values: int | None, targets: Sequence[str] | None) -> None:
+        """Raises `ValueError` for a column that no sample has: boards would answer as without samples.
+
+        :param values: number of values of a sample.
+        :param targets: names of targets; of classes none. None: not known, and so is `values`.
+        """
+        if self.kind not in ("mean", "histogram") or (targets is not None and self.column in targets):
+            return
+        if self.column.isdecimal():
+            if values is not None and int(self.column) >= values:
+                raise ValueError(f"column = {self.column!r}: a sample has {values} values, numbered from 0")
+        elif targets is not None:
+            known = f", or one of {', '.join(targets)}" if targets else ""
+            raise ValueError(f"column = {self.column!r}: must be the number of a value, from 0{known}")
 
 
 def check_question(task: Task) -> None:
@@ -91,6 +109,8 @@ def check_question(task: Task) -> None:
             raise ValueError(f"round.rounds = {task.round.rounds}: a statistic has one round, so set rounds = 1")
         if task.model.name != "linear" or task.model.has_features:
             raise ValueError("model: a statistic trains none; write name = 'linear', and nothing else")
+        shape, targets = task.data.input_shape, () if task.targets.are_classes else task.class_names or None
+        task.statistic.check_column(None if shape is None else math.prod(shape), targets)
         return
     if not task.model.has_features or not task.targets.are_classes:
         raise ValueError(

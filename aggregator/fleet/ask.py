@@ -86,17 +86,20 @@ def ask(
 ) -> Result:
     """Gives the fleet the task, waits for the result, and gives it the former task back if that was begun.
 
-    Raises `BadInput` where the boards' limits do not allow it, or there are too few boards.
+    Raises `BadInput` where the boards' limits do not allow it, there are too few boards, or the fleet is given another
+    task meanwhile.
     """
     former, begun = folder.task.read_bytes(), folder.run
-    kept = folder.task if begun.exists() else folder.path / f"{begun.name}.toml"
+    goes_on = begun.exists()
+    back = begun / "task.toml" if goes_on else folder.path / f"{begun.name}.toml"
+    if not goes_on:  # nothing else has the text of a task that was never begun
+        _check_kept(folder, back, former)
+        atomic_file.write_whole(back, former, durable=True)
     with TemporaryDirectory() as made:
         file = Path(made) / f"{task.name}.toml"
-        file.write_text(to_toml(task.to_plain()))
+        file.write_text(to_toml(task.to_plain()), "utf-8")
         set_task(folder, file)
-    if kept != folder.task:  # nothing else has the text of a task that was never begun
-        atomic_file.write_whole(kept, former, durable=True)
-    back = begun / "task.toml" if kept == folder.task else kept
+    asked = folder.task.read_bytes()
     say(
         f"the fleet is asked: {task.name}. `hushfleet fleet up` does it at once; with systemd: sudo systemctl restart "
         f"hushfleet-aggregator.\nCtrl-C leaves it to the fleet: its answer will be in {folder.run}/result.json; "
@@ -105,8 +108,28 @@ def ask(
     path = folder.run / "result.json"
     while not path.exists():
         sleep(POLL_S)
-    if kept == folder.task:
+        if folder.task.read_bytes() != asked and not path.exists():
+            raise BadInput(f"the fleet was given another task, {folder.run.name}, before its boards had answered")
+    if not goes_on:
+        say(f"to begin training: hushfleet fleet task {folder.path} {back}")
+    elif folder.task.read_bytes() == asked:
         atomic_file.write_whole(folder.task, former, durable=True)
-    else:
-        say(f"to begin training: hushfleet fleet task {folder.path} {kept}")
+        say(
+            f"the fleet's task is {begun.name} again. `hushfleet fleet up` goes on with it at once; with systemd: sudo "
+            "systemctl restart hushfleet-aggregator"
+        )
     return Result.load(path)
+
+
+def _check_kept(folder: FleetFolder, back: Path, former: bytes) -> None:
+    """Raises `BadInput` where the fleet's task is a question already, or another file would be lost.
+
+    :param back: shall keep the present task, whose text is `former`.
+    """
+    if load_task(folder.task).statistic is not None:
+        raise BadInput(
+            f"{folder.run.name} was not asked yet: start the aggregator, or give the fleet its own task back: "
+            f"hushfleet fleet task {folder.path} TASK.toml"
+        )
+    if back.exists() and back.read_bytes() != former:
+        raise BadInput(f"{back} is another task, and the present one would be kept there: move it elsewhere")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -98,6 +99,11 @@ def prepare(
     if task.data.augment != "none" and shape[1] == 1:
         raise BadInput(f"data.augment = {task.data.augment!r} changes images, and the data are {_format_shape(shape)}")
     mean, std = (dataset.mean, dataset.std) if dataset else _normalisation(task, shape[0])
+    if task.statistic is not None:
+        try:
+            task.statistic.check_column(math.prod(shape), () if task.targets.are_classes else class_names)
+        except ValueError as error:
+            raise BadInput(f"statistic.{error}") from error
     extractor = _features(task, shape)
     input_shape = shape if extractor is None else (extractor.shared, 1, 1)
     # Boards fetch a network with each task, and none looks at a sample where nothing trains: the least will do.

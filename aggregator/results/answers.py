@@ -105,7 +105,7 @@ def statistic_of(
         values = [low + width / 2 + scale * each for each in answer]
     else:
         edges = [low + width * place / question.bins for place in range(question.bins + 1)]
-        scale, names = 1.0, [f"{a:.4g} to {b:.4g}" for a, b in pairwise(edges)]
+        scale, names = 1.0, [f"{a:.7g} to {b:.7g}" for a, b in pairwise(edges)]
         values = list(answer)
     found = [WithError(value=value, error=DEVIATIONS * scale * std) for value, std in zip(values, stds, strict=True)]
     return StatisticRow(kind=question.kind, devices=devices, names=names, values=found)

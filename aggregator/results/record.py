@@ -172,6 +172,10 @@ def evaluations(summaries: Iterable[RoundSummary]) -> list[EvaluationRow]:
 
 def _statistic(spec: TaskSpec, summaries: Iterable[RoundSummary]) -> StatisticRow | None:
     question, names = spec.question, spec.model.class_names
+    if spec.model.targets.are_inputs:  # a label marks a fault, and none is counted
+        names = ("samples that train",)
+    elif not spec.model.targets.are_classes:
+        names = tuple(f"samples of {name}" for name in names)
     found = [row for row in summaries if row.asked not in ("", "evaluation") and row.answer]
     if question is None or not found:
         return None

@@ -50,6 +50,7 @@ def summarise(
     accuracy, loss = (_measured(value) for value in evaluate(params)) if evaluate else (None, None)
     values, stds = _answer(question, answer)
     answers = AnswerCounts() if collected is None else collected.answers
+    size = params.size if question is None else method.layout.size
     return RoundSummary(
         round=plan.round,
         cohort_size=cohort,
@@ -61,8 +62,8 @@ def summarise(
         accuracy_global=accuracy,
         loss=loss,
         multiplier_release=_multiplier_release(method, rules, terms, store, plan.round, participants),
-        eq20_bytes=eq20_bytes([update.shared for update in updates], params.size),
-        float32_bytes=4 * params.size * len(updates),
+        eq20_bytes=eq20_bytes([update.shared for update in updates], size),
+        float32_bytes=4 * size * len(updates),
         sample_rate=charge.sample_rate,
         steps=charge.steps,
         committee=answers.members,

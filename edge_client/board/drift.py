@@ -1,20 +1,26 @@
-"""Drift: how right the board's own head is on samples that never train, month by month. It stays on the board."""
+"""Drift: how right the board's own head is on samples that never train, month by month. It stays on the board.
+
+Only tests with the same classes are compared: with more of them a head is right less often, and nothing has drifted.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
+from statistics import NormalDist
 
 from hushfleet import atomic_file
 from hushfleet.errors import StoreError
 
 FILE_NAME = "held_out.json"
 KEPT_MONTHS = 36
-SURE = 2.0
-"""A difference of fewer standard errors is not called one."""
+SURE = 0.0228
+"""How likely chance alone may make a difference that is called one: that of two standard errors."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +29,13 @@ class HeldOutTest:
 
     :param month: like `2026-11`.
     :param right: how many of `samples` the own head got right.
+    :param classes: what `classes_key` gives for the task; empty in tests of earlier versions.
     """
 
     month: str
     right: int
     samples: int
+    classes: str = ""
 
     @property
     def share(self) -> float:
@@ -39,9 +47,14 @@ class HeldOutTest:
         return self.share * (1 - self.share) / self.samples
 
 
+def classes_key(names: Sequence[str]) -> str:
+    """Gives a short key that tells sets of classes apart."""
+    return sha256("\n".join(names).encode()).hexdigest()[:8]
+
+
 def note_test(state_dir: Path, test: HeldOutTest) -> None:
-    """Keeps a test, in the place of an earlier one of the same month."""
-    kept = [each for each in read_tests(state_dir) if each.month != test.month]
+    """Keeps a test, in the place of an earlier one of the same month and the same classes."""
+    kept = [each for each in read_tests(state_dir) if (each.month, each.classes) != (test.month, test.classes)]
     text = json.dumps([asdict(each) for each in [*kept, test][-KEPT_MONTHS:]])
     with suppress(OSError, StoreError):  # a full disk is told elsewhere
         atomic_file.write_whole(state_dir / FILE_NAME, text.encode(), durable=False)
@@ -56,17 +69,21 @@ def read_tests(state_dir: Path) -> list[HeldOutTest]:
 
 
 def has_become_worse(tests: list[HeldOutTest]) -> bool | None:
-    """Whether the last month's accuracy is surely below that of the best one; None where nothing was tested."""
-    tests = [test for test in tests if test.samples]
+    """Whether the last month's accuracy is surely below that of the best one; None where nothing was tested.
+
+    The best of many months is better than the others by chance, so with more months the difference must be larger.
+    """
+    tests = _comparable(tests)
     if not tests:
         return None
     last, best = tests[-1], max(tests, key=lambda test: test.share)
-    return best.share - last.share > SURE * math.sqrt(best.variance + last.variance)
+    deviations = NormalDist().inv_cdf(1 - SURE / max(1, len(tests) - 1))
+    return best.share - last.share > deviations * math.sqrt(best.variance + last.variance)
 
 
 def describe_drift(tests: list[HeldOutTest]) -> str:
     """Says how right the board was last, and whether it has become worse than in its best month; empty: not tested."""
-    tests = [test for test in tests if test.samples]
+    tests = _comparable(tests)
     if not tests:
         return ""
     last, best = tests[-1], max(tests, key=lambda test: test.share)
@@ -74,3 +91,9 @@ def describe_drift(tests: list[HeldOutTest]) -> str:
     if has_become_worse(tests):
         said += f", and on {best.right} of {best.samples} in {best.month}: its data have changed, or their labels"
     return said
+
+
+def _comparable(tests: list[HeldOutTest]) -> list[HeldOutTest]:
+    """Selects the tests with the classes of the last one."""
+    tests = [test for test in tests if test.samples]
+    return [test for test in tests if test.classes == tests[-1].classes]

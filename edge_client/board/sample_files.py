@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -119,14 +120,15 @@ def _usable(
     fits = np.ones(len(values), bool)
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            fits &= np.isfinite(values.astype(np.float32, copy=False)).reshape(len(values), -1).all(1)
+            finite = np.isfinite(values.astype(np.float32, copy=False))
+        fits &= finite.all(tuple(range(1, values.ndim)))
     if targets.are_classes and labels.ndim == 1:
         if numeric:
             fits &= (labels >= 0) & (labels < len(model.class_names)) & (labels == np.floor(labels))
         else:
             fits &= np.isin(texts_of(labels).astype(str), list(map(one_form, model.class_names)))
     elif not targets.are_classes and numeric:
-        rows = labels.reshape(len(labels), -1)
+        rows = labels.reshape(len(labels), math.prod(labels.shape[1:]))  # there may be none
         with np.errstate(over="ignore"):
             found = rows.astype(np.float32)
         if rows.shape[1] == len(model.class_names):

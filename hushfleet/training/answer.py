@@ -116,7 +116,7 @@ def _column(question: QuestionSpec, samples: Samples, class_names: tuple[str, ..
     name = question.column
     if not samples.targets.are_classes and name in class_names:
         return samples.labels[:, class_names.index(name)].astype(np.float64)
-    rows = samples.images.reshape(len(samples), -1)
+    rows = samples.images.reshape(len(samples), math.prod(samples.images.shape[1:]))  # there may be none
     if not name.isdecimal() or int(name) >= rows.shape[1]:
         return np.empty(0)
     return rows[:, int(name)].astype(np.float64)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
@@ -21,6 +22,7 @@ from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.drift import HeldOutTest, note_test, read_tests
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.net.download import LONGEST_WAIT_S
+from hushfleet.edge_client.predict import own_model
 from hushfleet.edge_client.status import sentences, status
 from hushfleet.methods.hush_rule import signal
 from hushfleet.models import get_model
@@ -254,6 +256,62 @@ def test_it_answers_a_round_that_asks_and_notes_here_alone_how_right_it_is(
         "On its samples that never train it was right on 3 of 40 in 2099-03, and on 30 of 40 in 2099-02: its data have "
         "changed, or their labels"
     )
+
+
+def test_a_board_predicts_with_its_model_while_its_fleet_is_asked_and_afterwards(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    """Its own task goes on a day later perhaps, and it would fetch network and features anew."""
+    bench = make_bench(package=linear, config=field)
+    take_part(bench)
+    graph = onnx.load_from_string(linear.blobs[linear.spec.model.gradient.digest])
+    graph.producer_name = "another"
+    own, data = linear.spec.model.gradient.digest, bytes(graph.SerializeToString())
+    model = replace(linear.spec.model, gradient=BlobRef.of(data))
+    asked = replace(linear, blobs={**linear.blobs, model.gradient.digest: data})
+    question = QuestionSpec("counts", every=1, noise_multiplier=4.0)
+    bench.server.package = asked.with_spec(task="ask-counts-1", rounds=1, question=question, model=model)
+    bench.server.announce()
+    bench.server.open_round(1)
+    bench.until(lambda: len(bench.store.ledger.entries()) == 2 and bench.entry_status(1) == "acked")
+    bench.steps(5)
+    assert bench.store.blob(own) is not None
+    assert own_model(bench.store).spec.task == TASK
+    bench.server.package = linear
+    bench.server.announce()
+    state = bench.store.load_state(TASK)
+    assert state is not None
+    bench.server.open_round(2, cohort={DEVICE: state.public.digest()})
+    bench.until(lambda: bench.entry_status(2) == "acked")
+    assert (bench.store.blob(own) is None, bench.store.blob(model.gradient.digest)) == (False, None), "dropped now"
+
+
+def test_a_question_changes_nothing_in_how_many_rounds_like_the_last_are_left(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    """It is charged, and rounds are counted by one that trained: a cheap question would promise too many."""
+    question = QuestionSpec("evaluation", every=5, noise_multiplier=40.0, held_out=0.3)
+    limited = replace(field, limits=replace(field.limits, epsilon_server=30.0))
+    bench = make_bench(package=linear.with_spec(question=question), config=limited)
+    take_part(bench)
+    before = status(limited, bench.store)["rounds_left"]
+    bench.server.open_round(5)
+    bench.until(lambda: bench.entry_status(5) == "acked")
+    assert before - 1 <= status(limited, bench.store)["rounds_left"] <= before
+    assert before > 1
+
+
+def test_a_round_that_asks_is_answered_without_new_samples(
+    make_bench: MakeBench, linear: Package, field: DeviceConfig
+) -> None:
+    """It follows a round that trained on all of them, so nobody who tells of too few would ever answer."""
+    question = QuestionSpec("evaluation", every=5, noise_multiplier=4.0, held_out=0.3)
+    tells = replace(field, limits=replace(field.limits, tell_new=True))
+    bench = make_bench(package=linear.with_spec(question=question, after_new=5), config=tells)
+    take_part(bench)
+    bench.server.open_round(5)
+    bench.until(lambda: bench.entry_status(5) == "acked" or bool(bench.server.declines))
+    assert bench.server.declines == []
 
 
 def test_an_answer_is_announced_at_the_end_of_a_slot_where_the_owner_hides_how_long_work_takes(

@@ -59,7 +59,10 @@ def _counts(
 def _mean(
     path: Dir, column: Column, low: Low, high: High, epsilon: Epsilon = 0.5, dry_run: DryRun = False, now: Now = False
 ) -> None:
-    """Mean of a sensor or a target: the mean over boards of each board's mean."""
+    """Mean of a sensor or a target: the mean over boards of each board's mean.
+
+    A board without samples counts as the middle of the limits.
+    """
     _ask(path, "mean", epsilon, dry_run=dry_run, now=now, column=column, low=low, high=high)
 
 
@@ -74,7 +77,10 @@ def _histogram(
     dry_run: DryRun = False,
     now: Now = False,
 ) -> None:
-    """Histogram of a sensor or a target: the mean over boards of the share of samples in each bin."""
+    """Histogram of a sensor or a target: the mean over boards of the share of samples in each bin.
+
+    A board without samples has a share of 0 in each.
+    """
     _ask(path, "histogram", epsilon, dry_run=dry_run, now=now, column=column, low=low, high=high, bins=bins)
 
 
@@ -114,7 +120,10 @@ def _ask(path: Dir, kind: str, epsilon: float, *, dry_run: bool, now: bool, **as
         raise BadInput(f"{descriptions.progress(run)}; wait for the others, or say --now to ask before it goes on")
     result = ask(folder, task)
     if result.statistic is None:
-        raise BadInput(f"too few boards answered: {path}/runs/{task.name}/report.html says who declined, and why")
+        raise BadInput(
+            f"there is no answer: too few boards answered, or their sum could not be opened. {path}/runs/{task.name}/"
+            "report.html says who declined, and why"
+        )
     for line in statistic_lines(result.statistic):
         print(line)
     spent = max((row.epsilon_server for row in result.privacy), default=0.0)

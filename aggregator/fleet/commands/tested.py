@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hushfleet.aggregator.fleet.commands.setup import Dir
 from hushfleet.errors import BadInput
+
+if TYPE_CHECKING:
+    from hushfleet.data.targets import Targets
+    from hushfleet.model.evaluation import Evaluation
 
 app = typer.Typer()
 
@@ -27,7 +32,6 @@ def _test(
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.publish.prepare import prepare
-    from hushfleet.aggregator.results.report.readable import number, percent
     from hushfleet.aggregator.storage.checkpoints import Checkpoints
 
     folder = FleetFolder(path)
@@ -41,7 +45,16 @@ def _test(
     rounds, vectors = max(kept), prepared.method.server.vectors
     model = Checkpoints(folder.run, prepared.spec.model.layout, vectors=vectors).read(rounds)
     found = prepared.evaluate_global(prepared.method.split(model)[0])
-    print(
-        f"after {rounds} rounds of {folder.run.name}, the fleet's model is right on {percent(found.accuracy)} of "
-        f"{len(prepared.dataset.test)} test samples (loss {number(found.loss)})"
-    )
+    said = describe_test(prepared.spec.model.targets, found, len(prepared.dataset.test))
+    print(f"after {rounds} rounds of {folder.run.name}, the fleet's model {said}")
+
+
+def describe_test(targets: Targets, found: Evaluation, count: int) -> str:
+    """Says how good a model is on so many test samples; an autoencoder's score is no share of them."""
+    from hushfleet.aggregator.results.report.readable import number, percent
+
+    samples = f"{count} test samples (loss {number(found.loss)})"
+    if not targets.are_inputs:
+        return f"is right on {percent(found.accuracy)} of {samples}"
+    score = found.accuracy if math.isfinite(found.accuracy) else None
+    return f"has {targets.measure} {number(score)} on {samples}"

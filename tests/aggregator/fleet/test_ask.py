@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,13 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.question import StatisticSection
 from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import ask as asking
+from hushfleet.aggregator.fleet.commands.tested import describe_test
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput
+from hushfleet.model.evaluation import Evaluation
 from hushfleet.params import ParamLayout
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.workers import Workers
@@ -68,6 +73,7 @@ def test_counts_are_answered_and_the_former_task_comes_back(tmp_path: Path, answ
     assert "2 boards answered, each for epsilon 3" in said
     counts = {line.split()[0]: line for line in said.splitlines() if " ± " in line and "each" not in line}
     assert set(counts) == {*"0123456789", "left"}
+    assert "the fleet's task is small again" in said
     assert answered == ["ask-counts-1"]
     assert folder.task.read_text() == before
     fleet_ask("counts", folder.path, "--epsilon", 3, "--now")
@@ -84,6 +90,81 @@ def test_before_any_training_it_asks_and_leaves_the_beginning_to_a_person(tmp_pa
     assert "127.5 to 255" in said
     assert folder.run.name == "ask-histogram-1", "training has not begun by itself"
     assert load_task(folder.path / "small.toml").name == "small"
+
+
+def test_nothing_is_asked_where_another_file_would_be_lost(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet", task=SMALL)
+    (folder.path / "small.toml").write_text("mine")
+    with pytest.raises(BadInput, match=r"small.toml is another task, and the present one would be kept there"):
+        fleet_ask("counts", folder.path)
+    assert folder.task.read_text() == SMALL
+    assert (folder.path / "small.toml").read_text() == "mine"
+
+
+def test_a_fleet_that_is_given_another_task_is_waited_for_no_more(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet", task=SMALL)
+    task = asking.statistic_task(folder, StatisticSection("counts"), 0.5)
+    other = SMALL.replace('name = "small"', 'name = "other"')
+    with pytest.raises(BadInput, match="the fleet was given another task, other, before its boards had answered"):
+        asking.ask(folder, task, sleep=lambda _: folder.task.write_text(other) and None, say=lambda _: None)
+    assert folder.task.read_text() == other
+
+
+def test_whoever_stops_waiting_finds_the_former_task_and_cannot_ask_on_top_of_a_question(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet", task=SMALL)
+    task = asking.statistic_task(folder, StatisticSection("counts"), 0.5)
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asking.ask(folder, task, sleep=interrupt, say=lambda _: None)
+    assert (folder.path / "small.toml").read_text() == SMALL
+    with pytest.raises(BadInput, match=r"ask-counts-1 was not asked yet.*TASK.toml"):
+        fleet_ask("counts", folder.path)
+
+
+def test_a_kill_while_it_asks_loses_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former task is kept before another one takes its place."""
+    folder = make_folder(tmp_path / "fleet", task=SMALL)
+    task, real = asking.statistic_task(folder, StatisticSection("counts"), 0.5), asking.set_task
+
+    def killed(folder: FleetFolder, file: Path) -> bool:
+        real(folder, file)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asking, "set_task", killed)
+    with pytest.raises(KeyboardInterrupt):
+        asking.ask(folder, task)
+    assert (folder.path / "small.toml").read_text() == SMALL
+
+
+def test_a_task_that_is_given_while_the_answer_comes_stays(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet", task=SMALL)
+    folder.run.mkdir(parents=True)
+    task, other = asking.statistic_task(folder, StatisticSection("counts"), 0.5), SMALL.replace('"small"', '"other"')
+
+    def answer(_: float) -> None:
+        folder.run.mkdir()
+        (folder.run / "result.json").write_text("{}")
+        folder.task.write_text(other)
+
+    with contextlib.suppress(BadInput):  # the result is empty
+        asking.ask(folder, task, sleep=answer, say=lambda _: None)
+    assert folder.task.read_text() == other
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [("64", "a sample has 64 values, numbered from 0"), ("temperature", "must be the number of a value, from 0")],
+)
+def test_a_column_that_no_sample_has_is_not_asked_for(tmp_path: Path, column: str, said: str) -> None:
+    """Boards would answer with the middle of the limits, as those without samples do."""
+    shape = SMALL.replace("\nlimit = 200", "\nlimit = 200\ninput_shape = [1, 8, 8]")
+    folder = make_folder(tmp_path / "fleet", task=shape)
+    with pytest.raises(BadInput, match=re.escape(f"column = {column!r}: {said}")):
+        fleet_ask("mean", folder.path, column, "--low", 0, "--high", 10, "--dry-run")
+    fleet_ask("mean", folder.path, "63", "--low", 0, "--high", 10, "--dry-run")
 
 
 def test_the_cost_and_the_error_are_known_before_anybody_is_asked(tmp_path: Path) -> None:
@@ -106,6 +187,8 @@ def test_what_the_boards_limits_do_not_allow_is_not_asked(tmp_path: Path) -> Non
         fleet_ask("counts", folder.path, "--epsilon", 5)
     with pytest.raises(BadInput, match="low must be below high"):
         fleet_ask("mean", folder.path, "3", "--low", 1, "--high", 1)
+    with pytest.raises(BadInput, match="their difference is not finite"):
+        fleet_ask("mean", folder.path, "3", "--low", "-1e308", "--high", "1e308")
     assert folder.run.name == "small"
 
 
@@ -126,3 +209,10 @@ def test_public_samples_test_the_newest_model(tmp_path: Path) -> None:
         Checkpoints(folder.run, layout, durable=False).write(rounds, params)
     said = test().output
     assert "after 2 rounds of small, the fleet's model is right on 50.0\N{NO-BREAK SPACE}% of 40 test samples" in said
+
+
+def test_an_autoencoder_is_right_on_nothing_and_has_an_auroc() -> None:
+    targets, samples = Targets("reconstruction", false_alarms=0.01), "6 test samples (loss 0.5)"
+    assert describe_test(targets, Evaluation(0.93, 0.5), 6) == f"has AUROC 0.93 on {samples}"
+    assert describe_test(targets, Evaluation(math.nan, 0.5), 6) == f"has AUROC not measured on {samples}"
+    assert describe_test(Targets(), Evaluation(0.5, 0.5), 6) == f"is right on 50.0\N{NO-BREAK SPACE}% of {samples}"

@@ -120,6 +120,7 @@ def test_a_masked_sum_opens_without_a_silent_board_and_a_silent_member(make: Cal
     summary = asked.engine.close()
     assert summary.participants == 9
     assert np.array(summary.answer) * MOST * 9 == pytest.approx(counts_of(there), abs=0.1)
+    assert summary.float32_bytes == 9 * 4 * len(summary.answer), "no model was sent"
 
 
 def test_each_answer_is_charged_once_and_never_noised_again(make: Callable[..., Asked]) -> None:

@@ -74,6 +74,19 @@ def test_values_in_another_unit_than_the_tasks_are_told(tmp_path, model, caplog,
     assert [said in text for text in told] == [True] * bool(said), told
 
 
+@pytest.mark.parametrize("targets", [Targets(), Targets("squared", tolerance=1.0)])
+def test_a_file_that_has_no_line_yet_holds_no_samples(tmp_path, model, targets):
+    names = ("sit", "walk") if targets.are_classes else ("power",)
+    task = replace(model, class_names=names, targets=targets)
+    (tmp_path / "d.csv").write_text(f"{'label' if targets.are_classes else 'power'},a0,a1,a2,b0,b1,b2\n")
+    np.savez(tmp_path / "d.npz", x=SERIES[:0], y=targets.blank(0, 1))
+    for kind in ("csv", "arrays"):
+        path = tmp_path / f"d.{'csv' if kind == 'csv' else 'npz'}"
+        assert len(LocalData(OwnDataSection(kind, str(path)), task, may_be_empty=True).samples()) == 0
+        with pytest.raises(BadInput, match="holds no samples"):
+            LocalData(OwnDataSection(kind, str(path)), task).samples()
+
+
 def test_a_vector_is_an_image_of_one_pixel(tmp_path, model):
     np.savez(tmp_path / "d.npz", x=SERIES[:, :, 0], y=[0, 1, 1, 0])
     assert samples("arrays", tmp_path / "d.npz", replace(model, input_shape=(2, 1, 1))).x.shape == (4, 2, 1, 1)
