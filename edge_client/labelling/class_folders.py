@@ -76,7 +76,10 @@ def check_label(label: str, classes: Sequence[str]) -> str:
 
 def check_picture(file: Path) -> None:
     """Raises `BadInput` for a file that is no readable picture."""
-    read_image(file, input_shape=_LOOKED_AT)
+    try:
+        read_image(file, input_shape=_LOOKED_AT)
+    except MemoryError as error:  # an image takes as much as it says
+        raise BadInput(f"{file} cannot be read as an image: it needs more memory than there is") from error
 
 
 def _can_be_a_folder(name: str) -> bool:
