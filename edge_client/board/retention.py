@@ -48,7 +48,7 @@ class _File(NamedTuple):
 
 @dataclass(frozen=True)
 class _Looks:
-    """What is kept from one look to the next.
+    """Times that are kept from one look to the next.
 
     :param looked: unix seconds of the last daily look.
     :param behind: the clock when it was first seen to be before that; None: it is not.

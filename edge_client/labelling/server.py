@@ -72,8 +72,8 @@ class LabelServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            which = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-            raise BadInput(f"{host} port {port} cannot be listened on: {error.strerror}; choose another {which}") from error
+            other = "another --port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "another --host"
+            raise BadInput(f"{host} port {port} cannot be listened on: {error.strerror}; choose {other}") from error
         except OverflowError as error:
             raise BadInput(f"--port {port}: must be from 0 to 65535") from error
 

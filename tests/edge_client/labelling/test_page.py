@@ -319,7 +319,7 @@ def test_a_guess_that_is_no_number_is_none(trained: Bench, owner: Browser, monke
     assert (status, shown["guess"], shown["image"]) == (200, None, "first.png")
 
 
-def test_a_picture_that_needs_too_much_memory_keeps_no_other_back(board: DeviceConfig, inbox: Path, monkeypatch) -> None:
+def test_a_picture_of_too_much_memory_keeps_no_other_back(board: DeviceConfig, inbox: Path, monkeypatch) -> None:
     def read(file: Path, **_: object) -> None:
         if file.name == "first.png":
             raise MemoryError
@@ -344,7 +344,7 @@ def test_what_the_owner_has_to_set_is_said(board: DeviceConfig, tmp_path: Path, 
     for port in (-1, 70000):
         with pytest.raises(BadInput, match=f"--port {port}: must be from 0 to 65535"):
             LabelServer(Desk(board), host="127.0.0.1", port=port)
-    with pytest.raises(BadInput, match="192.0.2.1 port 0 cannot be listened on: .*; choose another --host"):
+    with pytest.raises(BadInput, match=r"192.0.2.1 port 0 cannot be listened on: .*; choose another --host"):
         LabelServer(Desk(board), host="192.0.2.1", port=0)
 
 
