@@ -413,8 +413,8 @@ class RoundHandler:
             return None
         done = "answered" if asks else "trained"
         _log.info("round %d: %s and committed, %d bytes to send", plan.round, done, len(entry.data))
-        if self._new_samples is not None and not asks:
-            self._new_samples.note(task=plan.task)
+        if self._new_samples is not None and task.spec.after_new and not asks:
+            self._new_samples.note(round.samples(), task=plan.task)
         return entry
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:

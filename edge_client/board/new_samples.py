@@ -31,29 +31,20 @@ class NewSamples:
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
-        self._counted: tuple[str, list[bytes]] | None = None
 
     def count(self, samples: LabelledSamples, *, task: str) -> int:
         """Returns how many of these samples were not there at the last update for the task; all before the first."""
-        digests = _digests(samples)
-        self._counted = task, digests
         try:
-            begin, _, kept = self._path.read_bytes().partition(b"\n")
+            begin, _, digests = self._path.read_bytes().partition(b"\n")
         except OSError:
             return len(samples)
-        known = set(_pieces(kept)) if begin == task.encode() else set()
-        return len(set(digests) - known)
+        known = set(_pieces(digests)) if begin == task.encode() else set()
+        return len(set(_digests(samples)) - known)
 
-    def note(self, *, task: str) -> None:
-        """Notes the samples that were counted last, once the task's update is committed; none where none were counted.
-
-        They are not read again: what came meanwhile was not trained on. A full disk makes them count as new once more.
-        """
-        counted, self._counted = self._counted, None
-        if counted is None or counted[0] != task:
-            return
+    def note(self, samples: LabelledSamples, *, task: str) -> None:
+        """Notes the samples of an update that is committed. A full disk makes them count as new once more."""
         try:
-            atomic_file.write_whole(self._path, task.encode() + b"\n" + b"".join(counted[1]), durable=False)
+            atomic_file.write_whole(self._path, task.encode() + b"\n" + b"".join(_digests(samples)), durable=False)
         except StoreError as error:
             _log.warning("%s", error)
 

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -420,41 +419,3 @@ def test_only_an_owner_who_allows_it_tells_of_few_new_samples(
     np.savez(path, images=images, labels=labels)
     open_next(bench, 3)
     bench.until(lambda: bench.entry_status(3) == "acked")
-
-
-def test_data_that_change_while_a_board_trains_are_no_samples_of_the_update(
-    make_bench: MakeBench, config: DeviceConfig, package: Package, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here all of them go. The update is committed and charged: it is sent."""
-    limits = replace(config.limits, tell_new=True, epsilon_server=100.0)
-    bench = make_bench(config=replace(config, limits=limits), package=package.with_spec(after_new=5, task="digits-new"))
-    path, run = Path(config.data.path), runtime.TaskRuntime.run_round
-    found = path.read_bytes()
-
-    def trained(*given: Any) -> Any:
-        entry = run(*given)
-        path.unlink()
-        return entry
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runtime.TaskRuntime, "run_round", trained)
-        bench.server.open_round(1)
-        bench.until(lambda: bench.entry_status(1) == "acked" or bench.server.declines != [])
-    assert bench.server.declines == []
-    path.write_bytes(found)
-    open_next(bench, 2)
-    bench.until(lambda: bench.server.declines != [])
-    assert bench.server.declines[0].code == "paused"
-
-
-def test_without_a_count_before_training_nothing_is_read_after_it(
-    make_bench: MakeBench, config: DeviceConfig, package: Package, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With constant time, reading after the announced end would tell how many samples there are."""
-    limits = replace(config.limits, tell_new=True, epsilon_server=100.0, constant_time=True)
-    bench = make_bench(config=replace(config, limits=limits), package=package.with_spec(after_new=5, task="digits-new"))
-    read: list[object] = []
-    monkeypatch.setattr("hushfleet.edge_client.board.new_samples._digests", lambda samples: read.append(samples) or [])
-    bench.server.open_round(1)
-    bench.until(lambda: bench.entry_status(1) == "acked")
-    assert read == []
