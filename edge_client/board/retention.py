@@ -27,9 +27,12 @@ from hushfleet.errors import StoreError
 
 FILE_NAME = "retention.json"
 ENDINGS = {
-    "folder": (".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
+    "folder": (
+        ".avif", ".bmp", ".gif", ".heic", ".jfif", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff",
+        ".webp",
+    ),
     "csv": (".csv",),
-}
+}  # fmt: skip
 """Only files with these endings are deleted."""
 LOOK_S = 3600.0
 DAY_S = 86400.0

@@ -171,7 +171,16 @@ class Desk:
         return self._inbox / name
 
     def _names(self) -> dict[str, os.stat_result]:
-        """The files in the inbox and its folders, without hidden ones, links, and what was put aside."""
+        """The files in the inbox and its folders, without hidden ones, links, and what was put aside.
+
+        Raises `BadInput` where the inbox cannot be read: its disk may have been taken out.
+        """
+        try:
+            os.scandir(self._inbox).close()
+        except OSError as error:
+            raise BadInput(
+                f"data.inbox = {str(self._inbox)!r} cannot be read: {error.strerror}; the client's user must be able to"
+            ) from error
         found: dict[str, os.stat_result] = {}
         for top, folders, files in os.walk(self._inbox):
             inside = Path(top).relative_to(self._inbox)

@@ -120,6 +120,8 @@ def test_only_files_of_the_data_are_deleted(images: Path, tmp_path: Path) -> Non
         (images / name).parent.mkdir(parents=True, exist_ok=True)
         (images / name).write_bytes(bytes(9))
     section = OwnDataSection("folder", str(images), held_out=str(images / "held"), keep="1d")
+    for name in ("saved.jfif", "saved.AVIF", "saved.jpe"):
+        (images / "leaf" / name).write_bytes(bytes(9))
     looks(section, Wall(), 0, 10, 20)
     assert names(others) == ["holiday/1.jpg"]
     kept = [".thumbnails/1.jpg", "held/leaf/1.jpg", "leaf/.hidden.jpg", "leaf/link.jpg", "leaf/model.onnx", "notes.txt"]

@@ -332,6 +332,15 @@ def test_a_picture_of_too_much_memory_keeps_no_other_back(board: DeviceConfig, i
     )
 
 
+def test_an_inbox_that_is_gone_is_not_taken_for_an_empty_one(owner: Browser, inbox: Path) -> None:
+    inbox.rename(inbox.with_name("elsewhere"))
+    status, answer = owner.ask("/next")
+    assert status == 409
+    assert f"data.inbox = '{inbox}' cannot be read: No such file or directory" in answer["error"]
+    inbox.with_name("elsewhere").rename(inbox)
+    assert owner.ask("/next")[1]["waiting"] == 2
+
+
 def test_what_the_owner_has_to_set_is_said(board: DeviceConfig, tmp_path: Path, capsys) -> None:
     with pytest.raises(BadInput, match=r'write inbox = "/path/to/inbox" into \[data\]'):
         Desk(replace(board, data=replace(board.data, inbox=None)))
