@@ -22,7 +22,7 @@ from hushfleet.data.images import read_image
 from hushfleet.data.labels import one_form
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, StoreFull
 
 _LOOKED_AT = (3, 16, 16)  # a picture is decoded to this size to see whether it can be
 
@@ -179,7 +179,10 @@ def _made(folder: Path) -> Path:
 
 def _write(data: bytes, target: Path) -> Path:
     hidden = target.with_name(f".{hashlib.sha256(data).hexdigest()[:16]}")  # the client ignores hidden files
-    atomic_file.write_whole(hidden, data, durable=True, mode=0o644)
+    try:
+        atomic_file.write_whole(hidden, data, durable=True, mode=0o644)
+    except StoreFull as error:
+        raise StoreFull(str(error).replace(str(hidden), str(target))) from error
     _belongs_to(target.parent, hidden)
     os.rename(hidden, target)
     atomic_file.sync_folder(target.parent)
