@@ -193,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        _log.debug(format, *arguments)
+        _log.debug("%s", ascii(format % arguments)[1:-1])  # a stranger's escapes would reach the terminal
 
 
 def _own_address() -> str:

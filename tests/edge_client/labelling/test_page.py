@@ -292,6 +292,19 @@ def test_requests_that_are_none_are_refused(owner: Browser, body: bytes, headers
     assert owner.ask("/next")[0] == 200
 
 
+def test_the_log_shows_no_escapes_of_a_stranger_and_no_token(server: LabelServer, owner: Browser, caplog) -> None:
+    caplog.set_level("DEBUG")
+    with socket.create_connection(server.server_address[:2]) as stranger:
+        stranger.sendall(b"GET /\x1b[31m\x9b HTTP/1.0\r\n\r\n")
+        stranger.settimeout(60)
+        assert stranger.recv(12) == b"HTTP/1.0 401"
+    owner.ask("/next")
+    assert r"GET /\x1b[31m" in caplog.text
+    assert caplog.text.isascii()
+    assert "\x1b" not in caplog.text
+    assert server.token not in caplog.text
+
+
 def test_clients_that_say_nothing_keep_nobody_out_for_ever(server: LabelServer, owner: Browser, monkeypatch) -> None:
     monkeypatch.setattr(server_module._Handler, "timeout", 0.2)
     idle = [socket.create_connection(server.server_address[:2]) for _ in range(24)]
