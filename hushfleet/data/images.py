@@ -102,6 +102,8 @@ def _with_image(file: Path | IO[bytes], use: Callable[[Any], T]) -> T:
             # An image of more pixels than Pillow thinks sane would take more memory than a board has.
             warnings.simplefilter("error", pil.Image.DecompressionBombWarning)
             with pil.Image.open(file) as opened:
+                if opened.format == "EPS":  # Pillow would have Ghostscript run it, which may never end
+                    raise ValueError("PostScript is a program, and is not run; save the image as JPEG")
                 return use(opened)
     except MemoryError:
         raise
