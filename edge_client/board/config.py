@@ -7,6 +7,7 @@ standing beside the board.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -320,10 +321,11 @@ def load_config(path: Path) -> DeviceConfig:
                 raise BadInput(f"{path}: {error}") from error
             sections[name] = replace(section, **absolute)
     config = replace(config, **sections)
-    inbox, images = config.data.inbox, Path(config.data.path)
-    if inbox is not None and (Path(inbox).is_relative_to(images) or images.is_relative_to(inbox)):
-        raise BadInput(
-            f"{path}: data.inbox = {inbox!r} and data.path = {str(images)!r}: one lies in the other; give the images "
-            "that wait for a label a folder of their own"
-        )
+    if config.data.inbox is not None:
+        inbox, images = (Path(os.path.realpath(each)) for each in (config.data.inbox, config.data.path))
+        if inbox.is_relative_to(images) or images.is_relative_to(inbox):
+            raise BadInput(
+                f"{path}: data.inbox = {config.data.inbox!r} and data.path = {config.data.path!r}: one lies in the "
+                "other; give the images that wait for a label a folder of their own"
+            )
     return config

@@ -1,8 +1,9 @@
 """Deletes the oldest of a board's images or CSV files, where its owner has said how long or how many may stay.
 
 Nothing is deleted unless `data.keep` or `data.max_mib` is set, and never more than they ask for. A wrong clock must
-delete nothing. So a file goes when it was too old at the daily look before, too: a clock that was wrong for less than a
-day changes nothing.
+delete nothing. So a file goes when it was too old at the daily look before, too: a clock that was ahead for less than a
+day changes nothing. A file that came while the clock was behind has a date that is too old. It counts as come when the
+clock is right again: `_redated`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,9 +27,12 @@ from hushfleet.errors import StoreError
 
 FILE_NAME = "retention.json"
 ENDINGS = {
-    "folder": (".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
+    "folder": (
+        ".avif", ".bmp", ".gif", ".heic", ".jfif", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff",
+        ".webp",
+    ),
     "csv": (".csv",),
-}
+}  # fmt: skip
 """Only files with these endings are deleted."""
 LOOK_S = 3600.0
 DAY_S = 86400.0
@@ -44,11 +49,25 @@ class _File(NamedTuple):
     size: int
 
 
+@dataclass(frozen=True)
+class _Looks:
+    """Times that are kept from one look to the next.
+
+    :param looked: unix seconds of the last daily look.
+    :param behind: the clock when it was first seen to be before that; None: it is not.
+    :param came: when files came, by their paths, whose own dates may be of a clock that was behind.
+    """
+
+    looked: float
+    behind: float | None = None
+    came: dict[str, float] = field(default_factory=dict)
+
+
 class Retention:
     """The deletions of one board.
 
     :param section: where the data are, and what the owner has set.
-    :param state_dir: keeps the time of the last daily look.
+    :param state_dir: keeps the time of the last daily look, and the dates that were wrong.
     :param now: unix seconds.
     """
 
@@ -57,6 +76,7 @@ class Retention:
         self._note = state_dir / FILE_NAME
         self._due_at = 0.0 if section.keep or section.max_mib else float("inf")
         self._said = ""
+        self._looks: _Looks | None = None
 
     def advance(self, clock: float) -> None:
         """Deletes what is due, at most once an hour.
@@ -66,9 +86,9 @@ class Retention:
         if clock < self._due_at:
             return
         self._due_at = clock + LOOK_S
-        files = sorted(self._files())
+        files, before = self._look()
         if self._section.keep:
-            limit = self._came_before(duration_s(self._section.keep))
+            limit = before - duration_s(self._section.keep)
             old = [file for file in files if file.came < limit]
             self._delete(old, f"data.keep = {self._section.keep!r}")
             files = files[len(old) :]
@@ -80,16 +100,38 @@ class Retention:
                 count += 1
             self._delete(files[:count], f"data.max_mib = {self._section.max_mib}")
 
-    def _came_before(self, keep_s: float) -> float:
-        """The time before which a file must have come to be deleted now, by the daily look before this one."""
-        now, last = self._now(), None
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            last = float(json.loads(self._note.read_text("utf-8"))["looked"])
-        if last is not None and 0 <= now - last < DAY_S:
-            return -float("inf")
-        with suppress(StoreError):  # a full disk is told elsewhere
-            atomic_file.write_whole(self._note, json.dumps({"looked": now}).encode(), durable=True)
-        return -float("inf") if last is None or now < last else last - keep_s
+    def _look(self) -> tuple[list[_File], float]:
+        """The files that may be deleted, the oldest first; and the time of the daily look before this one, which is
+        minus infinity where this is none."""
+        now, files, before = self._now(), self._files(), -float("inf")
+        kept = self._looks or self._read()
+        looks = kept or _Looks(now)
+        if now < looks.looked:
+            if looks.behind is None or now < looks.behind:
+                looks = replace(looks, behind=now)
+            elif now - looks.behind >= DAY_S:  # the clock is right, and was ahead before
+                looks = _Looks(now, came={path: came for path, came in looks.came.items() if came <= now})
+        else:
+            looks = replace(looks, behind=None, came=_redated(files, looks, now))
+            if now - looks.looked >= DAY_S:
+                before, looks = looks.looked, replace(looks, looked=now)
+        if looks != kept:
+            self._looks = looks  # where the disk is too full for the note
+            with suppress(StoreError):  # that is told elsewhere
+                atomic_file.write_whole(self._note, json.dumps(asdict(looks)).encode(), durable=True)
+        known = {path: came for path, came in looks.came.items() if came <= now}
+        return sorted(file._replace(came=max(file.came, known.get(file.path, file.came))) for file in files), before
+
+    def _read(self) -> _Looks | None:
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            plain = json.loads(self._note.read_text("utf-8"))
+            behind, came = plain.get("behind"), plain.get("came", {})
+            return _Looks(
+                float(plain["looked"]),
+                None if behind is None else float(behind),
+                {path: float(at) for path, at in came.items()},
+            )
+        return None
 
     def _files(self) -> list[_File]:
         """The files that may be deleted: what links lead to, hidden files and held-out ones are no such files."""
@@ -102,8 +144,8 @@ class Retention:
                         status = os.lstat(path)
                         if stat.S_ISREG(status.st_mode) and path.lower().endswith(ENDINGS[section.kind]):
                             found[path] = _File(status.st_ctime, path, status.st_size)
-        held_out = section.held_out and os.path.join(os.path.realpath(section.held_out), "")
-        return [file for file in found.values() if not (held_out and file.path.startswith(held_out))]
+        held_out = os.path.realpath(section.held_out) if section.held_out else None
+        return [file for file in found.values() if held_out is None or not Path(file.path).is_relative_to(held_out)]
 
     def _delete(self, files: Sequence[_File], why: str) -> None:
         deleted, failed = list[str](), ""
@@ -124,3 +166,21 @@ class Retention:
                 "(ReadWritePaths=, docs/field.md)", why, failed,
             )  # fmt: skip
         self._said = failed
+
+
+def _redated(files: Sequence[_File], looks: _Looks, now: float) -> dict[str, float]:
+    """When files came whose dates are not to be trusted, by their paths: now, unless it was noted before.
+
+    The clock was seen to be behind, and a file's date is less than a day from that time. Or no daily look was made for
+    two days, and the date is from then: perhaps the board was off, and its clock went on where it had stopped.
+    """
+    gap = looks.looked if now - looks.looked > 2 * DAY_S else float("inf")
+    doubted = (
+        file.path
+        for file in files
+        if file.came >= gap or (looks.behind is not None and abs(file.came - looks.behind) < DAY_S)
+    )
+    there = {file.path for file in files}
+    return {path: came for path, came in looks.came.items() if path in there} | {
+        path: looks.came.get(path, now) for path in doubted
+    }

@@ -22,7 +22,7 @@ from hushfleet.data.images import read_image
 from hushfleet.data.labels import one_form
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, StoreFull
 
 _LOOKED_AT = (3, 16, 16)  # a picture is decoded to this size to see whether it can be
 
@@ -76,7 +76,10 @@ def check_label(label: str, classes: Sequence[str]) -> str:
 
 def check_picture(file: Path) -> None:
     """Raises `BadInput` for a file that is no readable picture."""
-    read_image(file, input_shape=_LOOKED_AT)
+    try:
+        read_image(file, input_shape=_LOOKED_AT)
+    except MemoryError as error:  # an image takes as much as it says
+        raise BadInput(f"{file} cannot be read as an image: it needs more memory than there is") from error
 
 
 def _can_be_a_folder(name: str) -> bool:
@@ -118,10 +121,7 @@ class ClassFolders:
         for entry in os.scandir(self._path):
             if one_form(entry.name) == label:  # the disk may spell an accent in another way
                 return self._path / entry.name
-        made = self._path / label
-        made.mkdir()
-        _belongs_to(self._path, made)
-        return made
+        return _made(self._path / label)
 
     def _refuse_known(self, image: Path, data: bytes) -> None:
         digest = hashlib.sha256(data).digest()
@@ -146,7 +146,7 @@ class ClassFolders:
 def move(image: Path, folder: Path) -> Path:
     """Moves an image into a folder, which may be on another disk, under a free name like its own. Raises `BadInput`."""
     with _plainly(f"{image} cannot be moved"):
-        folder.mkdir(parents=True, exist_ok=True)
+        _made(folder)
         data, times = image.read_bytes(), os.stat(image)
         target = _free_name(folder, image.name, data)
         try:
@@ -168,9 +168,21 @@ def _free_name(folder: Path, name: str, data: bytes) -> Path:
     return target
 
 
+def _made(folder: Path) -> Path:
+    """Makes the folder, and those above it, if it is not there."""
+    if not folder.is_dir():
+        _made(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _belongs_to(folder.parent, folder)
+    return folder
+
+
 def _write(data: bytes, target: Path) -> Path:
-    hidden = target.with_name(f".{target.name}")  # the client ignores hidden files
-    atomic_file.write_whole(hidden, data, durable=True, mode=0o644)
+    hidden = target.with_name(f".{hashlib.sha256(data).hexdigest()[:16]}")  # the client ignores hidden files
+    try:
+        atomic_file.write_whole(hidden, data, durable=True, mode=0o644)
+    except StoreFull as error:
+        raise StoreFull(str(error).replace(str(hidden), str(target))) from error
     _belongs_to(target.parent, hidden)
     os.rename(hidden, target)
     atomic_file.sync_folder(target.parent)
@@ -181,7 +193,7 @@ def _belongs_to(folder: Path, made: Path) -> None:
     """Gives what root has made to the owner of the folder, so that the client may read and delete it."""
     if os.geteuid() == 0:
         status = os.stat(folder)
-        os.chown(made, status.st_uid, status.st_gid)
+        os.chown(made, status.st_uid, status.st_gid, follow_symlinks=False)
 
 
 @contextlib.contextmanager

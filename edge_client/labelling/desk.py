@@ -7,6 +7,7 @@ next round trains on it. No guess of the model decides anything.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import stat
 import time
@@ -48,6 +49,7 @@ class Shown:
 
     :param waiting: images in the inbox, the shown one among them.
     :param image: its name in the inbox; None: nothing waits.
+    :param version: changes when another picture takes the place of this one under its name.
     :param guess: the likeliest class and its probability; None: the device has no model yet, or cannot use it.
     :param by: whose guess it is, in words.
     :param undo: whether there is a tap that can be undone.
@@ -63,6 +65,7 @@ class Shown:
     undo: bool = False
     said: str = ""
     unreadable: tuple[str, ...] = ()
+    version: str = ""
 
 
 class _Tap(NamedTuple):
@@ -71,6 +74,11 @@ class _Tap(NamedTuple):
     image: str
     label: str
     place: Path
+
+
+def version_of(status: os.stat_result) -> str:
+    """Tells a file from another one that takes its name, as where a camera overwrites `latest.jpg`."""
+    return f"{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_size}"
 
 
 @dataclass
@@ -102,20 +110,23 @@ class Desk:
 
     def next(self, said: str = "") -> Shown:
         """Gives the image that has waited longest, with the model's guess."""
-        waiting, unreadable = self._waiting()
+        waiting, version, unreadable = self._waiting()
         with opened_store(self.config) as store:
             classes = class_names(self.config, store)
             image = waiting[0] if waiting else None
-            shown = Shown(len(waiting), image, classes, undo=bool(self._taps), said=said, unreadable=unreadable)
+            undo = bool(self._taps)
+            shown = Shown(len(waiting), image, classes, undo=undo, said=said, unreadable=unreadable, version=version)
             return shown if store is None or image is None else self._guessed(shown, store, self._inbox / image)
 
-    def preview(self, name: str) -> bytes:
+    def preview(self, name: str, version: str) -> bytes:
         """Makes a JPEG of an image in the inbox, so that nothing passes that a browser would run. Raises `BadInput`."""
-        return preview(self._found(name), longest=PREVIEW_PIXELS)
+        return preview(self._found(name, version), longest=PREVIEW_PIXELS)
 
-    def tap(self, name: str, label: str) -> Shown:
-        """Moves an image to its class, or with an empty label aside. Raises `BadInput` for what is not there."""
-        image, said = self._found(name), f"{name} is labelled {label}." if label else f"{name} is put aside."
+    def tap(self, name: str, label: str, version: str) -> Shown:
+        """Moves an image to its class, or with an empty label aside. Raises `BadInput` for what is not there, and for
+        another picture than the one that was shown.
+        """
+        image, said = self._found(name, version), f"{name} is labelled {label}." if label else f"{name} is put aside."
         if label:
             with opened_store(self.config) as store:
                 label = check_label(label, class_names(self.config, store))
@@ -141,23 +152,35 @@ class Desk:
     def _guessed(self, shown: Shown, store: DeviceStore, image: Path) -> Shown:
         try:
             prediction = predict(store, image, self._graphs)
-        except HushfleetError as error:  # a person can label without it
-            _log.info("no guess for %s: %s", image, error)
+        except (HushfleetError, MemoryError) as error:  # a person can label without it
+            _log.info("no guess for %s: %r", image, error)
             return shown
         name, probability = prediction.classes[0]
-        if (name := one_form(name)) not in shown.classes:
+        if (name := one_form(name)) not in shown.classes or not math.isfinite(probability):
             return shown
         by = f"{describe_model(prediction.model)}, of {prediction.task}"
         return replace(shown, guess=(name, probability), by=by)
 
-    def _found(self, name: str) -> Path:
-        """The image of this name that waits. Raises `BadInput` for any other file, and for one that is gone."""
-        if name not in self._names():
+    def _found(self, name: str, version: str) -> Path:
+        """The image of this name that waits. Raises `BadInput` for any other file, and for one that is gone or new."""
+        status = self._names().get(name)
+        if status is None:
             raise BadInput("this image does not wait any more; it may have been labelled elsewhere")
+        if version_of(status) != version:
+            raise BadInput("another picture has come under this name since it was shown; look again")
         return self._inbox / name
 
     def _names(self) -> dict[str, os.stat_result]:
-        """The files in the inbox and its folders, without hidden ones, links, and what was put aside."""
+        """The files in the inbox and its folders, without hidden ones, links, and what was put aside.
+
+        Raises `BadInput` where the inbox cannot be read: its disk may have been taken out.
+        """
+        try:
+            os.scandir(self._inbox).close()
+        except OSError as error:
+            raise BadInput(
+                f"data.inbox = {str(self._inbox)!r} cannot be read: {error.strerror}; the client's user must be able to"
+            ) from error
         found: dict[str, os.stat_result] = {}
         for top, folders, files in os.walk(self._inbox):
             inside = Path(top).relative_to(self._inbox)
@@ -170,8 +193,9 @@ class Desk:
                         found[(inside / name).as_posix()] = status
         return found
 
-    def _waiting(self) -> tuple[list[str], tuple[str, ...]]:
-        """Names of images that wait, those first that have waited longest; and of files that are no pictures, why.
+    def _waiting(self) -> tuple[list[str], str, tuple[str, ...]]:
+        """Names of images that wait, those first that have waited longest; the version of the first; and of files that
+        are no pictures, why.
 
         Only the first image is looked at.
         """
@@ -185,7 +209,7 @@ class Desk:
                 self._unreadable[key] = known[key]
             elif left or self._is_picture(key):
                 left.append(name)
-        return left, tuple(self._unreadable.values())
+        return left, version_of(names[left[0]]) if left else "", tuple(self._unreadable.values())
 
     def _is_picture(self, key: tuple[str, int]) -> bool:
         try:

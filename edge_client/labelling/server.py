@@ -8,6 +8,7 @@ board, and are given to everybody. No script, style or image from elsewhere is l
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
@@ -71,9 +72,10 @@ class LabelServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            raise BadInput(
-                f"{host} port {port} cannot be listened on: {error.strerror}; choose another --port"
-            ) from error
+            other = "another --port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "another --host"
+            raise BadInput(f"{host} port {port} cannot be listened on: {error.strerror}; choose {other}") from error
+        except OverflowError as error:
+            raise BadInput(f"--port {port}: must be from 0 to 65535") from error
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer's would ask for this board's name, and wait where no DNS answers
@@ -119,8 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/next":
             self._answer(lambda desk: asdict(desk.next()))
         elif path == "/image":
-            name = parse_qs(query).get("name", [""])[0]
-            self._answer(lambda desk: desk.preview(name))
+            name, version = (parse_qs(query).get(key, [""])[0] for key in ("name", "version"))
+            self._answer(lambda desk: desk.preview(name, version))
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
@@ -129,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         if said is None or not self._is_allowed():
             return
         if self.path == "/tap":
-            self._answer(lambda desk: asdict(desk.tap(said["image"], said["label"])))
+            self._answer(lambda desk: asdict(desk.tap(said["image"], said["label"], said["version"])))
         elif self.path == "/undo":
             self._answer(lambda desk: asdict(desk.undo()))
         else:
@@ -143,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _body(self) -> dict[str, str] | None:
-        """The texts `image` and `label` of the request's JSON object; None where it was refused."""
+        """The texts `image`, `label` and `version` of the request's JSON object; None where it was refused."""
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()):
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request has no length")
@@ -152,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             try:
                 given = json.loads(self.rfile.read(int(length)) or b"{}")
-                return {name: str(given.get(name, "")) for name in ("image", "label")}
+                return {name: str(given.get(name, "")) for name in ("image", "label", "version")}
             except (ValueError, AttributeError, RecursionError):
                 self._refuse(HTTPStatus.BAD_REQUEST, "the request is no JSON object")
         return None
@@ -191,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        _log.debug(format, *arguments)
+        _log.debug("%s", ascii(format % arguments)[1:-1])  # a stranger's escapes would reach the terminal
 
 
 def _own_address() -> str:

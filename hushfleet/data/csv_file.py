@@ -85,7 +85,7 @@ def read_csv(
     """
     outputs = [one_form(name) for name in outputs]
     try:
-        errors = "strict" if skipped is None else "replace"
+        errors = "strict" if skipped is None and not unfinished else "replace"  # half a character may be written
         with path.open("rb") as raw, io.TextIOWrapper(raw, _encoding(raw), errors, newline="") as file:
             first = file.readline()
             separator = _separator(first, () if series else outputs or (LABEL,))

@@ -15,6 +15,7 @@ from hushfleet.errors import BadInput
 
 _BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """Of HEIC, which telephones write: what follows `ftyp` in a file's first 12 bytes."""
+_ORIENTATION = 0x0112  # the EXIF tag
 T = TypeVar("T")
 
 
@@ -36,7 +37,22 @@ def pixels_of(image: Any, *, channels: int | None = None, size: tuple[int, int] 
     :raises ValueError: its pixels have no largest value.
     """
     pil = pillow()
-    image = pil.ImageOps.exif_transpose(image)
+    image = _upright(image, channels=channels)
+    if size is not None and size != image.size:
+        # What Lanczos adds at edges when it enlarges costs a network that was trained on photographs two points.
+        grows = size[0] >= image.width and size[1] >= image.height
+        image = image.resize(size, pil.Image.Resampling.BILINEAR if grows else pil.Image.Resampling.LANCZOS)
+    pixels = np.asarray(image)
+    return pixels[None].copy() if image.mode == "L" else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _upright(image: Any, *, channels: int | None) -> Any:
+    """The PIL image, turned upright, in mode L or RGB. It is copied only where it changes: a copy of a large photograph
+    takes as much memory as a board has left."""
+    pil = pillow()
+    image.load()
+    if image.getexif().get(_ORIENTATION, 1) != 1:
+        image = pil.ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # Pillow would cut 16-bit values off at 255
         image = pil.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
@@ -44,13 +60,8 @@ def pixels_of(image: Any, *, channels: int | None = None, size: tuple[int, int] 
             f"images of mode {image.mode!r} have no largest pixel value; save the image with 8 or 16 bits a channel"
         )
     is_grey = pil.Image.getmodebase(image.mode) == "L" if channels is None else channels == 1
-    image = image.convert("L" if is_grey else "RGB")
-    if size is not None and size != image.size:
-        # What Lanczos adds at edges when it enlarges costs a network that was trained on photographs two points.
-        grows = size[0] >= image.width and size[1] >= image.height
-        image = image.resize(size, pil.Image.Resampling.BILINEAR if grows else pil.Image.Resampling.LANCZOS)
-    pixels = np.asarray(image)
-    return pixels[None].copy() if is_grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    mode = "L" if is_grey else "RGB"
+    return image if image.mode == mode else image.convert(mode)
 
 
 def read_image(file: Path | IO[bytes], *, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
@@ -73,8 +84,9 @@ def preview(file: Path | IO[bytes], *, longest: int) -> bytes:
 
     def jpeg(opened: Any) -> bytes:
         opened.draft("RGB", (longest, longest))
-        image = pillow().Image.fromarray(np.moveaxis(pixels_of(opened, channels=3), 0, 2))
+        image = _upright(opened, channels=3)
         image.thumbnail((longest, longest))
+        image = pillow().Image.fromarray(np.asarray(image))  # its pixels alone: Pillow would write comments again
         out = io.BytesIO()
         image.save(out, "JPEG", quality=85)
         return out.getvalue()
@@ -90,6 +102,8 @@ def _with_image(file: Path | IO[bytes], use: Callable[[Any], T]) -> T:
             # An image of more pixels than Pillow thinks sane would take more memory than a board has.
             warnings.simplefilter("error", pil.Image.DecompressionBombWarning)
             with pil.Image.open(file) as opened:
+                if opened.format == "EPS":  # Pillow would have Ghostscript run it, which may never end
+                    raise ValueError("PostScript is a program, and is not run; save the image as JPEG")
                 return use(opened)
     except MemoryError:
         raise

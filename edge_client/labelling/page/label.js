@@ -5,6 +5,7 @@ const $ = (id) => document.getElementById(id);
 const token = location.hash.slice(1);
 let shown = null;
 let busy = true; // a second tap, meant for the image before, must not label the next one
+const DOUBLE_TAP_MS = 400;
 
 async function ask(path, body) {
   const headers = { Authorization: "Bearer " + token };
@@ -50,7 +51,7 @@ async function show(next) {
   $("image").hidden = true;
   if (before) URL.revokeObjectURL(before);
   if (!image) return $("image").removeAttribute("src");
-  $("image").src = URL.createObjectURL(await ask("image?name=" + encodeURIComponent(image)));
+  $("image").src = URL.createObjectURL(await ask("image?" + new URLSearchParams({ name: image, version: next.version })));
   $("image").alt = "The new image " + image;
   await $("image").decode();
   $("image").hidden = false;
@@ -68,13 +69,15 @@ async function begin(work) {
     await show(await work());
   } catch (error) {
     try { await show(await ask("next")); } catch { $("choices").hidden = true; $("again").hidden = false; }
-    $("said").textContent = error.message;
+    const silent = error instanceof TypeError; // as fetch says it
+    $("said").textContent = silent ? "The board does not answer. Does hushfleet-edge label still run?" : error.message;
   }
+  await new Promise((done) => setTimeout(done, DOUBLE_TAP_MS)); // the image has come, perhaps within a double tap
   for (const each of document.querySelectorAll("button")) each.disabled = false;
   busy = false;
 }
 
-const tap = (label) => act(() => ask("tap", { image: shown.image, label }));
+const tap = (label) => act(() => ask("tap", { image: shown.image, version: shown.version, label }));
 const undo = () => act(() => ask("undo", {}));
 const again = () => act(() => ask("next"));
 $("guess").onclick = () => tap(shown.guess[0]);

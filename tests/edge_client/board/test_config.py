@@ -117,6 +117,16 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, named: str) -> N
     assert named in str(caught.value)
 
 
+def test_an_inbox_that_a_link_leads_into_the_images_is_refused(tmp_path: Path) -> None:
+    """What waits there would be trained on before anybody has said what it is."""
+    (tmp_path / "images/leaf").mkdir(parents=True)
+    (tmp_path / "camera").symlink_to(tmp_path / "images/leaf")
+    with pytest.raises(BadInput, match="one lies in the other"):
+        load_config(write(tmp_path, GOOD.replace("[limits]", 'inbox = "camera"\n[limits]')))
+    config = load_config(write(tmp_path, GOOD.replace("[limits]", 'inbox = "images/../new"\n[limits]')))
+    assert config.data.inbox is not None
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no file"):
         load_config(tmp_path / "nothing.toml")

@@ -86,6 +86,9 @@ def test_of_a_csv_file_that_is_written_the_complete_lines_are_read(tmp_path: Pat
     assert data.samples().x.ravel().tolist() == [1, 2, 3, 12.5]
     file.write_text("label,a,b\nsit,1,2\nwalk,3,4")
     assert len(data.samples()) == 1
+    file.write_bytes("label,a,b\nsit,1,2\nwalk,3,4\nÄ".encode()[:-1])
+    assert len(data.samples()) == 2, "half of a character is none yet"
+    file.write_text("label,a,b\nsit,1,2\nwalk,3,4")
     settle(file)
     assert data.samples().x.ravel().tolist() == [1, 2, 3, 4], "a file without a last newline is whole when it is old"
 

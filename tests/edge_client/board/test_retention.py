@@ -14,6 +14,7 @@ import pytest
 from hushfleet.edge_client.board import retention
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.retention import DAY_S, LOOK_S, Retention
+from hushfleet.errors import StoreFull
 from support.edge import Bench
 
 
@@ -119,6 +120,8 @@ def test_only_files_of_the_data_are_deleted(images: Path, tmp_path: Path) -> Non
         (images / name).parent.mkdir(parents=True, exist_ok=True)
         (images / name).write_bytes(bytes(9))
     section = OwnDataSection("folder", str(images), held_out=str(images / "held"), keep="1d")
+    for name in ("saved.jfif", "saved.AVIF", "saved.jpe"):
+        (images / "leaf" / name).write_bytes(bytes(9))
     looks(section, Wall(), 0, 10, 20)
     assert names(others) == ["holiday/1.jpg"]
     kept = [".thumbnails/1.jpg", "held/leaf/1.jpg", "leaf/.hidden.jpg", "leaf/link.jpg", "leaf/model.onnx", "notes.txt"]
@@ -158,3 +161,53 @@ def test_the_client_looks_while_it_runs(
     bench.clock.now += LOOK_S
     bench.agent.step(0.0)
     assert len(names(images)) == 2
+
+
+@pytest.mark.parametrize(
+    ("date", "days"),
+    [
+        (-20000, [-20000, 1.1, 2.2, -20000, 2.3, 3.4, 60, 61, 62, 89.9, 91]),  # each day starts in 1970 for an hour
+        (-20000, [-20000, -19999.9, -20000, 1.1, 2.2, 3.3, 90, 91]),  # and the client is started anew meanwhile
+        (1.5, [1.6, 201, 202, 203, 204, 290]),  # the board was off, and its clock goes on where it stopped
+        (1.5, [201, 202, 203, 204, 290]),
+    ],
+)
+def test_a_file_that_came_while_the_clock_was_behind_stays_as_long_as_others(
+    images: Path, monkeypatch: pytest.MonkeyPatch, date: float, days: list[float]
+) -> None:
+    found, stamp = Retention._files, time.time() + date * DAY_S
+
+    def files(board: Retention) -> list[Any]:  # a date that no program can set
+        return [file._replace(came=stamp) if file.path.endswith("late.jpg") else file for file in found(board)]
+
+    monkeypatch.setattr(Retention, "_files", files)
+    section, wall = OwnDataSection("folder", str(images), keep="90d"), Wall()
+    looks(section, wall, 0, 1)
+    (images / "leaf/late.jpg").write_bytes(bytes(9))
+    looks(section, wall, *days)
+    assert "leaf/late.jpg" in names(images)
+    looks(section, wall, *(days[-1] + later for later in (1.5, 2.6)))
+    assert names(images) == []
+
+
+def test_a_full_disk_keeps_nothing_from_being_deleted(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner may have said how long images stay because the disk is full."""
+
+    def full(path: Path, data: bytes, **_: object) -> None:
+        raise StoreFull(f"{path} cannot be written: No space left on device")
+
+    monkeypatch.setattr("hushfleet.atomic_file.write_whole", full)
+    wall = Wall()
+    board = Retention(OwnDataSection("folder", str(images), keep="90d"), images.parent, now=wall)
+    for day in (0, 91, 92):
+        wall.days = day
+        board.advance(day * DAY_S)
+    assert names(images) == []
+
+
+def test_a_held_out_file_stays(images: Path) -> None:
+    for name in ("a.csv", "test.csv"):
+        (images / name).write_bytes(bytes(9))
+    section = OwnDataSection("csv", str(images), held_out=str(images / "test.csv"), keep="1d")
+    looks(section, Wall(), 0, 10, 20)
+    assert [name for name in names(images) if name.endswith("csv")] == ["test.csv"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import unicodedata
 from dataclasses import replace
@@ -13,8 +14,8 @@ import pytest
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.notes import DataUse, read_data_use
-from hushfleet.edge_client.labelling.class_folders import ClassFolders, check_label, class_names
-from hushfleet.errors import BadInput
+from hushfleet.edge_client.labelling.class_folders import ClassFolders, check_label, class_names, move
+from hushfleet.errors import BadInput, StoreFull
 from support.edge import DEVICE, Bench
 from support.pictures import a_picture
 
@@ -144,6 +145,34 @@ def test_without_the_right_to_write_the_command_says_who_has_it(
     ):
         ClassFolders(board.data).add(a_picture(tmp_path / "1.jpg"), "leaf")
     assert names(Path(board.data.path)) == [] or "leaf/1.jpg" not in names(Path(board.data.path))
+
+
+def test_the_longest_name_can_be_added(board: DeviceConfig, photographs: Path, tmp_path: Path) -> None:
+    photo = a_picture(tmp_path / ("n" * 251 + ".png"))
+    assert ClassFolders(board.data).add(photo, "leaf").name == photo.name
+    assert [name for name in os.listdir(photographs / "leaf") if name.startswith(".")] == []
+
+
+def test_a_full_disk_is_said_of_the_photograph(board: DeviceConfig, photographs: Path, tmp_path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    said = f"{photographs}/leaf/1.jpg cannot be written: No space left on device; free some space"
+    with pytest.raises(StoreFull, match=f"^{re.escape(said)}$"):
+        ClassFolders(board.data).add(a_picture(tmp_path / "1.jpg"), "leaf")
+    assert names(photographs) == ["leaf/leaf.png", "mould/mould.png"]
+
+
+def test_what_root_makes_belongs_to_the_owner_of_the_folder(board: DeviceConfig, tmp_path: Path, monkeypatch) -> None:
+    given: list[Path] = []
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("os.chown", lambda path, user, group, follow_symlinks: given.append(path))
+    move(a_picture(tmp_path / "inbox/1.jpg"), tmp_path / "inbox/not-usable")
+    move(a_picture(tmp_path / "inbox/2.jpg"), tmp_path / "inbox/a/b")
+    assert ClassFolders(board.data).folder("stem").is_dir()
+    made = ("inbox/not-usable", "inbox/a", "inbox/a/b", "images/stem")
+    assert given == [tmp_path / name for name in made]
 
 
 def test_only_images_have_labels(config: DeviceConfig) -> None:

@@ -9,10 +9,11 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import numpy as np
 import pytest
@@ -21,9 +22,9 @@ from PIL import Image
 from hushfleet.edge_client.__main__ import main
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.labelling import server as server_module
-from hushfleet.edge_client.labelling.desk import Desk
+from hushfleet.edge_client.labelling.desk import Desk, version_of
 from hushfleet.edge_client.labelling.server import LabelServer
-from hushfleet.edge_client.predict import predict
+from hushfleet.edge_client.predict import Prediction, predict
 from hushfleet.errors import BadInput
 from support.edge import Bench
 from support.pictures import CLASSES, a_picture
@@ -50,8 +51,18 @@ class Browser:
         connection.close()
         return answer.status, json.loads(content) if "json" in self.headers["Content-Type"] else content
 
-    def tap(self, image: str, label: str) -> tuple[int, Any]:
-        return self.ask("/tap", json.dumps({"image": image, "label": label}))
+    def version(self, image: str) -> str:
+        """Returns the present version of an image in the inbox, whatever the page has shown; empty: no such file."""
+        with suppress(OSError, ValueError):
+            return version_of(os.lstat(os.path.join(self._server.desk.config.data.inbox or "", image)))
+        return ""
+
+    def tap(self, image: str, label: str, version: str | None = None) -> tuple[int, Any]:
+        version = self.version(image) if version is None else version
+        return self.ask("/tap", json.dumps({"image": image, "label": label, "version": version}))
+
+    def look(self, image: str) -> tuple[int, Any]:
+        return self.ask("/image?" + urlencode({"name": image, "version": self.version(image)}))
 
 
 @pytest.fixture
@@ -131,12 +142,28 @@ def test_an_image_that_is_known_does_not_come_in_twice(owner: Browser, inbox: Pa
     assert "first.png" in files(inbox)
 
 
+def test_a_tap_is_for_the_picture_that_was_shown(owner: Browser, inbox: Path, photographs: Path) -> None:
+    """A camera may overwrite its last picture while a person looks at it."""
+    _, shown = owner.ask("/next")
+    a_picture(inbox / "first.png", seed=1, size=(9, 9))
+    for label in ("leaf", ""):
+        assert owner.tap("first.png", label, shown["version"]) == (
+            409,
+            {"error": "another picture has come under this name since it was shown; look again"},
+        )
+    assert owner.ask(f"/image?name=first.png&version={shown['version']}")[0] == 409
+    assert "first.png" in files(inbox)
+    assert files(photographs) == ["leaf/leaf.png", "mould/mould.png"]
+    _, shown = owner.ask("/next")
+    assert owner.tap(shown["image"], "leaf", shown["version"])[0] == 200
+
+
 def test_nothing_is_trained_on_before_a_tap(trained: Bench, owner: Browser, inbox: Path) -> None:
     runtime = trained.agent.tasks.runtime
     assert runtime is not None
     assert len(runtime.data.samples()) == 2
     owner.ask("/next")
-    owner.ask("/image?name=first.png")
+    owner.look("first.png")
     assert len(runtime.data.samples()) == 2
     owner.tap("first.png", "leaf")
     assert sorted(runtime.data.samples().y.tolist()) == [4, 4, 6]
@@ -148,8 +175,9 @@ def test_the_image_is_a_jpeg_that_the_board_has_made(owner: Browser, inbox: Path
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "at 52.5 N, 13.4 E"
     photo.save(inbox / "first.png", exif=exif)
+    photo.save(inbox / "today/second.jpg", exif=exif, comment=b"at 52.5 N")
     os.utime(inbox / "first.png", (1e9, 1e9))
-    status, content = owner.ask("/image?name=first.png")
+    status, content = owner.look("first.png")
     assert (status, owner.headers["Content-Type"], owner.headers["X-Content-Type-Options"]) == (
         200,
         "image/jpeg",
@@ -157,6 +185,9 @@ def test_the_image_is_a_jpeg_that_the_board_has_made(owner: Browser, inbox: Path
     )
     with Image.open(io.BytesIO(content)) as made:
         assert (made.format, made.size, dict(made.getexif())) == ("JPEG", (205, 1024), {})
+    status, content = owner.look("today/second.jpg")
+    assert status == 200
+    assert b"52.5 N" not in content
 
 
 def test_files_that_are_no_images_or_not_whole_are_not_shown(
@@ -196,7 +227,7 @@ def test_nothing_outside_of_the_inbox_is_shown_or_moved(
     a_picture(inbox / "not-usable/aside.png", seed=5)
     before = files(inbox), files(photographs)
     for said in (quote(name, safe=""), quote(name)):
-        assert owner.ask(f"/image?name={said}")[0] == 409
+        assert owner.ask(f"/image?name={said}&version={owner.version(name)}")[0] == 409
     status, answer = owner.tap(name, "leaf")
     assert (status, answer["error"]) == (409, "this image does not wait any more; it may have been labelled elsewhere")
     assert (files(inbox), files(photographs)) == before
@@ -261,6 +292,19 @@ def test_requests_that_are_none_are_refused(owner: Browser, body: bytes, headers
     assert owner.ask("/next")[0] == 200
 
 
+def test_the_log_shows_no_escapes_of_a_stranger_and_no_token(server: LabelServer, owner: Browser, caplog) -> None:
+    caplog.set_level("DEBUG")
+    with socket.create_connection(server.server_address[:2]) as stranger:
+        stranger.sendall(b"GET /\x1b[31m\x9b HTTP/1.0\r\n\r\n")
+        stranger.settimeout(60)
+        assert stranger.recv(12) == b"HTTP/1.0 401"
+    owner.ask("/next")
+    assert r"GET /\x1b[31m" in caplog.text
+    assert caplog.text.isascii()
+    assert "\x1b" not in caplog.text
+    assert server.token not in caplog.text
+
+
 def test_clients_that_say_nothing_keep_nobody_out_for_ever(server: LabelServer, owner: Browser, monkeypatch) -> None:
     monkeypatch.setattr(server_module._Handler, "timeout", 0.2)
     idle = [socket.create_connection(server.server_address[:2]) for _ in range(24)]
@@ -280,6 +324,36 @@ def test_a_model_that_cannot_guess_stops_nobody(trained: Bench, owner: Browser, 
     assert (status, shown["guess"], shown["image"]) == (200, None, "first.png")
 
 
+def test_a_guess_that_is_no_number_is_none(trained: Bench, owner: Browser, monkeypatch) -> None:
+    """JSON has no NaN, and a browser could not read the answer."""
+    prediction = Prediction("digits-test", "global", (("leaf", float("nan")),))
+    monkeypatch.setattr("hushfleet.edge_client.labelling.desk.predict", lambda *_: prediction)
+    status, shown = owner.ask("/next")
+    assert (status, shown["guess"], shown["image"]) == (200, None, "first.png")
+
+
+def test_a_picture_of_too_much_memory_keeps_no_other_back(board: DeviceConfig, inbox: Path, monkeypatch) -> None:
+    def read(file: Path, **_: object) -> None:
+        if file.name == "first.png":
+            raise MemoryError
+
+    monkeypatch.setattr("hushfleet.edge_client.labelling.class_folders.read_image", read)
+    shown = Desk(board).next()
+    assert (shown.image, shown.unreadable) == (
+        "today/second.jpg",
+        (f"{inbox}/first.png cannot be read as an image: it needs more memory than there is",),
+    )
+
+
+def test_an_inbox_that_is_gone_is_not_taken_for_an_empty_one(owner: Browser, inbox: Path) -> None:
+    inbox.rename(inbox.with_name("elsewhere"))
+    status, answer = owner.ask("/next")
+    assert status == 409
+    assert f"data.inbox = '{inbox}' cannot be read: No such file or directory" in answer["error"]
+    inbox.with_name("elsewhere").rename(inbox)
+    assert owner.ask("/next")[1]["waiting"] == 2
+
+
 def test_what_the_owner_has_to_set_is_said(board: DeviceConfig, tmp_path: Path, capsys) -> None:
     with pytest.raises(BadInput, match=r'write inbox = "/path/to/inbox" into \[data\]'):
         Desk(replace(board, data=replace(board.data, inbox=None)))
@@ -289,6 +363,11 @@ def test_what_the_owner_has_to_set_is_said(board: DeviceConfig, tmp_path: Path, 
         port = taken.getsockname()[1]
         with pytest.raises(BadInput, match=f"127.0.0.1 port {port} cannot be listened on: Address already in use"):
             LabelServer(Desk(board), host="127.0.0.1", port=port)
+    for port in (-1, 70000):
+        with pytest.raises(BadInput, match=f"--port {port}: must be from 0 to 65535"):
+            LabelServer(Desk(board), host="127.0.0.1", port=port)
+    with pytest.raises(BadInput, match=r"192.0.2.1 port 0 cannot be listened on: .*; choose another --host"):
+        LabelServer(Desk(board), host="192.0.2.1", port=0)
 
 
 def test_the_command_prints_an_address_that_opens_the_page(
