@@ -106,6 +106,27 @@ def test_between_two_windows_nobody_goes_on_with_an_older_version() -> None:
     assert (spent.charged.total(), spent.given_up, spent.chosen) == (0, 4, 4)
 
 
+ENDS: list[tuple[dict[str, Any], float, int]] = [
+    (BUFFERED | {"buffer_size": 2}, 20 * HOUR, 1),
+    ({"min_updates": 2, "deadline_s": HOUR}, 25 * HOUR + 1, 1),
+    ({"min_updates": 2, "deadline_s": HOUR}, 20 * HOUR, 0),  # the second round never opens
+]
+
+
+@pytest.mark.parametrize(("rules", "off_s", "wasted"), ENDS)
+def test_a_round_that_the_last_window_leaves_without_a_model_ends_the_rounds(
+    rules: dict[str, Any], off_s: float, wasted: int
+) -> None:
+    off = {"drop_out": ({"devices": ("b",), "at_s": off_s, "for_s": 9 * DAY},)}
+    nights = calendar(every="24h", between="01:00-05:00", until="2026-01-07")
+    fleet = clock([PLAIN, PLAIN], rounds=9, calendar=nights, scenario=off, **rules)
+    assert hours(run(fleet)) == [1]
+    spent = [device.spent for device in fleet.fleet]
+    assert [each.charged.total() for each in spent] == [1 + wasted, 1]
+    assert [each.unused.total() for each in spent] == [wasted, 0]
+    assert all(each.chosen == each.used + each.late + each.given_up + each.declined + each.lost for each in spent)
+
+
 def test_an_update_between_two_windows_counts_in_the_next_version() -> None:
     slow = replace(PLAIN, step_s=0.2 * HOUR)
     fleet = clock(
