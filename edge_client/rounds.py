@@ -293,10 +293,8 @@ class RoundHandler:
 
     def _unsent(self, plan: RoundPlan) -> OutboxEntry | None:
         """The update of an earlier round that a buffered one still takes, and that is not acknowledged."""
-        for task, round in self._store.waiting():
-            if plan.takes(task, round) and round != plan.round:
-                return self._store.outbox(task, round)
-        return None
+        taken = (each for each in self._store.waiting() if plan.takes(*each) and each[1] != plan.round)
+        return next((self._store.outbox(*each) for each in taken), None)
 
     def _round_of(self, plan: RoundPlan, task: TaskRuntime) -> DeviceRound | None:
         """The plan's round; None while its roster is being fetched, or where this device is not in its secure sum.
@@ -399,6 +397,8 @@ class RoundHandler:
         of_answer = ANSWER_S if task.constant_time else None
         seconds = of_answer if asks else task.nominal_seconds(params)
         nominal_s = None if seconds is None else seconds * self._pacer.slowdown
+        if plan.max_staleness:  # a version may be open for days: its plan came long ago
+            self.deadline = self._clock() + plan.deadline_s
         announced = self._training(nominal_s=nominal_s, deadline=self.deadline, deadline_s=plan.deadline_s)
         try:
             with announced, ExitStack() as at_the_end:

@@ -57,6 +57,16 @@ def test_training_ends_once_its_result_would_be_too_stale(make_bench: MakeBench)
     assert charged(bench) == [3], "what was given up has cost nothing"
 
 
+def test_a_training_has_its_time_from_its_beginning_however_long_the_version_is_open(make_bench: MakeBench) -> None:
+    """The board hears of the version, and its link is gone for an hour before the model has come."""
+    bench = make_bench()
+    begin(bench, 1)
+    bench.steps(4)
+    bench.clock.now += 6 * bench.agent.rounds.plan.deadline_s
+    bench.until(acked(bench, 1))
+    assert bench.server.declines == []
+
+
 def test_between_two_versions_an_upload_goes_on(make_bench: MakeBench) -> None:
     bench = make_bench()
     begin(bench, 1)
