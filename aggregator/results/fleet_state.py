@@ -7,7 +7,7 @@ The aggregator sees little of a device: that it is there (`presence`), that it t
     training   says so itself
     sending    has trained, or has offered its update
     accepted   its update is in the store; it waits for the next round
-    late       the round closed without it, although it was there
+    late       the round closed without it, although it was there; a buffered round waits for nobody, so nobody is late
     declined, refused    its own answer, the aggregator's answer
     ready      there, and nothing is asked of it
     sleeping, lost       has disconnected on purpose, has been cut off
@@ -89,6 +89,7 @@ class FleetState:
     def __init__(self) -> None:
         self.devices: dict[str, SeenDevice] = {}
         self.open_round: int | None = None
+        self.buffer_size = 0  # of the open round; 0: it is not buffered
         self.is_timed = False
 
     def apply(self, event: Event) -> None:
@@ -112,7 +113,7 @@ class FleetState:
         """Closes the round: no further answer counts."""
         for device in self.devices.values():
             if device.is_open:
-                device.part = "late" if device.is_there else "none"
+                device.part = "late" if device.is_there and not self.buffer_size else "none"
             self._derive(device)
         self.open_round = None
 
@@ -162,7 +163,8 @@ class FleetState:
         if number != self.open_round:  # else it was opened before, and goes on after a restart
             if self.open_round is not None:
                 self._close(self.open_round)
-            self.open_round = number
+            self.open_round, size = number, event.get("buffer_size")
+            self.buffer_size = size if isinstance(size, int) else 0
             self._opened()
             for device in self.devices.values():
                 device.part = "none"
@@ -258,7 +260,10 @@ class RunState(FleetState):
 
     @property
     def progress(self) -> float:
-        """Rounds done, with the share of the cohort that has answered the open one."""
+        """Rounds done, with the share of the cohort that has answered the open one, or of the buffer that is full."""
+        if self.open_round is not None and self.buffer_size:
+            accepted = sum(device.part == "accepted" for device in self.devices.values())
+            return self.rounds_closed + min(1.0, accepted / self.buffer_size)
         asked = [device for device in self.devices.values() if device.part != "none"]
         if self.open_round is None or not asked:
             return self.rounds_closed

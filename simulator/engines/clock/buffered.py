@@ -30,7 +30,7 @@ class BufferedClock(FleetClock):
         return list(self._by_name)
 
     def _told_of(self, cohort: list[str]) -> dict[str, Any]:
-        return {"cohort_size": len(cohort)}
+        return {"cohort_size": len(cohort), "buffer_size": self._rules.buffer_size}
 
     def _named(self, current: OpenRound | None) -> int:
         return 0

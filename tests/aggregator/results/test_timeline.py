@@ -123,6 +123,24 @@ def test_every_outcome_of_a_round() -> None:
     assert (timeline.rounds[0].median_s, timeline.rounds[0].slowest_tenth_s) == (3.0, 3.0)
 
 
+def test_nobody_is_late_for_a_buffered_round() -> None:
+    timeline = timeline_of(
+        run(0.0),
+        *(is_(0.5, name, "ready") for name in ("quick", "slow", "gone")),
+        {"at": 1.0, "event": "round_open", "round": 1, "cohort_size": 3, "buffer_size": 1},
+        *(is_(2.0, name, "training") for name in ("quick", "slow", "gone")),
+        is_(2.5, "gone", "lost"),
+        says(3.0, "update", 1, "quick"),
+        closes(3.0, 1),
+        {"at": 4.0, "event": "round_open", "round": 2, "cohort_size": 3, "buffer_size": 1},
+        says(6.0, "update", 2, "slow"),  # of version 1
+        closes(6.0, 2),
+    )
+    assert dict(zip(timeline.devices, timeline.outcomes, strict=True)) == {"quick": "a.", "slow": ".a", "gone": "--"}
+    assert [(row.median_s, row.slowest_tenth_s) for row in timeline.rounds] == [(2.0, 2.0), (2.0, 2.0)]
+    assert spans_of(timeline, "slow")[-1] == (2.0, 6.0, "training")
+
+
 def test_a_power_cut_in_training_begins_anew_and_one_in_sending_does_not() -> None:
     timeline = timeline_of(
         run(0.0),
