@@ -269,6 +269,19 @@ def test_a_board_is_not_blamed_where_its_version_is_not_kept(tmp_path: Path) -> 
     assert fleet.store.faults() == {}
 
 
+def test_a_run_that_goes_on_with_buffered_rounds_takes_its_open_round_over(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, **(RULES | {"mode": "synchronous", "devices": 5, "rounds": 40}))
+    fleet.open()
+    assert fleet.engine.accept("dev-0", fleet.update("dev-0").data).code == "accepted"
+    task = fleet.prepared.task
+    rules = replace(task.round, mode="buffered", buffer_size=2, max_staleness=2)
+    fleet.prepared = replace(fleet.prepared, task=replace(task, round=rules))
+    fleet.restart()
+    assert (fleet.engine.announcement.max_staleness, fleet.engine.accepted) == (2, 1)
+    assert hand_in(fleet, "dev-1", fleet.update("dev-1")) == "accepted"
+    assert fleet.engine.closed_rounds == 1
+
+
 def test_what_a_stale_update_had_to_fetch_is_what_led_to_its_own_version(tmp_path: Path) -> None:
     fleet = buffered(tmp_path, buffer_size=1, max_staleness=5, wire={"downlink": "difference"})
     hand_in(fleet, "dev-0", fleet.update("dev-0"))
