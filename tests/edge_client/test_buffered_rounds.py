@@ -48,6 +48,16 @@ def test_a_newer_version_ends_no_training_and_no_upload(make_bench: MakeBench) -
     assert bench.server.declines == []
 
 
+def test_versions_that_come_in_one_training_are_no_replay(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    begin(bench, 1, max_staleness=9)
+    bench.steps(4)
+    Interrupting(bench, 2, 3, 4, max_staleness=9)
+    bench.until(acked(bench, 4))
+    assert charged(bench) == [1, 4]
+    assert bench.agent.rejected.total == 0
+
+
 def test_training_ends_once_its_result_would_be_too_stale(make_bench: MakeBench) -> None:
     bench = make_bench()
     begin(bench, 1)
