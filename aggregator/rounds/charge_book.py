@@ -92,7 +92,7 @@ class ChargeBook:
             noted = self._register.charges_between(task, row.device, newest, row.round)
             trained = row.device_rounds - 1 - counted
             if 0 <= trained < len(noted):
-                noted.sort(key=lambda each: unpack(Charge, each[1], what="a charge").noise_multiplier)
+                noted.sort(key=lambda each: (unpack(Charge, each[1], what="a charge").noise_multiplier, -each[0]))
                 gone += [(row.device, number) for number, _ in noted[trained:]]
         if gone:
             self._register.drop_rounds(task, gone)
