@@ -212,6 +212,13 @@ def test_a_version_that_is_unknown_or_too_old_is_refused(tmp_path: Path, round: 
     assert fleet.store.faults() == {}, "an honest board may be late"
 
 
+def test_there_is_no_version_zero(tmp_path: Path) -> None:
+    fleet = buffered(tmp_path)
+    update = fleet.update("dev-0")
+    forged = fleet.devices.sign("dev-0", update.header, update.values, update.counts, round=0)
+    assert fleet.engine.accept("dev-0", forged.data).code == "late"
+
+
 def test_updates_of_one_device_that_come_in_the_wrong_order_do_not_turn_its_state_back(tmp_path: Path) -> None:
     fleet = buffered(tmp_path, buffer_size=1)
     state = fleet.devices.states["dev-0"].public.to_bytes()
