@@ -222,13 +222,14 @@ class RunState(FleetState):
         self.evaluation: EvaluationRow | None = None
         self.snr_db: float | None = None
         self.epsilon_server: float | None = None
-        self.epsilon_release: float | None = None
+        self._epsilon_release: float | None = None
         self.raw_values: tuple[str, ...] = ()
         self.finished = self.paused = False
         self.next_opening: Opening | None = None
         self.metrics: dict[str, Mapping[str, Any]] = {}
         self.counted: Counter[str] = Counter()
-        self._release: list[Step] = []
+        self._release: Counter[tuple[float, float]] = Counter()  # steps by multiplier and sample rate
+        self._is_composed = True
         self._warned: dict[tuple[int, str], tuple[str, int]] = {}
         self._news = ""
 
@@ -257,6 +258,16 @@ class RunState(FleetState):
         """The warning that the newest event was the first of in its round, once; else empty."""
         news, self._news = self._news, ""
         return news
+
+    @property
+    def epsilon_release(self) -> float | None:
+        """Against readers of the models, of a device that took part in all rounds; composed once it is asked for, since
+        a log that is read again may have thousands of rounds."""
+        if not self._is_composed and self.delta:
+            steps = [Step(*how, count) for how, count in self._release.items()]
+            self._epsilon_release = epsilon(steps, delta=self.delta, accountant=self.accountant)
+        self._is_composed = True
+        return self._epsilon_release
 
     @property
     def progress(self) -> float:
@@ -348,14 +359,14 @@ class RunState(FleetState):
     def _see_release(self, event: Event) -> None:
         multiplier = event.get("multiplier_release")
         if self.raw_values:
-            self.epsilon_release = math.inf
+            self._epsilon_release, self._is_composed = math.inf, True
         elif event.get("epsilon_release") is not None:
-            self.epsilon_release = float(event["epsilon_release"])
+            self._epsilon_release, self._is_composed = float(event["epsilon_release"]), True
         elif self.unit == "record":  # which no other device's noise hides
-            self.epsilon_release = self.epsilon_server
+            self._epsilon_release, self._is_composed = self.epsilon_server, True
         elif multiplier is not None and self.delta:
-            self._release.append(Step(float(multiplier), event.get("sample_rate", 1.0), event.get("steps", 1)))
-            self.epsilon_release = epsilon(self._release, delta=self.delta, accountant=self.accountant)
+            self._release[float(multiplier), event.get("sample_rate", 1.0)] += event.get("steps", 1)
+            self._is_composed = False
 
     def _warn(self, kind: str, words: str, *, code: str = "") -> None:
         self.counted[kind] += 1
