@@ -337,6 +337,8 @@ class Agent:
             return False  # it is counted when its turn comes
         if not isinstance(newer, RoundPlan):
             return False
+        if newer.max_staleness:  # the turn of earlier plans would come after this one, as that of replayed ones
+            self._backlog = deque([e for e in self._backlog if getattr(e, "topic", "") != delivery.topic] + [delivery])
         goes_on = newer.phase == "open" or (newer.max_staleness > 0 and newer.phase == "closed")
         return not (goes_on and newer.takes(plan.task, plan.round))
 

@@ -93,7 +93,8 @@ class RoundHandler:
         self._round: DeviceRound | None = None  # of `plan`
         self._settled = True
         self._sent: bytes | None = None  # SHA-256 of what was sent last
-        self._resent_chunks = 0  # of that
+        self._sent_for = 0  # the latest round for which it was
+        self._resent_chunks = 0  # of that since then
 
     @property
     def finished(self) -> bool:
@@ -292,10 +293,8 @@ class RoundHandler:
 
     def _unsent(self, plan: RoundPlan) -> OutboxEntry | None:
         """The update of an earlier round that a buffered one still takes, and that is not acknowledged."""
-        for task, round in self._store.waiting():
-            if plan.takes(task, round) and round != plan.round:
-                return self._store.outbox(task, round)
-        return None
+        taken = (each for each in self._store.waiting() if plan.takes(*each) and each[1] != plan.round)
+        return next((self._store.outbox(*each) for each in taken), None)
 
     def _round_of(self, plan: RoundPlan, task: TaskRuntime) -> DeviceRound | None:
         """The plan's round; None while its roster is being fetched, or where this device is not in its secure sum.
@@ -326,8 +325,8 @@ class RoundHandler:
         self._settled = True
         if entry is None or not (entry.pending or (entry.status == "acked" and entry.data)):
             return
-        if is_first := entry.digest != self._sent:
-            self._sent, self._resent_chunks = entry.digest, 0
+        if (is_first := entry.digest != self._sent) or plan.round > self._sent_for:
+            self._sent, self._sent_for, self._resent_chunks = entry.digest, plan.round, 0
         # If the plan came again, the aggregator names what it lacks, or says that it has the bytes.
         self.upload = self._make_upload(plan, task, entry, push=entry.pending and is_first)
 
@@ -396,6 +395,8 @@ class RoundHandler:
         asks = task.spec.asks(plan.round)
         seconds = ANSWER_S if asks and task.constant_time else task.nominal_seconds(params)
         nominal_s = None if seconds is None else seconds * self._pacer.slowdown
+        if plan.max_staleness:  # a version may be open for days: its plan came long ago
+            self.deadline = self._clock() + plan.deadline_s
         announced = self._training(nominal_s=nominal_s, deadline=self.deadline, deadline_s=plan.deadline_s)
         try:
             with announced, ExitStack() as at_the_end:

@@ -213,11 +213,20 @@ class DeviceRegister(SqliteFile):
 
     def drop_charges(self, task: str, round: int, devices: Iterable[str]) -> None:
         """Drops the charges of devices that have said, before they trained, that they would not."""
+        self.drop_rounds(task, [(device, round) for device in devices])
+
+    def drop_rounds(self, task: str, rounds: Iterable[tuple[str, int]]) -> None:
+        """Drops charges of a task, each by device and round, which nobody has spent."""
         with self.transaction():
             self.write_all(
                 "DELETE FROM charges WHERE id = ? AND task = ? AND round = ?",
-                [(device, task, round) for device in devices],
+                [(device, task, round) for device, round in rounds],
             )
+
+    def charges_between(self, task: str, device: str, after: int, before: int) -> list[tuple[int, bytes]]:
+        """Gives (round, packed `Charge`) of the rounds of a task, between two others, that are noted for a device."""
+        query = "SELECT round, charge FROM charges WHERE id = ? AND task = ? AND round > ? AND round < ?"
+        return [(round, charge) for round, charge in self.rows(query, (device, task, after, before))]
 
     def charges(
         self, device: str, *, after: tuple[str, int] | None = None, at_most: int = -1

@@ -23,7 +23,7 @@ DECLINES = {
 }
 """What to do about a decline's code."""
 REFUSALS = {
-    "late": "A longer round.deadline_s, or a lower quorum.",
+    "late": "A longer round.deadline_s, or a lower quorum; in buffered rounds a higher round.max_staleness.",
     "not-in-cohort": "Nothing.",
     "unknown-device": "It passes by itself, unless the board is locked out.",
     "bad-signature": "Two boards have one id, or its card was written anew: hushfleet fleet renew DIR ID --new-card.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,7 @@ class Payment:
     :param charge: of a round.
     :param budget: that the cards allow.
     :param spent: the charges of each board; an empty list in place of a fleet without boards.
-    :param needed: so many boards a round opens with.
+    :param needed: so many boards a round takes.
     :param boards: their number.
     """
 
@@ -51,7 +52,7 @@ class Payment:
                 f"{number(budget.in_period)} in {describe_duration(budget.period_s)}. {_CHANGE}"
             )
         paid = [self._rounds(each, rounds) for each in self.spent]
-        enough = _nth(paid, self.needed)
+        enough = self._enough(paid, rounds)
         if enough >= rounds:
             return None
         asked = rounds if enough else 1
@@ -64,6 +65,18 @@ class Payment:
             f"{paying} can pay for the {rounds} rounds of {name}: {limit}. They can pay for round.rounds = {enough}. "
             f"{self._proposal()}{_CHANGE}"
         )
+
+    def _enough(self, paid: Sequence[int], at_most: int) -> float:
+        """Returns how many rounds the boards can pay for together, `at_most` at most.
+
+        :param paid: how many rounds each of them can pay.
+
+        A round takes so many boards. In buffered rounds it may be others each time, and each sends one update a round.
+        """
+        if not self.task.round.buffered:
+            return _nth(paid, self.needed)
+        rounds = range(1, at_most + 1)
+        return bisect_left(rounds, True, key=lambda each: sum(min(own, each) for own in paid) < each * self.needed)
 
     def _has_raised(self, spent: Sequence[Charge]) -> bool:
         """Whether the board has spent more than its card allows: its owner has raised the limit, nobody here knows how

@@ -23,6 +23,7 @@ from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.wire.format.health import Problem
 
+_ADD = "add boards (hushfleet fleet add), or set"
 _ANY_LAYOUT = ParamLayout(("weight", "bias"), ((2, 2), (2,)))
 
 
@@ -43,6 +44,9 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         able = [row.device for row in rows if row.device not in blocked]
         needed = boards_needed(task, blocked=len(rows) - len(able))
         found = [too_few(task.name, needed, len(able))] if rows and len(able) < needed else []
+        buffer = task.round.buffer_size or 0
+        if rows and len(able) < buffer:
+            found.append(f"{_never_full(task, len(able))}; {_ADD} round.buffer_size to {max(1, len(able))} or fewer")
         charge, limits = first_charge(task), folder.config.device.get("limits", {})
         if (over := _is_over(task)) is not None:
             found.append(f"{over}, so no round of {task.name} ever opens")
@@ -51,7 +55,7 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         if found or spending.budget is None:
             return found
         spent = [spending.charges(device, register) for device in able] or [[]]
-    payment = Payment(task, charge, spending.budget, spent, min(needed, len(spent)), len(able))
+    payment = Payment(task, charge, spending.budget, spent, min(buffer or needed, len(spent)), len(able))
     why = payment.obstacle(begun=(folder.path / "runs" / task.name).exists())
     return [] if why is None else [why]
 
@@ -79,22 +83,38 @@ def too_few(task: str, needed: int, boards: int) -> str:
     :param boards: number of boards that are not locked out.
     """
     return (
-        f"a round of {task} opens with {needed} boards, and the fleet has {boards}, so none ever opens: add boards "
-        f"(hushfleet fleet add), or set round.min_devices (or data.devices) to {boards} or fewer in the task"
+        f"a round of {task} opens with {needed} boards, and the fleet has {boards}, so none ever opens: {_ADD} "
+        f"round.min_devices (or data.devices) to {boards} or fewer in the task"
     )
 
 
-def waits(folder: FleetFolder, boards: Sequence[BoardView], *, round: int, heard: bool) -> list[Problem]:
+def _never_full(task: Task, boards: int) -> str:
+    """Says that the buffers of a task are larger than the fleet."""
+    return (
+        f"a model of {task.name} takes {task.round.buffer_size} updates (round.buffer_size), each board sends one, and "
+        f"the fleet has {boards}: none is ever made"
+    )
+
+
+def waits(
+    folder: FleetFolder, boards: Sequence[BoardView], *, round: int, heard: bool, is_open: bool = False
+) -> list[Problem]:
     """Finds what the next round waits for, if it does. Raises `BadInput` for a task file that cannot be read.
 
     :param round: its number.
     :param heard: whether it is known which boards are there.
+    :param is_open: whether the round is open, and may only wait for boards that the fleet does not have.
     """
     task = load_task(folder.task)
     if (over := _is_over(task)) is not None:
         advice = "Set a later day in the task's file, and start the aggregator again."
         return [Problem(f"round {round} of {task.name} never opens: {over}", advice, urgent=True)]
     able, there = sum(board.standing != "blocked" for board in boards), sum(board.is_there for board in boards)
+    if boards and able < (task.round.buffer_size or 0):
+        advice = f"Add boards, or set round.buffer_size to {max(1, able)} or fewer in the task, and start again."
+        return [Problem(_never_full(task, able), advice, urgent=True)]
+    if is_open:
+        return []
     needed = boards_needed(task, blocked=len(boards) - able)
     if boards and able < needed:
         advice = f"Add boards, or set round.min_devices (or data.devices) to {max(1, able)} or fewer in the task."

@@ -223,13 +223,14 @@ class FleetWatch:
         )
 
     def _waits(self, run: RunView | None, boards: Sequence[BoardView], service: Process, now: float) -> list[Problem]:
-        if run is not None and (run.finished or run.open_round is not None):
+        if run is not None and run.finished:
             return []
-        if run is not None and run.next_opening is not None and run.next_opening.at > now:
+        is_open = run is not None and run.open_round is not None
+        if not is_open and run is not None and run.next_opening is not None and run.next_opening.at > now:
             return []  # boards may come until then
         with contextlib.suppress(BadInput):  # a task file that is being written by hand
             following = 1 if run is None else run.rounds_closed + 1
-            return waits(self._folder, boards, round=following, heard=service == "running")
+            return waits(self._folder, boards, round=following, heard=service == "running", is_open=is_open)
         return []
 
     def _secure_sums(self) -> tuple[SumsView | None, list[Problem]]:

@@ -85,14 +85,18 @@ def worth_offering(differences: tuple[DifferenceRef, ...], held: Iterable[bytes]
     return differences[first:] if differences else ()
 
 
-def download_bytes(plan: RoundPlan, held: bytes | None) -> int:
-    """Returns the bytes that a device fetches for the plan's global model: differences that lead to it, or all of it.
+def download_bytes(plan: RoundPlan, held: bytes | None, model: bytes | None = None) -> int:
+    """Returns the bytes that a device fetches for a global model: differences that lead to it, or all of it.
 
     :param held: SHA-256 of the global model that it trained on in the last round in which it was accepted; None for a
         newcomer. A device that has fetched a later one in vain needs less; one that had to replace its store, more.
+    :param model: SHA-256 of the model, which may be an earlier one in buffered rounds; None: the plan's.
     """
     chain = plan.differences_from(() if held is None else (held,))
-    return plan.global_bytes if chain is None else sum(difference.size for difference in chain)
+    if chain is None:
+        return plan.global_bytes
+    later = (None if model is None else plan.differences_from((model,))) or ()
+    return sum(difference.size for difference in chain) - sum(difference.size for difference in later)
 
 
 def _steps(

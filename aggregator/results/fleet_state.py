@@ -7,7 +7,7 @@ The aggregator sees little of a device: that it is there (`presence`), that it t
     training   says so itself
     sending    has trained, or has offered its update
     accepted   its update is in the store; it waits for the next round
-    late       the round closed without it, although it was there
+    late       the round closed without it, although it was there; a buffered round waits for nobody, so nobody is late
     declined, refused    its own answer, the aggregator's answer
     ready      there, and nothing is asked of it
     sleeping, lost       has disconnected on purpose, has been cut off
@@ -89,6 +89,7 @@ class FleetState:
     def __init__(self) -> None:
         self.devices: dict[str, SeenDevice] = {}
         self.open_round: int | None = None
+        self.buffer_size = 0  # of the open round; 0: it is not buffered
         self.is_timed = False
 
     def apply(self, event: Event) -> None:
@@ -112,7 +113,7 @@ class FleetState:
         """Closes the round: no further answer counts."""
         for device in self.devices.values():
             if device.is_open:
-                device.part = "late" if device.is_there else "none"
+                device.part = "late" if device.is_there and not self.buffer_size else "none"
             self._derive(device)
         self.open_round = None
 
@@ -162,7 +163,8 @@ class FleetState:
         if number != self.open_round:  # else it was opened before, and goes on after a restart
             if self.open_round is not None:
                 self._close(self.open_round)
-            self.open_round = number
+            self.open_round, size = number, event.get("buffer_size")
+            self.buffer_size = size if isinstance(size, int) else 0
             self._opened()
             for device in self.devices.values():
                 device.part = "none"
@@ -220,13 +222,14 @@ class RunState(FleetState):
         self.evaluation: EvaluationRow | None = None
         self.snr_db: float | None = None
         self.epsilon_server: float | None = None
-        self.epsilon_release: float | None = None
+        self._epsilon_release: float | None = None
         self.raw_values: tuple[str, ...] = ()
         self.finished = self.paused = False
         self.next_opening: Opening | None = None
         self.metrics: dict[str, Mapping[str, Any]] = {}
         self.counted: Counter[str] = Counter()
-        self._release: list[Step] = []
+        self._release: Counter[tuple[float, float]] = Counter()  # steps by multiplier and sample rate
+        self._is_composed = True
         self._warned: dict[tuple[int, str], tuple[str, int]] = {}
         self._news = ""
 
@@ -257,8 +260,21 @@ class RunState(FleetState):
         return news
 
     @property
+    def epsilon_release(self) -> float | None:
+        """Against readers of the models, of a device that took part in all rounds; composed once it is asked for, since
+        a log that is read again may have thousands of rounds."""
+        if not self._is_composed and self.delta:
+            steps = [Step(*how, count) for how, count in self._release.items()]
+            self._epsilon_release = epsilon(steps, delta=self.delta, accountant=self.accountant)
+        self._is_composed = True
+        return self._epsilon_release
+
+    @property
     def progress(self) -> float:
-        """Rounds done, with the share of the cohort that has answered the open one."""
+        """Rounds done, with the share of the cohort that has answered the open one, or of the buffer that is full."""
+        if self.open_round is not None and self.buffer_size:
+            accepted = sum(device.part == "accepted" for device in self.devices.values())
+            return self.rounds_closed + min(1.0, accepted / self.buffer_size)
         asked = [device for device in self.devices.values() if device.part != "none"]
         if self.open_round is None or not asked:
             return self.rounds_closed
@@ -344,14 +360,14 @@ class RunState(FleetState):
     def _see_release(self, event: Event) -> None:
         multiplier = event.get("multiplier_release")
         if self.raw_values:
-            self.epsilon_release = math.inf
+            self._epsilon_release, self._is_composed = math.inf, True
         elif event.get("epsilon_release") is not None:
-            self.epsilon_release = float(event["epsilon_release"])
+            self._epsilon_release, self._is_composed = float(event["epsilon_release"]), True
         elif self.unit == "record":  # which no other device's noise hides
-            self.epsilon_release = self.epsilon_server
+            self._epsilon_release, self._is_composed = self.epsilon_server, True
         elif multiplier is not None and self.delta:
-            self._release.append(Step(float(multiplier), event.get("sample_rate", 1.0), event.get("steps", 1)))
-            self.epsilon_release = epsilon(self._release, delta=self.delta, accountant=self.accountant)
+            self._release[float(multiplier), event.get("sample_rate", 1.0)] += event.get("steps", 1)
+            self._is_composed = False
 
     def _warn(self, kind: str, words: str, *, code: str = "") -> None:
         self.counted[kind] += 1

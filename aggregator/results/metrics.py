@@ -21,9 +21,10 @@ _VISIBLE_DEVIATIONS = 2.0
 class RoundSummary:
     """A closed round.
 
-    :param participants: devices whose updates went into the global model; 0 where too few came.
+    :param participants: updates that went into the global model, each of a device of its own but in buffered rounds; 0
+        where too few came.
     :param uplink_bytes: update blobs of the accepted devices together, and the answers of a committee.
-    :param downlink_bytes: what they had to fetch of the global model together, see `downlink.download_bytes`.
+    :param downlink_bytes: what they had to fetch of the global model together, see `model_step.download_bytes`.
     :param snr_db: signal over noise of all that was sent, pooled; None without noise or visible signal.
     :param wall_s: from opening to closing.
     :param multiplier_release: noise multiplier against readers of the global model; None if it did not change.

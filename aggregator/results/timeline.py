@@ -176,6 +176,8 @@ class _Recorder(FleetState):
         stored, declined = self._accepted.get(number, ()), self._declined.get(number, ())
         needed: list[float] = []
         for name, device in self.devices.items():
+            if self.buffer_size and device.is_open:
+                device.part = "none"  # nothing was asked of it
             if name in stored:
                 self._accept(device)
             elif name in declined and device.is_open:

@@ -8,6 +8,12 @@ from hushfleet.aggregator.ingest.checked_update import CheckedUpdate, Refusal
 from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.wire.format.messages import RoundPlan
 
+NEXT_SUM = "next-sum"
+"""The code of an update that is for the next sum. It is never sent: nothing is answered, and the update comes again."""
+MOST_IN_A_SUM = 2
+"""Updates of one device in one buffered sum: a stale one, and the one of the open round. A liar with more of them, of
+as many versions, would fill a buffer alone."""
+
 
 def is_new(
     update: CheckedUpdate,
@@ -48,10 +54,20 @@ def is_new(
     if plan is None or not plan.takes(plan.task, round):
         at = "no round is open" if plan is None else f"round {plan.round} is open"
         raise Refusal("late", f"the update is of round {round}, and {at}", final=False)
-    if plan.max_staleness and (newest := store.newest_update(device)) > round:
-        raise Refusal("late", f"the update is of round {round}, and one of round {newest} was accepted", final=False)
+    if plan.max_staleness:
+        _check_buffered(device, round, store, plan)
     if plan.phase != "open":
         raise Refusal("late", f"the devices of the sum of round {round} are settled", final=False)
     if device not in cohort:
         raise Refusal("not-in-cohort", f"{device} does not take part in round {round}", final=False)
     return True
+
+
+def _check_buffered(device: str, round: int, store: AggregatorStore, plan: RoundPlan) -> None:
+    """Applies what holds in buffered rounds alone. Raises `Refusal`."""
+    if (newest := store.newest_update(device, after=round)) > round:
+        raise Refusal("late", f"the update is of round {round}, and one of round {newest} was accepted", final=False)
+    if round != plan.round and round not in store.controls():  # the task file had a lower round.max_staleness before
+        raise Refusal("late", f"the update is of round {round}, whose controls are not kept", final=False)
+    if store.count_summed(plan.round, device) >= MOST_IN_A_SUM:
+        raise Refusal(NEXT_SUM, f"the sum of round {plan.round} has {MOST_IN_A_SUM} updates of {device}", final=False)

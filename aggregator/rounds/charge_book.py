@@ -3,10 +3,13 @@
 The board's own ledger is what counts, and it is gone with the card. So the aggregator notes a round for every board
 that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a
 board has declined before training is taken back at once if it was told once: whoever is told again, of an extended
-round or after a restart, may have trained after all. Whatever is killed when, the note is never too small, but for one
-case: a
-board that chooses less noise than the standard (`limits.noise_preference` below 1), and whose update was not accepted,
-is noted by the standard noise, since nobody but its lost ledger knows its choice.
+round or after a restart, may have trained after all. In buffered rounds a board that is at work is told of each version
+that opens meanwhile, and trains none of them: each of its updates says how many rounds it has charged, and what was
+noted beyond that is dropped (a board that lies of it wrongs its own next card alone).
+
+Whatever is killed when, the note is never too small, but for one case: a board that chooses less noise than the
+standard (`limits.noise_preference` below 1), and whose update was not accepted, is noted by the standard noise, since
+nobody but its lost ledger knows its choice.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from hushfleet.aggregator.ingest.checks import terms_of
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.aggregator.storage.store import ChargeRow
 from hushfleet.privacy.mechanism import Charge
-from hushfleet.schema import pack
+from hushfleet.schema import pack, unpack
 
 BEFORE_TRAINING = frozenset({"budget", "memory", "no-data", "no-privacy", "graph", "paused", "busy"})
 """Declines after which nothing was committed, so that the device has spent nothing."""
@@ -70,6 +73,8 @@ class ChargeBook:
             spent.setdefault(row.round, {})[row.device] = pack(_charge(row))
         for number, charges in spent.items():
             self._register.note_charges(self._engine.spec.task, number, charges, certain=True)
+        if self._engine.prepared.task.round.buffered:
+            self._drop_untrained(round)
         declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
         self._take_back(round, declined - spent[round].keys())
 
@@ -82,6 +87,21 @@ class ChargeBook:
         if gone:
             self._register.drop_charges(self._engine.spec.task, round, gone)
             self._noted -= gone
+
+    def _drop_untrained(self, round: int) -> None:
+        """Drops notes of the versions between two updates of a board that it did not train, by its own count. It may
+        have trained the dearest."""
+        store, task = self._engine.store, self._engine.spec.task
+        gone: list[tuple[str, int]] = []
+        for row in store.charges(round):
+            newest, counted = store.charged_before(row.device, row.round)
+            noted = self._register.charges_between(task, row.device, newest, row.round)
+            trained = row.device_rounds - 1 - counted
+            if 0 <= trained < len(noted):
+                noted.sort(key=lambda each: (unpack(Charge, each[1], what="a charge").noise_multiplier, -each[0]))
+                gone += [(row.device, number) for number, _ in noted[trained:]]
+        if gone:
+            self._register.drop_rounds(task, gone)
 
 
 def _charge(row: ChargeRow) -> Charge:

@@ -152,6 +152,8 @@ class RoundCycle:
             if self._told is not None:  # its window had ended, and it was not just paused
                 self._log.note("round_extended", round=engine.announcement.round, accepted=engine.accepted)
             self.announce()
+        elif self._rests and over and math.isinf(self._rhythm.goes_on()):
+            self._end()
         elif engine.collects_updates and not self._rests and self._paused:
             self._begin_rest()
         elif engine.collects_updates and over and not self._rests:
@@ -191,16 +193,23 @@ class RoundCycle:
 
     def _may_open(self, now: float) -> bool:
         """Whether it is time for the next round. Where none opens any more, the task ends."""
-        engine, opens = self._engine, self._rhythm.opens()
-        if opens == math.inf and engine.closed_rounds:
-            engine.progress.ended = True
-            self._log.note("finished", **finished_fields(engine))
-            self.announce()
+        opens = self._rhythm.opens()
+        if opens == math.inf:
+            self._end()
         if self._rhythm.is_due():
             return True
         self._idle_since = now
         self._tell_next(opens)
         return False
+
+    def _end(self) -> None:
+        """Ends the task, once, after the schedule's last day: what an open round has is in no model. A run without a
+        closed round has no result, and waits."""
+        progress = self._engine.progress
+        if self._engine.closed_rounds and not progress.ended:
+            progress.ended = True
+            self._log.note("finished", **finished_fields(self._engine))
+            self.announce()
 
     def _close(self, now: float) -> bool:
         """Closes the open round, or announces that it goes on otherwise; True if it is closed."""

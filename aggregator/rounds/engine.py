@@ -404,7 +404,7 @@ class RoundEngine:
 
     def _resume(self, row: StoredRound) -> None:
         secure = None if row.secure is None else unpack(SecurePlan, row.secure, what="the stored plan")
-        plan = self.progress.plan(row.round, row.cohort, secure)
+        plan = self.progress.plan(row.round, {} if self._rules.buffered else row.cohort, secure)
         self._begin(plan)
         self._plan, collected = plan, self._sum
         if collected is None:

@@ -140,7 +140,7 @@ class TaskProgress:
         self.closed_rounds, self._server = round, server
         self._accuracies.append(summary.accuracy_global)
         if self._prepared.task.round.buffered:  # not all of them have trained on this one
-            self.trained_on = self._store.held_models(until=round)
+            self.trained_on |= dict(self._store.summed_models(round))
         else:
             self.trained_on |= dict.fromkeys(devices, before)
 

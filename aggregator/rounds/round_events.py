@@ -40,7 +40,8 @@ def open_fields(engine: RoundEngine) -> dict[str, Any]:
     plan = engine.announcement
     if plan.secure is None and not plan.max_staleness:
         return {"round": plan.round, "cohort": sorted(plan.cohort)}
-    return {"round": plan.round, "cohort_size": len(engine.cohort)}
+    size = engine.prepared.task.round.buffer_size
+    return {"round": plan.round, "cohort_size": len(engine.cohort)} | ({"buffer_size": size} if size else {})
 
 
 def changed_plan(before: RoundPlan | None, engine: RoundEngine) -> tuple[str, dict[str, Any]]:

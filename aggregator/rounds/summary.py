@@ -56,7 +56,7 @@ def summarise(
         cohort_size=cohort,
         participants=participants,
         uplink_bytes=sum(update.size for update in updates) + answers.size,
-        downlink_bytes=sum(download_bytes(plan, held.get(update.device)) for update in updates),
+        downlink_bytes=_downlink_bytes(plan, held, store),
         snr_db=snr_db(updates),
         wall_s=wall_s,
         accuracy_global=accuracy,
@@ -74,6 +74,15 @@ def summarise(
         answer=values,
         answer_stds=stds,
     )
+
+
+def _downlink_bytes(plan: RoundPlan, held: Mapping[str, bytes], store: AggregatorStore) -> int:
+    """Adds up the downloads for the updates of the round's sum."""
+    bases, total = dict(held), 0
+    for device, model in store.summed_models(plan.round):
+        total += download_bytes(plan, bases.get(device), model)
+        bases[device] = model
+    return total
 
 
 def _answer(question: QuestionSpec | None, answer: RoundSum | None) -> tuple[list[float], list[float]]:
@@ -95,7 +104,7 @@ def _multiplier_release(
     so with robust aggregation no device is promised more than the quietest one's own noise gives. A buffer may hold two
     updates of one device, and counts stale ones less: so there each update protects itself alone.
     """
-    if not participants:
+    if not participants and not rules.buffered:  # a stale update of this round may be in a later sum
         return None
     charge, alone = method.charge(terms), rules.aggregation != "mean" or rules.buffered
     if method.max_preference is None:

@@ -12,6 +12,7 @@ from typing import cast
 from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.ingest.refusals import RefusalCounter
 from hushfleet.aggregator.ingest.transfers import Transfers
+from hushfleet.aggregator.rounds.admission import NEXT_SUM
 from hushfleet.aggregator.rounds.engine import RoundEngine
 from hushfleet.errors import StoreError, TooLarge
 from hushfleet.wire.format.chunks import parse_frame
@@ -107,8 +108,10 @@ class Uploads:
         self._refused.clear()
 
     def _comes_again(self, update: CheckedUpdate) -> bool:
-        """Whether nothing is answered: no buffered round is open, and the next one may take the update."""
+        """Whether nothing is answered, since the next buffered round may take the update."""
         engine = self._engine
+        if update.code == NEXT_SUM:
+            return True
         between = engine.plan is None and not engine.finished
         return between and engine.prepared.task.round.buffered and update.code == "late"
 

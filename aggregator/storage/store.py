@@ -304,10 +304,18 @@ class AggregatorStore(SqliteFile):
         rows = self.rows(f"{_SELECT_UPDATE} summed_in = ? ORDER BY device, round", (round,))
         return [UpdateRow(*row) for row in rows]
 
-    def newest_update(self, device: str) -> int:
-        """Returns the newest round for which an update of the device was accepted; 0 for none."""
-        ((last,),) = self.rows("SELECT MAX(round) FROM updates WHERE device = ?", (device,))
+    def newest_update(self, device: str, *, after: int) -> int:
+        """Returns the newest round for which an update of the device was accepted; 0 for none.
+
+        :param after: only rounds after this one are looked at, since a year has many.
+        """
+        ((last,),) = self.rows("SELECT MAX(round) FROM updates WHERE round > ? AND device = ?", (after, device))
         return int(last or 0)
+
+    def count_summed(self, round: int, device: str) -> int:
+        """Counts the updates of a device in the sum of a round."""
+        ((count,),) = self.rows("SELECT COUNT(*) FROM updates WHERE summed_in = ? AND device = ?", (round, device))
+        return int(count)
 
     def update_data(self, round: int, device: str) -> tuple[bytes, bytes] | None:
         """Blob and public state of the update that a device has trained for a round; None once its sum is closed."""
@@ -324,6 +332,12 @@ class AggregatorStore(SqliteFile):
         """Device -> SHA-256 of the global model that it trained on last, as far as sums up to `until` have it."""
         latest = "SELECT device, MAX(round) AS round FROM updates WHERE summed_in <= ? GROUP BY device"
         return dict(self.rows(f"SELECT device, global_digest FROM rounds JOIN ({latest}) USING (round)", (until,)))
+
+    def summed_models(self, round: int) -> list[tuple[str, bytes]]:
+        """Device and SHA-256 of the global model that it trained on, of each update in the sum of a round, the devices'
+        older updates first."""
+        query = "SELECT device, global_digest FROM updates JOIN rounds USING (round) WHERE summed_in = ?"
+        return [(device, digest) for device, digest in self.rows(f"{query} ORDER BY device, round", (round,))]
 
     def latest_updates(self) -> dict[str, tuple[int, bytes]]:
         """Device -> round and digest of its last accepted update, for those whose public state followed from it."""
@@ -396,6 +410,13 @@ class AggregatorStore(SqliteFile):
     def put_charge(self, row: ChargeRow) -> None:
         """Stores the charge of one device in one round."""
         self.write("INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
+
+    def charged_before(self, device: str, round: int) -> tuple[int, int]:
+        """Returns the newest round before this one with an accepted update of the device, and how many rounds it had
+        charged by then, as it says itself; zeros without one."""
+        query = "SELECT round, device_rounds FROM privacy WHERE device = ? AND round < ? ORDER BY round DESC LIMIT 1"
+        row = self.row(query, (device, round))
+        return (0, 0) if row is None else (row[0], row[1])
 
     def charges(self, round: int | None = None) -> list[ChargeRow]:
         """Every charged round of every device, by device and round; or the charges of the updates in one sum."""

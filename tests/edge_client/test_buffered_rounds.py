@@ -48,6 +48,16 @@ def test_a_newer_version_ends_no_training_and_no_upload(make_bench: MakeBench) -
     assert bench.server.declines == []
 
 
+def test_versions_that_come_in_one_training_are_no_replay(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    begin(bench, 1, max_staleness=9)
+    bench.steps(4)
+    Interrupting(bench, 2, 3, 4, max_staleness=9)
+    bench.until(acked(bench, 4))
+    assert charged(bench) == [1, 4]
+    assert bench.agent.rejected.total == 0
+
+
 def test_training_ends_once_its_result_would_be_too_stale(make_bench: MakeBench) -> None:
     bench = make_bench()
     begin(bench, 1)
@@ -55,6 +65,16 @@ def test_training_ends_once_its_result_would_be_too_stale(make_bench: MakeBench)
     Interrupting(bench, 2, 3)
     bench.until(acked(bench, 3))
     assert charged(bench) == [3], "what was given up has cost nothing"
+
+
+def test_a_training_has_its_time_from_its_beginning_however_long_the_version_is_open(make_bench: MakeBench) -> None:
+    """The board hears of the version, and its link is gone for an hour before the model has come."""
+    bench = make_bench()
+    begin(bench, 1)
+    bench.steps(4)
+    bench.clock.now += 6 * bench.agent.rounds.plan.deadline_s
+    bench.until(acked(bench, 1))
+    assert bench.server.declines == []
 
 
 def test_between_two_versions_an_upload_goes_on(make_bench: MakeBench) -> None:

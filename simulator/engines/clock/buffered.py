@@ -30,7 +30,7 @@ class BufferedClock(FleetClock):
         return list(self._by_name)
 
     def _told_of(self, cohort: list[str]) -> dict[str, Any]:
-        return {"cohort_size": len(cohort)}
+        return {"cohort_size": len(cohort), "buffer_size": self._rules.buffer_size}
 
     def _named(self, current: OpenRound | None) -> int:
         return 0
@@ -57,9 +57,19 @@ class BufferedClock(FleetClock):
         attempt = device.attempt
         if attempt is None:
             device.spent.declined += 1
-        elif attempt.last_at > attempt.deadline_at:
+        else:
+            self._limit_training(device, attempt)
+
+    def _limit_training(self, device: ClockDevice, attempt: Attempt) -> None:
+        """A training has `deadline_s` from its first batch."""
+        attempt.deadline_at = attempt.train_at + min(self._rule.announced_deadline_s, self._window_s)
+        if attempt.last_at > attempt.deadline_at:
             stops_at = device.times.boundary(attempt.train_at, attempt.deadline_at)
             self._queue.at(stops_at, self._run_out, device, device.number, attempt)
+
+    def _go_on(self, device: ClockDevice, attempt: Attempt, linked_at: float, *, went_at: float | None) -> None:
+        super()._go_on(device, attempt, linked_at, went_at=went_at)
+        self._limit_training(device, attempt)
 
     def _run_out(self, device: ClockDevice, number: int, attempt: Attempt) -> None:
         """The device has had `deadline_s` for its training."""
@@ -118,6 +128,8 @@ class BufferedClock(FleetClock):
             for device in self.fleet:
                 if device.attempt is not None:
                     self._give_up(device, device.attempt)
+        for arrival in () if used else current.arrivals.values():  # after the schedule's last day
+            self._by_name[arrival.device].spent.unused[len(self.fleet)] += 1
         self._stale, self._too_late = tuple(self._too_late), []
         return {"used": [], "late": [], "declined": list(current.declined), "lost": [], "given_up": []}
 

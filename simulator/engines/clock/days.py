@@ -102,13 +102,15 @@ class DayBook:
         before = [Counter[int]() for _ in fleet]
         for outcome in rounds:
             self._closed.append(outcome.closed_s)
-            for place, device in enumerate(fleet):
-                if new := device.spent.charged - before[place]:
-                    self._charged.setdefault(device.name, []).extend(
-                        (outcome.closed_s, size) for size in new.elements()
-                    )
-                    before[place] = device.spent.charged.copy()
+            self._note(fleet, before, outcome.closed_s)
             yield outcome
+        self._note(fleet, before, self._days * DAY_S - 1)  # of a round that the last window has left open
+
+    def _note(self, fleet: Sequence[ClockDevice], before: list[Counter[int]], at_s: float) -> None:
+        for place, device in enumerate(fleet):
+            if new := device.spent.charged - before[place]:
+                self._charged.setdefault(device.name, []).extend((at_s, size) for size in new.elements())
+                before[place] = device.spent.charged.copy()
 
     def days(self, prepared: PreparedTask, fleet: Sequence[ClockDevice]) -> Days:
         """Sums up, once all rounds have passed."""

@@ -13,6 +13,7 @@ closes meanwhile goes on until its own deadline.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -69,7 +70,7 @@ class FleetClock:
         self._present: set[str] = set()
         self._broadcasts: dict[int, Broadcasts] = {}  # of so many differences, or (0) of the whole model
         self._rate = 1.0  # with which each device is drawn
-        self._closed_rounds = 0
+        self._closed_rounds, self._ended = 0, False  # after the schedule's last window
         self._open: OpenRound | None = None
         self._stale: tuple[tuple[str, int], ...] = ()
         self._closed: ClockRound | None = None
@@ -82,19 +83,19 @@ class FleetClock:
         for device in self.fleet:
             if device.name not in self._playback.absent:
                 self._links.start(device)
-        while self._closed_rounds < self._rules.rounds:
-            if self._open is None and self._closed_rounds and self._calendar.is_over(self._queue.now):
-                break  # after the schedule's last day
-            yield self._next_round()
+        while self._closed_rounds < self._rules.rounds and (closed := self._next_round()) is not None:
+            yield closed
+        if self._open is not None:
+            self._fates(self._open, False)
         for device in self.fleet:
             if device.on:
                 device.spent.on_s += self._queue.now - device.on_since
             self._accounts.hears_nothing(device)
 
-    def _next_round(self) -> ClockRound:
+    def _next_round(self) -> ClockRound | None:
         queue, self._closed = self._queue, None
         give_up_at = self._calendar.opens(queue.now) + _LONGEST_ROUND_S
-        while self._closed is None:
+        while self._closed is None and not self._ended:
             at = min(self._playback.next_s, queue.next_s)
             if at > give_up_at or self._rule.extensions > _MOST_EXTENSIONS:
                 words = stuck(self._open, self._closed_rounds + 1, len(self._present), self._least, self._rule)
@@ -116,6 +117,7 @@ class FleetClock:
             return
         present, least = len(self._present), self._least
         if not self._calendar.may_open(now, rules, present, least=least, closed_rounds=closed, rate=self._rate):
+            self._ended = closed > 0 and self._calendar.is_over(now)
             if (again := self._calendar.look_again(now, rules)) is not None:
                 self._queue.at(again, self._open_round)
             return
@@ -255,8 +257,9 @@ class FleetClock:
 
     def _rest(self, current: OpenRound) -> None:
         """The window has ended with too few updates: nobody trains until the round goes on in the next one."""
-        current.rests = True
-        self._queue.at(self._calendar.goes_on(self._queue.now), self._end_rest, current)
+        goes_on, current.rests = self._calendar.goes_on(self._queue.now), True
+        self._ended = math.isinf(goes_on) and self._closed_rounds > 0
+        self._queue.at(goes_on, self._end_rest, current)
         for name in current.cohort:
             self._stop(self._by_name[name])
 

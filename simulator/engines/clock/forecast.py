@@ -35,6 +35,11 @@ POLICY_KEYS = (
     "cohort_size", "min_devices", "quorum", "min_updates", "deadline_s", "mode", "buffer_size", "max_staleness"
 )  # fmt: skip
 AS_IN_TASK = "as in the task"
+_LEFT_OUT: dict[str, dict[str, Any]] = {
+    "buffered": {"cohort_size": 0, "quorum": 1.0, "min_updates": 1},
+    "synchronous": {"buffer_size": None, "max_staleness": None},
+}
+"""Rules of the task's mode that have no meaning in another one, by which a policy replaces it."""
 
 
 def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
@@ -55,6 +60,7 @@ def read_policies(texts: Sequence[str], task: Task) -> dict[str, RoundSection]:
                 changed[key] = value if key == "mode" else tomllib.loads(f"value = {value}")["value"]
             except tomllib.TOMLDecodeError as error:
                 raise BadInput(f"--policy {text!r}: {key} = {value!r}: must be a number") from error
+        changed = _LEFT_OUT.get(changed.get("mode", ""), {}) | changed
         try:
             policies[",".join(pairs) or AS_IN_TASK] = replace(task, round=replace(task.round, **changed)).round
         except ValueError as error:

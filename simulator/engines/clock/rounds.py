@@ -76,6 +76,8 @@ def run_clocked_rounds(
 ) -> None:
     """Runs the task's rounds to the end under the virtual clock, or on from where an interrupted run stopped.
 
+    A round that the schedule's last window leaves open is not played: nobody trains in it, and nobody is charged.
+
     :param events: made with `time` as its clock.
     :param mix: a board for each device of the simulation.
 
@@ -278,8 +280,8 @@ class BufferedRounds(VirtualRounds):
 
     def play(self, closed: ClockRound, train: Train) -> None:
         super().play(closed, train)
-        for arrival in closed.arrivals:
-            place = buffered_place(self._simulation, self._devices[arrival.device], arrival.round)
+        for device, round in [*((arrival.device, arrival.round) for arrival in closed.arrivals), *closed.stale]:
+            place = buffered_place(self._simulation, self._devices[device], round)
             (self._simulation.folder.updates / str(place)).unlink(missing_ok=True)
 
     def _play(self, closed: ClockRound, plan: RoundPlan, events: Iterator[LogEvent], train: Train) -> None:

@@ -15,6 +15,7 @@ from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.next_task import set_task
+from hushfleet.aggregator.fleet.payment import Payment
 from hushfleet.aggregator.fleet.processes import _print_obstacles
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.sightings import Listener
@@ -24,6 +25,8 @@ from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
+from hushfleet.privacy.budget import Budget
+from hushfleet.privacy.ledger import rounds_left
 from hushfleet.schema import pack
 from support.desk import TASK, make_folder
 
@@ -100,6 +103,42 @@ def test_up_and_status_say_what_a_round_waits_for(tmp_path: Path, capsys: pytest
     log.write("round_open", round=1, cohort=["a", "b"])
     assert not any("opens with" in problem.what for problem in watch.view().problems)
     watch.close()
+
+
+BUFFERED = ("min_devices = 2", 'mode = "buffered"\nbuffer_size = 4')
+OF_FORTY = ("devices = 2\n[round]", "devices = 40\n[round]")
+
+
+def test_a_buffer_that_the_fleet_cannot_fill_is_told_before_and_while_it_is_open(tmp_path: Path) -> None:
+    folder, file = make_folder(tmp_path / "fleet", boards=3), task_file(tmp_path / "next.toml", BUFFERED, OF_FORTY)
+    words = r"a model of next takes 4 updates \(round.buffer_size\), each board sends one, and the fleet has 3"
+    with pytest.raises(BadInput, match=words):
+        set_task(folder, file)
+    folder.task.write_text(file.read_text())
+    log = EventLog(folder.run / "events.jsonl")
+    log.write("run", task="next-1", method="m", unit="device", delta=1e-5, rounds=2, devices=2)
+    log.write("round_open", round=1, cohort_size=3, buffer_size=4)
+    watch = FleetWatch(folder)
+    assert any(re.match(words, problem.what) for problem in watch.view().problems)
+    watch.close()
+    set_task(make_folder(tmp_path / "larger", boards=4), file)
+
+
+def test_boards_pay_for_buffered_rounds_together(tmp_path: Path) -> None:
+    file = task_file(tmp_path / "next.toml", BUFFERED, OF_FORTY, ("rounds = 2", "rounds = 60"))
+    budget = Budget.of({"epsilon_server": 8.0})
+    assert budget is not None
+    task = load_task(file)
+    charge = first_charge(task)
+    each = rounds_left([], charge, delta=budget.delta, limit=budget.lifetime, at_most=60)
+    boards = -(-4 * 60 // each)
+    assert 1 < each < 60, "no board can pay for all"
+    assert Payment(task, charge, budget, [[]] * boards, 4, boards).obstacle(begun=False) is None
+    assert Payment(task, charge, budget, [[]] * (boards - 1), 4, boards - 1).obstacle(begun=False) is not None
+    why = Payment(task, charge, budget, [[]] * 8, 4, 8).obstacle(begun=False)
+    assert why is not None
+    assert f"They can pay for round.rounds = {2 * each}." in why
+    assert "no board can pay" in str(Payment(task, charge, budget, [[]], 1, 0).obstacle(begun=False))
 
 
 LITTLE_NOISE = ("noise_multiplier = 1.0", "noise_multiplier = 0.1")

@@ -71,6 +71,25 @@ def test_an_epsilon_that_is_stated_is_not_computed() -> None:
     assert state.epsilon_release == 7.5
 
 
+def test_the_rounds_of_a_long_log_are_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def counted(steps: Any, **how: Any) -> float:
+        asked.append(how)
+        return epsilon(steps, **how)
+
+    monkeypatch.setattr("hushfleet.aggregator.results.fleet_state.epsilon", counted)
+    state = RunState(delta=0.1)
+    for number in range(1, 301):
+        state.apply({"event": "round_close", "round": number, "multiplier_release": 20.0 + number % 2})
+    assert (
+        state.epsilon_release
+        == state.epsilon_release
+        == epsilon([Step(20.0, 1.0, 150), Step(21.0, 1.0, 150)], delta=0.1)
+    )
+    assert len(asked) == 1
+
+
 def test_answers_end_with_the_round_and_duplicates_count_once() -> None:
     state = fed(events(4))
     state.apply({"event": "update", "round": 2, "device": "pi-000", "bytes": 1000, "code": "duplicate"})

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hushfleet.aggregator.results.events import EventLog
+from hushfleet.aggregator.results.fleet_state import RunState
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES, OUTCOMES, FleetTimeline
 from hushfleet.aggregator.results.result import Result
 from hushfleet.aggregator.results.timeline import make_timeline, read_timeline
@@ -121,6 +122,35 @@ def test_every_outcome_of_a_round() -> None:
     assert spans_of(timeline, "declined")[2:4] == [(2.0, 3.5, "fetching"), (3.5, 6.0, "declined")]
     # accepted after 2 s; three late ones count with the round's 3 s, whoever was lost or said no does not
     assert (timeline.rounds[0].median_s, timeline.rounds[0].slowest_tenth_s) == (3.0, 3.0)
+
+
+def test_nobody_is_late_for_a_buffered_round() -> None:
+    timeline = timeline_of(
+        run(0.0),
+        *(is_(0.5, name, "ready") for name in ("quick", "slow", "gone")),
+        {"at": 1.0, "event": "round_open", "round": 1, "cohort_size": 3, "buffer_size": 1},
+        *(is_(2.0, name, "training") for name in ("quick", "slow", "gone")),
+        is_(2.5, "gone", "lost"),
+        says(3.0, "update", 1, "quick"),
+        closes(3.0, 1),
+        {"at": 4.0, "event": "round_open", "round": 2, "cohort_size": 3, "buffer_size": 1},
+        says(6.0, "update", 2, "slow"),  # of version 1
+        closes(6.0, 2),
+    )
+    assert dict(zip(timeline.devices, timeline.outcomes, strict=True)) == {"quick": "a.", "slow": ".a", "gone": "--"}
+    assert [(row.median_s, row.slowest_tenth_s) for row in timeline.rounds] == [(2.0, 2.0), (2.0, 2.0)]
+    assert spans_of(timeline, "slow")[-1] == (2.0, 6.0, "training")
+
+
+def test_progress_in_a_buffered_round_is_the_share_of_its_buffer() -> None:
+    state = RunState()
+    for event in (
+        *(is_(0.5, name, "ready") for name in ("a", "b", "c")),
+        {"at": 1.0, "event": "round_open", "round": 1, "cohort_size": 3, "buffer_size": 2},
+        says(3.0, "update", 1, "a"),
+    ):
+        state.apply(event)
+    assert state.progress == 0.5
 
 
 def test_a_power_cut_in_training_begins_anew_and_one_in_sending_does_not() -> None:

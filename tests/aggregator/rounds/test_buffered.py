@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.results.metrics import privacy_tables
 from hushfleet.aggregator.rounds.charge_book import ChargeBook
 from hushfleet.errors import BadInput
-from hushfleet.wire.format.messages import RoundPlan
+from hushfleet.wire.format.messages import Ack, RoundPlan
+from support.field import Field
 from support.fleet import Fleet, Signed
 
 RULES = {"mode": "buffered", "method": "dp-fedavg", "accounting": "strict", "wire": {"downlink": "full"}}
@@ -209,6 +212,13 @@ def test_a_version_that_is_unknown_or_too_old_is_refused(tmp_path: Path, round: 
     assert fleet.store.faults() == {}, "an honest board may be late"
 
 
+def test_there_is_no_version_zero(tmp_path: Path) -> None:
+    fleet = buffered(tmp_path)
+    update = fleet.update("dev-0")
+    forged = fleet.devices.sign("dev-0", update.header, update.values, update.counts, round=0)
+    assert fleet.engine.accept("dev-0", forged.data).code == "late"
+
+
 def test_updates_of_one_device_that_come_in_the_wrong_order_do_not_turn_its_state_back(tmp_path: Path) -> None:
     fleet = buffered(tmp_path, buffer_size=1)
     state = fleet.devices.states["dev-0"].public.to_bytes()
@@ -219,6 +229,90 @@ def test_updates_of_one_device_that_come_in_the_wrong_order_do_not_turn_its_stat
     held = fleet.store.public_state("dev-0")
     assert hand_in(fleet, "dev-0", older, state) == "late"
     assert fleet.store.public_state("dev-0") == held
+
+
+def test_a_hoard_of_old_updates_does_not_fill_a_buffer(tmp_path: Path) -> None:
+    fleet = buffered(tmp_path, max_staleness=10)
+    hoard: list[tuple[Signed, bytes]] = []
+    for _ in range(4):
+        state = fleet.devices.states["dev-0"].public.to_bytes()
+        hoard.append((fleet.update("dev-0"), state))
+        for name in ("dev-1", "dev-2", "dev-3"):
+            hand_in(fleet, name, fleet.update(name))
+    found = [hand_in(fleet, "dev-0", *each) for each in hoard]
+    assert found == ["accepted", "accepted", "next-sum", "next-sum"]
+    assert (fleet.engine.closed_rounds, fleet.engine.accepted, fleet.store.faults()) == (4, 2, {})
+    hand_in(fleet, "dev-1", fleet.update("dev-1"))
+    assert hand_in(fleet, "dev-0", *hoard[2]) == "accepted", "the next sum takes it"
+
+
+def test_a_third_update_for_one_sum_is_not_answered_and_comes_again(make_field: Callable[..., Field]) -> None:
+    field = make_field(**(RULES | {"devices": 4, "buffer_size": 3, "max_staleness": 5, "rounds": 9}))
+    field.join_all()
+    hoard = []
+    for _ in range(3):
+        hoard.append(field.fleet.update("dev-0").data)
+        for name in ("dev-1", "dev-2", "dev-3"):
+            field.deliver(name, field.fleet.update(name).data)
+    answers = [field.deliver("dev-0", data, round=round) for round, data in enumerate(hoard, start=1)]
+    assert [type(answer) for answer in answers] == [Ack, Ack, type(None)]
+    assert isinstance(field.deliver("dev-1", field.fleet.update("dev-1").data), Ack)
+    assert field.plan.round == 5
+    assert isinstance(field.deliver("dev-0", hoard[2], round=3), Ack)
+    assert field.refusals() == {}
+
+
+def test_a_board_is_not_blamed_where_its_version_is_not_kept(tmp_path: Path) -> None:
+    """The operator has raised `max_staleness`, and the controls of older versions were dropped before."""
+    fleet = buffered(tmp_path, method="hush", buffer_size=1, max_staleness=1, rounds=8)
+    state, stale = fleet.devices.states["dev-0"].public.to_bytes(), fleet.update("dev-0")
+    for _ in range(4):
+        hand_in(fleet, "dev-1", fleet.update("dev-1"))
+    task = fleet.prepared.task
+    task = replace(task, round=replace(task.round, max_staleness=9))
+    fleet.prepared = replace(fleet.prepared, task=task)
+    fleet.restart()
+    assert hand_in(fleet, "dev-0", stale, state) == "late"
+    assert fleet.store.faults() == {}
+
+
+def test_a_run_that_goes_on_with_buffered_rounds_takes_its_open_round_over(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, **(RULES | {"mode": "synchronous", "devices": 5, "rounds": 40}))
+    fleet.open()
+    assert fleet.engine.accept("dev-0", fleet.update("dev-0").data).code == "accepted"
+    task = fleet.prepared.task
+    rules = replace(task.round, mode="buffered", buffer_size=2, max_staleness=2)
+    fleet.prepared = replace(fleet.prepared, task=replace(task, round=rules))
+    fleet.restart()
+    assert (fleet.engine.announcement.max_staleness, fleet.engine.accepted) == (2, 1)
+    assert hand_in(fleet, "dev-1", fleet.update("dev-1")) == "accepted"
+    assert fleet.engine.closed_rounds == 1
+
+
+def test_what_a_stale_update_had_to_fetch_is_what_led_to_its_own_version(tmp_path: Path) -> None:
+    fleet = buffered(tmp_path, buffer_size=1, max_staleness=5, wire={"downlink": "difference"})
+    hand_in(fleet, "dev-0", fleet.update("dev-0"))
+    stale = fleet.update("dev-0")
+    for _ in range(2):
+        hand_in(fleet, "dev-1", fleet.update("dev-1"))
+    sizes = [difference.size for difference in fleet.engine.announcement.differences]
+    assert len(sizes) == 3
+    assert hand_in(fleet, "dev-0", stale) == "accepted"
+    metrics = fleet.store.rounds()[3].metrics
+    assert metrics is not None
+    assert metrics["downlink_bytes"] == sizes[0]
+    assert fleet.engine.progress.trained_on == fleet.store.held_models(until=4)
+
+
+def test_a_stale_update_is_released_also_where_its_own_version_has_no_update(tmp_path: Path) -> None:
+    """In a simulation a version may close without one, where boards decline."""
+    fleet = buffered(tmp_path, buffer_size=1)
+    stale = fleet.update("dev-0")
+    fleet.engine.close()
+    fleet.open()
+    hand_in(fleet, "dev-0", stale)
+    (table,) = privacy_tables(fleet.store, [math.inf], delta=0.01)
+    assert table["dev-0"].epsilon_release == table["dev-0"].epsilon_server > 0
 
 
 def test_a_stale_update_is_held_to_the_noise_of_its_own_version(tmp_path: Path) -> None:
@@ -263,6 +357,35 @@ def test_each_update_protects_itself_alone_and_is_charged_for_its_version(tmp_pa
     row = table["dev-0"]
     assert row.rounds_charged == 2
     assert row.epsilon_release == row.epsilon_server, "nobody else's noise is counted on"
+
+
+def test_versions_that_a_board_has_passed_over_are_not_noted_for_ever(tmp_path: Path) -> None:
+    """A slow board is told of each version. It trains three of seven, and one of these updates is never accepted."""
+    fleet = buffered(tmp_path / "run", method="hush", buffer_size=1, rounds=7)
+    with DeviceRegister(tmp_path) as register:
+        book = ChargeBook(register, fleet.engine)
+
+        def passes(name: str, update: Signed, public: bytes | None = None) -> None:
+            assert hand_in(fleet, name, update, public) == "accepted"
+            book.closed(fleet.engine.closed_rounds)
+            book.expect(fleet.names[:2])
+
+        def noted() -> list[int]:
+            return [round for _, round, _ in register.charges("dev-0")]
+
+        book.expect(fleet.names[:2])
+        passes("dev-0", fleet.update("dev-0"))
+        for _ in range(5):
+            if fleet.engine.announcement.round == 3:
+                fleet.update("dev-0")  # it is lost
+            passes("dev-1", fleet.update("dev-1"))
+        assert noted() == [1, 2, 3, 4, 5, 6, 7]
+        state = fleet.devices.states["dev-0"].public.to_bytes()
+        passes("dev-0", fleet.update("dev-0"), state)
+        kept = [1, 5, 7]  # nobody knows which of 2 to 6 was lost: 6 has more noise than the others
+        assert noted() == kept
+        ChargeBook(register, fleet.engine)
+        assert noted() == kept
 
 
 TASK = {

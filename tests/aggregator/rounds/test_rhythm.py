@@ -369,6 +369,24 @@ def test_an_update_that_comes_between_two_windows_is_for_the_next_version(make_f
     assert (field.plan.phase, field.fleet.engine.accepted) == ("closed", 1), "the version rests by day"
 
 
+@pytest.mark.parametrize("rules", [BUFFERED, {"min_updates": 2, "deadline_s": HOUR}])
+def test_a_round_that_its_last_window_leaves_open_ends_the_task(make_field: MakeField, rules: dict[str, Any]) -> None:
+    field = field_at(make_field, "2026-11-27T01:00", schedule={**NIGHTLY, "until": "2026-11-28"}, **rules)
+    send(field, *field.fleet.names[: field.fleet.prepared.task.round.buffer_size])
+    assert field.fleet.engine.closed_rounds == 1
+    field.skip(25 * HOUR)
+    send(field, "dev-0")
+    assert (field.plan.phase, field.fleet.engine.accepted) == ("open", 1)
+    field.skip(3.1 * HOUR)
+    for _ in range(2):
+        assert (field.plan.phase, field.fleet.engine.finished) == ("finished", True)
+        field.crash()
+        field.run(0.5)
+    assert {event["reason"] for event in field.events_of("finished")} == {
+        "no round opens after 2026-11-28 (schedule.until)"
+    }
+
+
 class Run:
     """A store, and the rhythm of each process on it."""
 

@@ -11,7 +11,8 @@ from hushfleet.aggregator.config.scenario import DropOutEntry
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.buffered import BufferedClock
-from hushfleet.simulator.engines.clock.calendar import Calendar
+from hushfleet.simulator.engines.clock.calendar import STARTS, Calendar
+from hushfleet.simulator.engines.clock.days import DayBook
 from support.virtual_clock import ARRIVES, BORN, PLAIN, clock, run
 
 HOUR, DAY = 3600.0, 86400.0
@@ -104,6 +105,29 @@ def test_between_two_windows_nobody_goes_on_with_an_older_version() -> None:
     assert {arrival.device for outcome in outcomes for arrival in outcome.arrivals} == {"a"}
     spent = fleet.fleet[1].spent
     assert (spent.charged.total(), spent.given_up, spent.chosen) == (0, 4, 4)
+
+
+ENDS: list[tuple[dict[str, Any], float, int]] = [
+    (BUFFERED | {"buffer_size": 2}, 20 * HOUR, 1),
+    ({"min_updates": 2, "deadline_s": HOUR}, 25 * HOUR + 1, 1),
+    ({"min_updates": 2, "deadline_s": HOUR}, 20 * HOUR, 0),  # the second round never opens
+]
+
+
+@pytest.mark.parametrize(("rules", "off_s", "wasted"), ENDS)
+def test_a_round_that_the_last_window_leaves_without_a_model_ends_the_rounds(
+    rules: dict[str, Any], off_s: float, wasted: int
+) -> None:
+    off = {"drop_out": ({"devices": ("b",), "at_s": off_s, "for_s": 9 * DAY},)}
+    nights = calendar(every="24h", between="01:00-05:00", until="2026-01-07")
+    fleet = clock([PLAIN, PLAIN], rounds=9, calendar=nights, scenario=off, **rules)
+    book = DayBook(3, starts=STARTS, budget=None)
+    assert hours(list(book.noted(fleet.rounds(), fleet.fleet))) == [1]
+    assert {name: len(charged) for name, charged in book._charged.items()} == {"a": 1 + wasted, "b": 1}
+    spent = [device.spent for device in fleet.fleet]
+    assert [each.charged.total() for each in spent] == [1 + wasted, 1]
+    assert [each.unused.total() for each in spent] == [wasted, 0]
+    assert all(each.chosen == each.used + each.late + each.given_up + each.declined + each.lost for each in spent)
 
 
 def test_an_update_between_two_windows_counts_in_the_next_version() -> None:

@@ -212,13 +212,21 @@ BUFFERED: dict[str, Any] = {
 }
 
 
-def test_buffered_rounds_train_on_the_version_that_each_device_began_with(make: MakeSimulation, audit: Any) -> None:
+def test_buffered_rounds_train_on_the_version_that_each_device_began_with(
+    make: MakeSimulation, audit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Path] = []
+    monkeypatch.setattr(
+        "hushfleet.simulator.engines.clock.rounds.close_engine",
+        lambda simulation: left.extend(simulation.folder.updates.iterdir()),
+    )
     simulation = make(scenario={"day": [{"devices": "all", "period_s": 40.0, "share": 0.6}]}, **BUFFERED)
     outcomes = list(fleet_clock(simulation, SLOW_MIX).rounds())
     made = [(arrival.device, arrival.round) for outcome in outcomes for arrival in outcome.arrivals]
     staleness = {outcome.round - arrival.round for outcome in outcomes for arrival in outcome.arrivals}
     assert staleness == {0, 1}
     run(simulation)
+    assert left == [], "no update's values stay"
     with AggregatorStore(simulation.folder.aggregator) as store:
         summed = {row.round: {(each.device, each.round) for each in store.updates(row.round)} for row in store.rounds()}
     assert summed == {
