@@ -256,10 +256,13 @@ class DeviceRound:
     def _newcomer(self, state: DeviceState) -> DeviceState:
         """A newcomer to a task that goes on from an earlier one keeps its own parts of the model.
 
-        With windows of data it begins afresh: its own parts follow from earlier samples.
+        It begins afresh where what it sends could then follow from earlier samples without noise: with windows of data;
+        and with the unit `record`, where gradients are computed of own parts, which the earlier task may have trained
+        without noise.
         """
-        earlier, model = self.spec.continues, self.spec.model
-        before = None if earlier is None or self.window is not None else self.store.load_state(earlier.task)
+        earlier, model, method = self.spec.continues, self.spec.model, self.trainer.method
+        afresh = self.window is not None or (method.by_record and not method.own_model_has_no_noise)
+        before = None if earlier is None or afresh else self.store.load_state(earlier.task)
         if earlier is None or before is None or before.own is None:
             return state
         softmax = model.targets.loss == "cross-entropy"
