@@ -4,7 +4,9 @@ A board without a battery wakes with a wrong clock, and whoever answers its ques
 of the clock began a new period, a spent budget would be there again. So counted time grows in two ways alone: by the
 seconds that the client has run, by the monotonic clock; and up to the earlier of the board's clock and the newest
 signed word of the fleet service (`hushfleet.release.Newest.said_at`, once a day), which covers the time without power.
-Neither the clock nor the service can set it forward alone. It never goes back.
+Neither the clock nor the service can set it forward alone, so the two must agree: else a broker that has kept old words,
+or a clock that is set step by step, could open the periods in which a board was off one after the other, and have the
+budget of each spent within days. It never goes back.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from hushfleet.privacy.ledger import CountedTime, Ledger
 
 SAVE_EVERY_S = 3600
 """What a client that is killed has counted since is lost."""
+
+AGREE_S = 2 * 86400
+"""The clock and the word set the time forward where they are no further apart."""
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -55,7 +60,9 @@ class BudgetClock:
         at = self._monotonic()
         self._counted += max(0.0, at - self._counted_at)
         self._counted_at = at
-        self._counted = max(self._counted, min(self._wall(), self._witness()))
+        wall, said = self._wall(), self._witness()
+        if abs(wall - said) <= AGREE_S:
+            self._counted = max(self._counted, min(wall, said))
         self._due_at = at + SAVE_EVERY_S
         if self._counted >= kept.now + SAVE_EVERY_S:
             self._keep(CountedTime(kept.began, int(self._counted)))

@@ -166,8 +166,6 @@ class LocalData:
         failed, others = "", 0
         try:
             samples, others = self._read(path, unfinished, skipped, window)
-            if self._model.targets.are_inputs:
-                samples = samples.take(divided(samples.labels)[0])
             if not len(samples) and not self._may_be_empty:
                 where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
                 cure = f"; put images into {path}/CLASS/, the classes are {names}" * (self._section.kind == "folder")
@@ -182,7 +180,8 @@ class LocalData:
         if len(samples):
             _warn_of_another_unit(samples, path)
         if self._share:
-            samples, self._held_out = training_part(samples, self._share), held_out_part(samples, self._share)
+            held_out, are_all = held_out_part(samples, self._share), window is None
+            samples, self._held_out = training_part(samples, self._share, are_all=are_all), held_out
         inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
         use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others)
         self._tell(path, use, skipped)
@@ -203,7 +202,11 @@ class LocalData:
             skipped += found
             return samples, len(asked) - sum(asked.values())
         skips = skipped if path.is_dir() else lenient
-        samples = load_file(path, model, kind=self._section.kind, skipped=skips, unfinished=unfinished)
+        samples = load_file(
+            path, model, kind=self._section.kind, skipped=skips, unfinished=unfinished, cuts=window is None
+        )
+        if model.targets.are_inputs:  # by places among all samples, as the threshold is chosen, not among those of a window
+            samples = samples.take(divided(samples.labels)[0])
         if window is None or self._arrivals is None:
             return samples, 0
         arrived = self._arrivals([sample_key(row.tobytes()) for row in samples.images])

@@ -27,13 +27,15 @@ def load_file(
     kind: str = "",
     skipped: list[str] | None = None,
     unfinished: Collection[str] = (),
+    cuts: bool = True,
 ) -> Samples:
     """Reads a file of samples; parameters and errors as `load_arrays`.
 
     :param kind: `arrays` or `csv`; by default what its name says.
+    :param cuts: as `read_csv` takes it, and `unfinished` as `load_csv`.
     """
     if (kind or path.suffix) not in ("arrays", ".npz"):
-        return load_csv(path, model, skipped=skipped, unfinished=unfinished)
+        return load_csv(path, model, skipped=skipped, unfinished=unfinished, cuts=cuts)
     samples = load_arrays(path, model, skipped=skipped)
     warn_of_row_numbers(samples.images, str(path))
     return samples
@@ -62,14 +64,21 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
 
 
 def load_csv(
-    path: Path, model: ModelSpec, *, skipped: list[str] | None = None, unfinished: Collection[str] = ()
+    path: Path,
+    model: ModelSpec,
+    *,
+    skipped: list[str] | None = None,
+    unfinished: Collection[str] = (),
+    cuts: bool = True,
 ) -> Samples:
     """Reads a CSV file (`hushfleet.data.csv_file`), or all of a folder; parameters as `load_arrays`. Raises `BadInput`.
 
     :param unfinished: files that are being written.
+    :param cuts: as `read_csv` takes it.
     """
     outputs = () if model.targets.are_classes else model.class_names
-    form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs, "series": model.targets.are_inputs}
+    form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs, "cuts": cuts}
+    form["series"] = model.targets.are_inputs
     if path.is_dir():
         values, labels, names = _read_folder(path, form, [] if skipped is None else skipped, unfinished)
     else:

@@ -13,16 +13,20 @@ import numpy as np
 from hushfleet.data.samples import Samples
 
 
-def is_held_out(samples: Samples, share: float) -> np.ndarray:
+def is_held_out(samples: Samples, share: float, *, are_all: bool = True) -> np.ndarray:
     """Chooses samples, bool `[n]`: about `share` of them.
+
+    :param are_all: whether these are all samples of the device. Of some of them none changes its side.
 
     Where chance chooses none of several, the first in the order of hashes is chosen; where it chooses all, the last is
     not: a device with two samples has something to train on, and something to test with.
     """
-    if not share or len(samples) < 2:
+    if not share or (are_all and len(samples) < 2):
         return np.zeros(len(samples), bool)
     places = np.array([_place(image) for image in samples.images])
     chosen = places < share
+    if not are_all:
+        return chosen
     if not chosen.any():
         chosen = places == places.min()  # of equal images all
     if chosen.all():
@@ -35,9 +39,9 @@ def _place(image: np.ndarray) -> float:
     return int.from_bytes(digest.digest(), "big") / 2.0**64
 
 
-def training_part(samples: Samples, share: float) -> Samples:
-    """The samples that may train."""
-    return samples if not share else samples.take(np.flatnonzero(~is_held_out(samples, share)))
+def training_part(samples: Samples, share: float, *, are_all: bool = True) -> Samples:
+    """The samples that may train; `are_all` as in `is_held_out`."""
+    return samples if not share else samples.take(np.flatnonzero(~is_held_out(samples, share, are_all=are_all)))
 
 
 def held_out_part(samples: Samples, share: float) -> Samples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec
+from hushfleet.data.targets import Targets
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_data_use
@@ -33,12 +35,15 @@ MODEL = ModelSpec(
 class Board:
     """A board's data, with a clock that a test sets."""
 
-    def __init__(self, folder: Path, store: DeviceStore, section: OwnDataSection) -> None:
+    def __init__(
+        self, folder: Path, store: DeviceStore, section: OwnDataSection, model: ModelSpec = MODEL, held_out: float = 0
+    ) -> None:
         self.now = FIRST.start
         self.path, (note, _) = Path(section.path), notes_in(folder)
         self.data = LocalData(
-            section, MODEL, may_be_empty=True, note=note, arrivals=lambda keys: store.arrivals.of(keys, now=self.now)
-        )
+            section, model, may_be_empty=True, note=note, held_out=held_out,
+            arrivals=lambda keys: store.arrivals.of(keys, now=self.now),
+        )  # fmt: skip
 
     def photograph(self, name: str, grey: int) -> None:
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +122,68 @@ def test_rows_of_a_file_have_windows_of_their_own(kind: str, tmp_path: Path, sto
     board.now = SECOND.start
     write(3, 2, 1)
     assert (board.seen(SECOND), board.seen(FIRST)) == ([3], [1, 2])
+
+
+def test_what_is_held_out_of_all_samples_trains_in_no_window(board: Board, tmp_path: Path, store: DeviceStore) -> None:
+    """Where a window has a single sample, or all of a window are held out, chance decides all the same."""
+    board = Board(tmp_path, store, OwnDataSection("folder", str(tmp_path / "photos")), held_out=0.5)
+    trained: set[int] = set()
+    for number in range(12):
+        board.now = number * DAY
+        board.photograph(f"cat/{number}.png", 10 + number)
+        trained |= set(board.seen(Period.of(board.now, DAY)))
+    held_out = set(board.data.held_out().kept.reshape(-1, 16)[:, 0].tolist())
+    assert held_out
+    assert trained == set(range(10, 22)) - held_out
+
+
+class Pump(Board):
+    """A board with a task that learns to give back samples of two channels and two steps."""
+
+    def __init__(self, folder: Path, store: DeviceStore) -> None:
+        targets, moments = Targets("reconstruction", false_alarms=0.2), {"mean": (0.0, 0.0), "std": (1.0, 1.0)}
+        model = replace(MODEL, input_shape=(2, 1, 2), class_names=("fault",), targets=targets, **moments)
+        super().__init__(folder, store, OwnDataSection("csv", str(folder / "pump.csv")), model)
+
+    def trained(self) -> list[float]:
+        """The first value of each sample in the window of the day."""
+        return self.data.samples(Period.of(self.now, DAY)).kept[:, 0, 0, 0].tolist()
+
+
+def test_what_an_anomaly_threshold_is_chosen_by_trains_in_no_window(tmp_path: Path, store: DeviceStore) -> None:
+    """Every fifth of all samples is held out for it, and not every fifth of each window."""
+    board, lines, trained = Pump(tmp_path, store), ["a,b,c,d"], list[float]()
+    for number in range(10):
+        board.now = number // 2 * DAY
+        lines.append(f"{number},0,0,0")
+        board.path.write_text("\n".join([*lines, ""]))
+        if number % 2:
+            trained += board.trained()
+    assert trained == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+def test_a_series_is_not_cut_into_windows_anew_when_lines_go(tmp_path: Path, store: DeviceStore) -> None:
+    """The second cut would bring the first day's values into the second day as samples that were not seen before."""
+    board, lines = Pump(tmp_path, store), [f"{step},0" for step in range(1, 9)]
+    board.path.write_text("\n".join(["left,right", *lines, ""]))
+    assert board.trained() == []
+    board.now = DAY
+    board.path.write_text("\n".join(["left,right", *lines[1:], ""]))
+    assert board.trained() == []
+    use = read_data_use(tmp_path)
+    assert use is not None
+    assert "write a whole sample of 4 values into each line" in use.why
+    assert len(board.data.samples()) == 3, "without windows of data it is cut"
+
+
+def test_the_arrivals_of_years_do_not_come_into_memory(store: DeviceStore) -> None:
+    store.arrivals.of([number.to_bytes(16, "big") for number in range(20_000)], now=1)
+    tracemalloc.start()
+    try:
+        assert store.arrivals.of([bytes(16), b"\xff" * 16, bytes(16)], now=2) == [1, 2, 1]
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("window_s", [DAY, 0])

@@ -64,7 +64,24 @@ def test_time_without_power_counts_by_clock_and_word_together(ledger: Ledger) ->
     times.said = TODAY + 99 * DAY
     assert clock.now() == TODAY + 99 * DAY, "as far as both say"
     times.said = TODAY + 4000 * DAY
-    assert clock.now() == TODAY + 100 * DAY, "the word alone"
+    assert clock.now() == TODAY + 99 * DAY, "the word alone"
+
+
+@pytest.mark.parametrize("who", ["a broker with old words", "a false time server"])
+def test_the_periods_that_a_board_slept_through_cannot_be_opened_one_after_the_other(ledger: Ledger, who: str) -> None:
+    times = Times()
+    times.clock(ledger).now()
+    charge(ledger, TODAY)
+    times.wall = times.said = TODAY + 400 * DAY  # without power
+    clock = times.clock(ledger)
+    for day in range(0, 396, 9):
+        if who == "a broker with old words":
+            times.said = TODAY + day * DAY
+        else:
+            times.wall = TODAY + day * DAY
+        assert clock.now() == TODAY
+    times.wall = times.said = TODAY + 400 * DAY
+    assert clock.now() == TODAY + 400 * DAY
 
 
 def test_it_survives_restarts_and_loses_no_more_than_an_hour(ledger: Ledger) -> None:
