@@ -7,6 +7,9 @@ signed word of the fleet service (`hushfleet.release.Newest.said_at`, once a day
 Neither the clock nor the service can set it forward alone, so the two must agree: else a broker that has kept old words,
 or a clock that is set step by step, could open the periods in which a board was off one after the other, and have the
 budget of each spent within days. It never goes back.
+
+The clock with which counting begins may be far behind, as on a new card that inherits what an earlier one has spent. So
+if clock and word set the time forward when they agree for the first time, all that was charged before counts as of then.
 """
 
 from __future__ import annotations
@@ -62,10 +65,13 @@ class BudgetClock:
         self._counted_at = at
         wall, said = self._wall(), self._witness()
         if abs(wall - said) <= AGREE_S:
-            self._counted = max(self._counted, min(wall, said))
-        self._due_at = at + SAVE_EVERY_S
+            agreed = max(self._counted, min(wall, said))
+            began = int(agreed) if agreed > self._counted + AGREE_S else kept.began
+            if kept.confirmed or self._keep(CountedTime(began, int(agreed), True)):
+                self._counted = agreed
+        self._due_at, kept = at + SAVE_EVERY_S, self._kept or kept
         if self._counted >= kept.now + SAVE_EVERY_S:
-            self._keep(CountedTime(kept.began, int(self._counted)))
+            self._keep(CountedTime(kept.began, int(self._counted), kept.confirmed))
         return int(self._counted)
 
     def _begin(self) -> CountedTime:
@@ -79,9 +85,11 @@ class BudgetClock:
         self._kept = kept
         return kept
 
-    def _keep(self, time: CountedTime) -> None:
+    def _keep(self, time: CountedTime) -> bool:
         try:
             self._ledger.keep_counted(time)
-            self._kept = time
         except LedgerError as error:  # a full disk: it is counted on, and kept when there is room
             _log.warning("%s", error)
+            return False
+        self._kept = time
+        return True
