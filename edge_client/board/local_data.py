@@ -31,7 +31,7 @@ from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.board.process import return_small_blocks
 from hushfleet.edge_client.board.sample_files import load_file, reasons
-from hushfleet.edge_client.storage.arrivals import sample_key
+from hushfleet.edge_client.storage.arrivals import file_key, sample_key
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.model.anomaly import divided
@@ -216,14 +216,14 @@ class LocalData:
     def _in_window(self, path: Path, window: Period, unfinished: Collection[str]) -> dict[str, bool]:
         """Tells of each finished image file whether it arrived in the window; files that cannot be read are missing."""
         assert self._arrivals is not None
-        keys: dict[str, bytes] = {}
+        keys, known = dict[str, bytes](), self._keys
+        self._keys = {}
         for file in set(files_below(path, data=path)) - set(unfinished):
             with suppress(OSError):
                 status = os.stat(file)
                 if stat.S_ISREG(status.st_mode):
                     place = file, status.st_mtime_ns, status.st_size
-                    keys[file] = self._keys.get(place) or sample_key(Path(file).read_bytes())
-                    self._keys[place] = keys[file]
+                    self._keys[place] = keys[file] = known.get(place) or file_key(file)
         arrived = self._arrivals(list(keys.values()))
         return {file: window.holds(at) for file, at in zip(keys, arrived, strict=True)}
 

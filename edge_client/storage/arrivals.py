@@ -21,6 +21,15 @@ def sample_key(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()[:KEY_BYTES]
 
 
+def file_key(path: str) -> bytes:
+    """Returns the key of a file's content. Raises `OSError`.
+
+    It is read in parts: whatever lies in a folder of images may be larger than the board's memory.
+    """
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()[:KEY_BYTES]
+
+
 class Arrivals:
     """The table of a `DeviceStore`, which gives its connection, and its transactions with their errors."""
 

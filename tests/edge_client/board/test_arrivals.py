@@ -176,6 +176,20 @@ def test_a_series_is_not_cut_into_windows_anew_when_lines_go(tmp_path: Path, sto
     assert len(board.data.samples()) == 3, "without windows of data it is cut"
 
 
+def test_a_large_file_among_the_images_does_not_come_into_memory(board: Board) -> None:
+    board.photograph("cat/1.png", 10)
+    film = board.path / "cat/film.mp4"
+    film.write_bytes(b"no image")
+    board.seen(FIRST)  # loads Pillow's parts
+    os.truncate(film, 16 << 20)
+    tracemalloc.start()
+    try:
+        assert board.seen(FIRST) == [10]
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_the_arrivals_of_years_do_not_come_into_memory(store: DeviceStore) -> None:
     store.arrivals.of([number.to_bytes(16, "big") for number in range(20_000)], now=1)
     tracemalloc.start()
