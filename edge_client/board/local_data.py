@@ -89,6 +89,7 @@ class LocalData:
     :param settled_s: a file that has changed later than so long ago may be half written.
     :param arrivals: notes samples by their keys, and tells when each arrived; None: windows of data are not asked for.
     :param held_out: the share of them that never trains (`hushfleet.data.held_out`).
+    :param by_content: as `TaskSpec.divides_by_content`.
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class LocalData:
         settled_s: float = 0.0,
         arrivals: Callable[[Sequence[bytes]], list[int]] | None = None,
         held_out: float = 0.0,
+        by_content: bool = False,
     ) -> None:
+        self._by_content = by_content
         self._share = held_out
         self._held_out: Samples | None = None
         self._held_inputs: LabelledSamples | None = None
@@ -205,8 +208,9 @@ class LocalData:
         samples = load_file(
             path, model, kind=self._section.kind, skipped=skips, unfinished=unfinished, cuts=window is None
         )
-        if model.targets.are_inputs:  # by places among all samples, as the threshold is chosen, not among those of a window
-            samples = samples.take(divided(samples.labels)[0])
+        if model.targets.are_inputs:
+            by = samples.images if self._by_content else None
+            samples = samples.take(divided(samples.labels, by=by)[0])
         if window is None or self._arrivals is None:
             return samples, 0
         arrived = self._arrivals([sample_key(row.tobytes()) for row in samples.images])

