@@ -4,12 +4,12 @@ A board without a battery wakes with a wrong clock, and whoever answers its ques
 of the clock began a new period, a spent budget would be there again. So counted time grows in two ways alone: by the
 seconds that the client has run, by the monotonic clock; and up to the earlier of the board's clock and the newest
 signed word of the fleet service (`hushfleet.release.Newest.said_at`, once a day), which covers the time without power.
-Neither the clock nor the service can set it forward alone, so the two must agree: else a broker that has kept old words,
-or a clock that is set step by step, could open the periods in which a board was off one after the other, and have the
-budget of each spent within days. It never goes back.
+Neither the clock nor the service can set it forward alone, and the two must agree: else a broker that has kept old
+words, or a clock that is set step by step, could open the periods in which a board was off one after the other, and
+have the budget of each spent within days. It never goes back.
 
-The clock with which counting begins may be far behind, as on a new card that inherits what an earlier one has spent. So
-if clock and word set the time forward when they agree for the first time, all that was charged before counts as of then.
+The clock with which counting begins may be far behind, as on a new card that inherits what an earlier one has spent. If
+clock and word set the time forward when they agree for the first time, all that was charged before counts as of then.
 """
 
 from __future__ import annotations

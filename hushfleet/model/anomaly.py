@@ -34,10 +34,7 @@ def divided(labels: np.ndarray, *, by: np.ndarray | None = None) -> tuple[np.nda
         (`TaskSpec.divides_by_content`).
     """
     (kept,) = np.nonzero(normal(labels))
-    if by is None:
-        held = np.arange(len(kept)) % EVERY == EVERY - 1
-    else:
-        held = chosen_by_content(by[kept], 1 / EVERY)
+    held = np.arange(len(kept)) % EVERY == EVERY - 1 if by is None else chosen_by_content(by[kept], 1 / EVERY)
     return kept[~held], kept[held]
 
 

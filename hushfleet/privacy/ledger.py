@@ -308,9 +308,7 @@ class Ledger(LedgerView):
         """Keeps the counted time. Raises `LedgerError`."""
         began = time.began if time.confirmed else -time.began  # the sign is the third value
         try:
-            self._connection.execute(
-                "INSERT OR REPLACE INTO privacy_ledger_time VALUES (1, ?, ?)", (began, time.now)
-            )
+            self._connection.execute("INSERT OR REPLACE INTO privacy_ledger_time VALUES (1, ?, ?)", (began, time.now))
         except sqlite3.Error as error:
             raise LedgerError(f"the counted time could not be kept: {error}") from error
 
