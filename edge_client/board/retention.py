@@ -1,8 +1,8 @@
 """Deletes the oldest of a board's images or CSV files, where its owner has said how long or how many may stay.
 
 Nothing is deleted unless `data.keep` or `data.max_mib` is set, and never more than they ask for. A wrong clock must
-delete nothing. So a file goes when it was too old at the daily look before, too: a clock that is wrong for less than a
-day deletes nothing that was there before. A file that comes while the clock is behind seems older than it is.
+delete nothing. So a file goes when it was too old at the daily look before, too: a clock that was wrong for less than a
+day changes nothing.
 """
 
 from __future__ import annotations
