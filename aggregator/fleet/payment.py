@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hushfleet.aggregator.config.question import noise_factor
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.report.readable import number
 from hushfleet.durations import describe_duration
@@ -25,7 +24,7 @@ _CHANGE = (
 class Payment:
     """A task, and the boards that may pay for it.
 
-    :param charge: of a round of training.
+    :param charge: of a round.
     :param budget: that the cards allow.
     :param spent: the charges of each board; an empty list in place of a fleet without boards.
     :param needed: so many boards a round opens with.
@@ -45,14 +44,13 @@ class Payment:
         :param begun: whether the task goes on with a run; then a round must be paid, else all rounds.
         """
         name, budget, rounds = self.task.name, self.budget, 1 if begun else self.task.round.rounds
-        charge = self.charge if begun else _with_evaluations(self.charge, self.task)
-        alone = epsilon_server_of([self.charge], delta=budget.delta)
-        if alone > budget.in_period:
+        costs = [epsilon_server_of([*each, self.charge], delta=budget.delta) for each in ([], *self.spent)]
+        if costs[0] > budget.in_period:
             return (
-                f"no board can pay for a round of {name}: it costs epsilon {number(alone)}, and cards allow "
+                f"no board can pay for a round of {name}: it costs epsilon {number(costs[0])}, and cards allow "
                 f"{number(budget.in_period)} in {describe_duration(budget.period_s)}. {_CHANGE}"
             )
-        paid = [self._rounds(each, charge, rounds) for each in self.spent]
+        paid = [self._rounds(each, rounds) for each in self.spent]
         enough = _nth(paid, self.needed)
         if enough >= rounds:
             return None
@@ -60,9 +58,8 @@ class Payment:
         paying = f"{sum(each >= asked for each in paid)} of {self.boards} boards" if self.boards else "no board"
         limit = f"cards allow {number(budget.lifetime)} over all tasks"
         if not enough:
-            cost = min(epsilon_server_of([*each, charge], delta=budget.delta) for each in self.spent)
-            needs = f"it brings a board to epsilon {number(cost)} or more"
-            return f"{paying} can pay for a round of {name}: {needs}, and {limit}. {self._proposal()}{_CHANGE}"
+            cost = f"it brings a board to epsilon {number(min(costs[1:]))} or more"
+            return f"{paying} can pay for a round of {name}: {cost}, and {limit}. {self._proposal()}{_CHANGE}"
         fewer = ""
         if self.task.privacy.epsilon is None:  # with an epsilon, fewer rounds have less noise, and cost the same
             fewer = f"They can pay for round.rounds = {enough}. "
@@ -73,12 +70,12 @@ class Payment:
         far."""
         return epsilon_server_of(spent, delta=self.budget.delta) > self.budget.lifetime
 
-    def _rounds(self, spent: Sequence[Charge], charge: Charge, at_most: int) -> int:
-        """Returns how many rounds of this charge a board can pay, `at_most` at most."""
+    def _rounds(self, spent: Sequence[Charge], at_most: int) -> int:
+        """Returns how many rounds a board can pay, `at_most` at most."""
         if self._has_raised(spent):
             return at_most
         budget = self.budget
-        return min(at_most, rounds_left(spent, charge, delta=budget.delta, limit=budget.lifetime, at_most=at_most))
+        return min(at_most, rounds_left(spent, self.charge, delta=budget.delta, limit=budget.lifetime, at_most=at_most))
 
     def _proposal(self) -> str:
         """Proposes the largest epsilon of the whole task that enough boards can pay; empty where noise cannot help."""
@@ -108,9 +105,9 @@ class Payment:
 def pace(task: Task, charge: Charge, budget: Budget) -> str | None:
     """Describes how the periods of the owners' limits spread the rounds of a task; None where they do not.
 
-    :param charge: of a round of training.
+    :param charge: of a round.
     """
-    rounds, charge = task.round.rounds, _with_evaluations(charge, task)
+    rounds = task.round.rounds
     if not budget.period_s:
         return None
     each = rounds_left([], charge, delta=budget.delta, limit=budget.in_period, at_most=rounds)
@@ -121,12 +118,6 @@ def pace(task: Task, charge: Charge, budget: Budget) -> str | None:
         f"cards allow epsilon {number(budget.in_period)} in {length}, which pays for {each} of the {rounds} rounds. A "
         f"board declines the others until the next {length} begin; all rounds take {periods} such periods"
     )
-
-
-def _with_evaluations(charge: Charge, task: Task) -> Charge:
-    """Returns the charge of a round of training with its part of what the rounds cost that evaluate: squared noise
-    multipliers add up (`EvaluationSection`)."""
-    return replace(charge, noise_multiplier=charge.noise_multiplier / noise_factor(task))
 
 
 def _nth(values: Sequence[float], place: int) -> float:

@@ -14,7 +14,6 @@ from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.next_task import set_task
-from hushfleet.aggregator.fleet.payment import Payment
 from hushfleet.aggregator.fleet.processes import _print_obstacles
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.sightings import Listener
@@ -23,10 +22,7 @@ from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
-from hushfleet.methods.question import rules_of
 from hushfleet.methods.state import RoundTerms
-from hushfleet.privacy.budget import Budget
-from hushfleet.privacy.ledger import epsilon_server_of
 from hushfleet.schema import pack
 from support.desk import TASK, make_folder
 
@@ -210,23 +206,6 @@ def test_with_an_epsilon_no_fewer_rounds_are_proposed_since_they_would_cost_the_
     assert obstacles(load_task(file, ("round.rounds=2",)), folder) != []
     assert "round.rounds =" not in why
     assert "With all 40 rounds they can pay for privacy.epsilon = " in why
-
-
-def test_what_a_task_pays_for_its_evaluations_counts(tmp_path: Path) -> None:
-    """Training alone would cost 1.64 here, and the last round, which evaluates, would be declined."""
-    task = load_task(TASKS / "digits-hush.toml", ("evaluation.share=0.3", "privacy.epsilon=2"))
-    prepared = prepare(task, run_id="seed0")
-    terms = RoundTerms(prepared.spec.privacy.noise_split)
-    rules = [rules_of(prepared.spec, prepared.method, round + 1) for round in range(prepared.spec.rounds)]
-    whole = epsilon_server_of([each.method.charge(terms) for each in rules], delta=task.delta)
-
-    def obstacle(limit: float) -> str | None:
-        return Payment(task, first_charge(task), Budget(task.delta, limit), [[]], 1, 1).obstacle(begun=False)
-
-    assert obstacle(whole * 1.0001) is None
-    said = obstacle(whole * 0.999)
-    assert said is not None
-    assert f"can pay for the {task.round.rounds} rounds" in said
 
 
 def test_periods_spread_the_rounds_of_a_task(tmp_path: Path) -> None:
