@@ -31,7 +31,7 @@ from hushfleet.methods.question import rules_of
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.carry_over import carry_over
+from hushfleet.model.carry_over import carry_over, output_names
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
@@ -265,11 +265,13 @@ class DeviceRound:
         before = None if earlier is None or afresh else self.store.load_state(earlier.task)
         if earlier is None or before is None or before.own is None:
             return state
-        softmax = model.targets.loss == "cross-entropy"
+        softmax, layout = model.targets.loss == "cross-entropy", model.layout
+        names, to_names = (
+            output_names(each, layout, are_inputs=model.targets.are_inputs)
+            for each in (earlier.class_names, model.class_names)
+        )
         try:
-            own = carry_over(
-                before.own, earlier.class_names, layout=model.layout, to_names=model.class_names, softmax=softmax
-            )
+            own = carry_over(before.own, names, layout=layout, to_names=to_names, softmax=softmax)
         except BadInput:  # another network: its own parts begin as everyone's do
             return state
         return replace(state, own=own)

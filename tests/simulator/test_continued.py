@@ -12,6 +12,7 @@ from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.publish.start import EarlierModel
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.config.spec import EarlierTask, PrivacySpec, TaskSpec
+from hushfleet.data.targets import Targets
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import BadInput
@@ -75,6 +76,16 @@ def test_a_device_keeps_its_own_parts_and_a_newcomer_has_none(calm: Simulation, 
     assert np.array_equal(round.state().own, own)
     with DeviceStore(tmp_path / "newcomer", device="new") as round.store:
         assert round.state().own is None
+
+
+def test_the_outputs_of_an_autoencoder_are_no_classes(calm: Simulation) -> None:
+    spec = calm.prepared.spec
+    model = replace(spec.model, class_names=("fault",), targets=Targets("reconstruction", false_alarms=0.1))
+    spec = replace(
+        spec, model=model, method="fedavg", method_config={}, continues=EarlierTask("earlier-1", ("broken",))
+    )
+    own = np.arange(model.layout.size, dtype=np.float32)
+    assert np.array_equal(begins_with(spec, "earlier-1", own).state().own, own)
 
 
 @pytest.mark.parametrize(("method", "keeps"), [("fedper", False), ("ditto", True)])
