@@ -64,7 +64,7 @@ class BudgetClock:
         self._counted += max(0.0, at - self._counted_at)
         self._counted_at = at
         wall, said = self._wall(), self._witness()
-        if abs(wall - said) <= AGREE_S:
+        if said and abs(wall - said) <= AGREE_S:
             agreed = max(self._counted, min(wall, said))
             began = int(agreed) if agreed > self._counted + AGREE_S else kept.began
             if kept.confirmed or self._keep(CountedTime(began, int(agreed), True)):

@@ -103,15 +103,16 @@ def test_it_survives_restarts_and_loses_no_more_than_an_hour(ledger: Ledger) -> 
     assert times.clock(ledger).now() == TODAY + 20 * SAVE_EVERY_S, "no earlier than the last charge"
 
 
+@pytest.mark.parametrize("behind", [TODAY - 300 * DAY, 60.0], ids=["by months", "in 1970"])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_what_was_charged_by_a_clock_that_was_behind_counts_as_of_the_first_word(
-    ledger: Ledger, restarts: bool
+    ledger: Ledger, restarts: bool, behind: float
 ) -> None:
     """A new card begins with its image's date, and what it inherits must not count in a period of that time."""
     times, budget, one = Times(), Budget(1e-5, 8.0, 2.0, 90 * DAY), GaussianMechanism(4.0).charge()
     for round in (1, 2, 3):
         charge(ledger, 0, round)  # inherited: of no known time
-    times.wall = TODAY - 300 * DAY
+    times.wall = behind
     clock = times.clock(ledger)
     charge(ledger, clock.now(), 4)
     with pytest.raises(BudgetExceeded):
