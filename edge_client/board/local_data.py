@@ -30,7 +30,7 @@ from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.board.process import return_small_blocks
-from hushfleet.edge_client.board.sample_files import load_file, reasons
+from hushfleet.edge_client.board.sample_files import contents, load_file, reasons
 from hushfleet.edge_client.storage.arrivals import file_key, sample_key
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
@@ -204,16 +204,17 @@ class LocalData:
             samples, found = scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **_form(model))
             skipped += found
             return samples, len(asked) - sum(asked.values())
-        skips = skipped if path.is_dir() else lenient
+        skips, kind, names = skipped if path.is_dir() else lenient, self._section.kind, list[str]()
         samples = load_file(
-            path, model, kind=self._section.kind, skipped=skips, unfinished=unfinished, cuts=window is None
+            path, model, kind=kind, skipped=skips, unfinished=unfinished, cuts=window is None, names=names
         )
         if model.targets.are_inputs:
             by = samples.images if self._by_content else None
             samples = samples.take(divided(samples.labels, by=by)[0])
         if window is None or self._arrivals is None:
             return samples, 0
-        arrived = self._arrivals([sample_key(row.tobytes()) for row in samples.images])
+        outputs = () if model.targets.are_classes else model.class_names
+        arrived = self._arrivals(list(map(sample_key, contents(samples, names, outputs))))
         (places,) = np.nonzero([window.holds(at) for at in arrived])
         return samples.take(places), len(samples) - len(places)
 

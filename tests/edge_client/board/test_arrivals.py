@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,6 +164,28 @@ def test_what_an_anomaly_threshold_is_chosen_by_trains_in_no_window(tmp_path: Pa
     train, held = divided(np.zeros((20, 1)), by=samples)
     assert len(held)
     assert trained == train.tolist()
+
+
+def test_a_task_that_takes_other_columns_for_targets_sees_no_row_as_new(tmp_path: Path, store: DeviceStore) -> None:
+    """Else an aggregator could bring the samples of each window into the next, with one column after the other."""
+    section = OwnDataSection("csv", str(tmp_path / "rows.csv"))
+    alike: dict[str, Any] = {"mean": (0.0,), "std": (1.0,)}
+    numbers, normal = Targets("squared", tolerance=1.0), Targets("reconstruction", false_alarms=0.2)
+    models = (
+        replace(MODEL, input_shape=(1, 1, 3), **alike),
+        replace(MODEL, input_shape=(1, 1, 2), class_names=("b",), targets=numbers, **alike),
+        replace(MODEL, input_shape=(1, 1, 3), class_names=("label",), targets=numbers, **alike),
+        replace(MODEL, input_shape=(1, 1, 3), class_names=("fault",), targets=normal, **alike),
+        replace(MODEL, input_shape=(1, 1, 2), class_names=("c",), targets=normal, **alike),
+    )
+    for day, model in enumerate(models):
+        label = "cat" if model.targets.are_classes else "5"
+        lines = [f"{label},{number},7,0" for number in (3, 5)] + [f"{label},7,3,0"] * day
+        Path(section.path).write_text("\n".join(["label,a,b,c", *lines, ""]))
+        board = Board(tmp_path, store, section, replace(model, layout=MODEL.layout))
+        board.now = day * DAY
+        seen = board.data.samples(Period.of(board.now, DAY))
+        assert len(seen) == {0: 2, 1: 1}.get(day, 0), "7, 3, 0 are another row than 3, 7, 0; all else was seen before"
 
 
 def test_a_series_is_not_cut_into_windows_anew_when_lines_go(tmp_path: Path, store: DeviceStore) -> None:
