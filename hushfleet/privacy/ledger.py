@@ -297,12 +297,21 @@ class Ledger(LedgerView):
         return entries if task is None else [entry for entry in entries if entry.task == task]
 
     def counted(self) -> CountedTime | None:
-        """Returns the time that was counted last; None before the first."""
+        """Returns the time that was counted last; None before the first. Raises `LedgerError`."""
         try:
             row = self._connection.execute("SELECT began, now FROM privacy_ledger_time").fetchone()
-        except sqlite3.Error:  # a ledger of an earlier version that is only read
+        except sqlite3.Error as error:
+            if "no such table" in str(error):  # a ledger of an earlier version that is only read
+                return None
+            raise LedgerError(f"the counted time cannot be read: {error}") from error
+        if row is None:
             return None
-        return None if row is None else CountedTime(abs(row[0]), row[1], row[0] > 0)
+        if not all(type(value) is int for value in row):  # one bit of the file makes a number a text
+            raise LedgerError(
+                f"the counted time of device {self.device!r} is damaged ({row!r}): how much of a period is over is no "
+                "longer known, so this device must not take part any more"
+            )
+        return CountedTime(abs(row[0]), row[1], row[0] > 0)
 
     def keep_counted(self, time: CountedTime) -> None:
         """Keeps the counted time. Raises `LedgerError`."""

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from hushfleet.edge_client.board.budget_clock import SAVE_EVERY_S, BudgetClock
-from hushfleet.errors import BudgetExceeded
+from hushfleet.errors import BudgetExceeded, LedgerError
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import CountedTime, Ledger
 from hushfleet.privacy.mechanism import GaussianMechanism
@@ -154,6 +154,16 @@ def test_on_a_full_disk_the_first_word_waits(ledger: Ledger) -> None:
     ledger._connection.execute("PRAGMA query_only = OFF")
     assert clock.now() == TODAY + 100 * DAY
     assert ledger.entries()[0].at == TODAY + 100 * DAY
+
+
+def test_a_damaged_time_is_told_and_stops_the_rounds_alone(ledger: Ledger) -> None:
+    times = Times()
+    charge(ledger, times.clock(ledger).now())
+    ledger._connection.execute("UPDATE privacy_ledger_time SET now = 'x'")
+    clock = times.clock(ledger)
+    clock.tick()
+    with pytest.raises(LedgerError, match="the counted time of device 'board-7' is damaged"):
+        clock.now()
 
 
 def test_before_the_first_charge_the_clock_counts(ledger: Ledger) -> None:
