@@ -183,8 +183,10 @@ class LocalData:
         if len(samples):
             _warn_of_another_unit(samples, path)
         if self._share:
-            held_out, are_all = held_out_part(samples, self._share), window is None
-            samples, self._held_out = training_part(samples, self._share, are_all=are_all), held_out
+            sides = (
+                part(samples, self._share, are_all=not self._by_content) for part in (training_part, held_out_part)
+            )
+            samples, self._held_out = sides
         inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
         use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others)
         self._tell(path, use, skipped)

@@ -16,10 +16,11 @@ from hushfleet.data.samples import Samples
 def is_held_out(samples: Samples, share: float, *, are_all: bool = True) -> np.ndarray:
     """Chooses samples, bool `[n]`: about `share` of them.
 
-    :param are_all: whether these are all samples of the device. Of some of them none changes its side.
-
     Where chance chooses none of several, the first in the order of hashes is chosen; where it chooses all, the last is
     not: a device with two samples has something to train on, and something to test with.
+
+    :param are_all: whether these are always all samples of the device. Where they may be those of a window, chance
+        alone decides, so that none changes its side.
     """
     if not share or (are_all and len(samples) < 2):
         return np.zeros(len(samples), bool)
@@ -54,6 +55,6 @@ def training_part(samples: Samples, share: float, *, are_all: bool = True) -> Sa
     return samples if not share else samples.take(np.flatnonzero(~is_held_out(samples, share, are_all=are_all)))
 
 
-def held_out_part(samples: Samples, share: float) -> Samples:
-    """The samples that never train."""
-    return samples.take(np.flatnonzero(is_held_out(samples, share)))
+def held_out_part(samples: Samples, share: float, *, are_all: bool = True) -> Samples:
+    """The samples that never train; `are_all` as in `is_held_out`."""
+    return samples.take(np.flatnonzero(is_held_out(samples, share, are_all=are_all)))

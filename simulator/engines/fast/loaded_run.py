@@ -114,7 +114,8 @@ class LoadedRun:
     def train(self, device: str) -> LabelledSamples:
         samples = self._train.pop(device, None)
         if samples is None:
-            stored = training_part(self._stored(device), self.spec.held_out)
+            are_all = not self.spec.divides_by_content
+            stored = training_part(self._stored(device), self.spec.held_out, are_all=are_all)
             if self.spec.model.targets.are_inputs:
                 by = stored.images if self.spec.divides_by_content else None
                 stored = stored.take(divided(stored.labels, by=by)[0])
@@ -127,7 +128,8 @@ class LoadedRun:
 
     def held_out(self, device: str) -> LabelledSamples:
         """The device's samples that never train."""
-        return self._inputs(held_out_part(self._stored(device), self.spec.held_out))
+        are_all = not self.spec.divides_by_content
+        return self._inputs(held_out_part(self._stored(device), self.spec.held_out, are_all=are_all))
 
     def unlabelled(self, device: str) -> LabelledSamples | None:
         """Images for the device's own head without labels: the labels here mean nothing."""
