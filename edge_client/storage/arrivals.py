@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 
 KEY_BYTES = 16
 _ASKED = 500  # keys in one question
+_PART_BYTES = 1 << 18
 SCHEMA = "CREATE TABLE arrivals (sample BLOB PRIMARY KEY, arrived_at INTEGER NOT NULL) WITHOUT ROWID"
 
 
@@ -26,8 +27,11 @@ def file_key(path: str) -> bytes:
 
     It is read in parts: whatever lies in a folder of images may be larger than the board's memory.
     """
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()[:KEY_BYTES]
+        while part := file.read(_PART_BYTES):
+            digest.update(part)
+    return digest.digest()[:KEY_BYTES]
 
 
 class Arrivals:
