@@ -109,6 +109,7 @@ class TaskRuntime:
             settled_s=0.0 if simulation else SETTLED_S,
             arrivals=lambda keys: store.arrivals.of(keys, now=counted()),
             held_out=spec.held_out,
+            by_content=spec.divides_by_content,
         )
         self.inference = InferenceGraph(inference, layout, threads=threads)
         self.gradient = AcceleratorTrial(

@@ -31,7 +31,7 @@ from hushfleet.methods.question import rules_of
 from hushfleet.methods.stages import Release
 from hushfleet.methods.state import DeviceState, RoundContext, RoundTerms
 from hushfleet.methods.task_method import TaskMethod
-from hushfleet.model.carry_over import carry_over
+from hushfleet.model.carry_over import carry_over, output_names
 from hushfleet.model.evaluation import LogitsOf
 from hushfleet.privacy.clipping import layer_norms
 from hushfleet.privacy.ledger import epsilon_server_of
@@ -256,17 +256,22 @@ class DeviceRound:
     def _newcomer(self, state: DeviceState) -> DeviceState:
         """A newcomer to a task that goes on from an earlier one keeps its own parts of the model.
 
-        With windows of data it begins afresh: its own parts follow from earlier samples.
+        It begins afresh where what it sends could then follow from earlier samples without noise: with windows of data;
+        and with the unit `record`, where gradients are computed of own parts, which the earlier task may have trained
+        without noise.
         """
-        earlier, model = self.spec.continues, self.spec.model
-        before = None if earlier is None or self.window is not None else self.store.load_state(earlier.task)
+        earlier, model, method = self.spec.continues, self.spec.model, self.trainer.method
+        afresh = self.window is not None or (method.by_record and not method.own_model_has_no_noise)
+        before = None if earlier is None or afresh else self.store.load_state(earlier.task)
         if earlier is None or before is None or before.own is None:
             return state
-        softmax = model.targets.loss == "cross-entropy"
+        softmax, layout = model.targets.loss == "cross-entropy", model.layout
+        names, to_names = (
+            output_names(each, layout, are_inputs=model.targets.are_inputs)
+            for each in (earlier.class_names, model.class_names)
+        )
         try:
-            own = carry_over(
-                before.own, earlier.class_names, layout=model.layout, to_names=model.class_names, softmax=softmax
-            )
+            own = carry_over(before.own, names, layout=layout, to_names=to_names, softmax=softmax)
         except BadInput:  # another network: its own parts begin as everyone's do
             return state
         return replace(state, own=own)

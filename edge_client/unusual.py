@@ -93,4 +93,5 @@ def _right(graph: LogitsOf, params: np.ndarray, held_out: LabelledSamples, test:
 
 def _held_out(own: OwnModel, data: OwnDataSection) -> LabelledSamples:
     samples = load_file(Path(data.path), own.spec.model, kind=data.kind, skipped=[])
-    return samples.take(divided(samples.labels)[1])
+    by = samples.images if own.spec.divides_by_content else None
+    return samples.take(divided(samples.labels, by=by)[1])

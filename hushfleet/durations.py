@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -11,7 +12,7 @@ def duration_s(text: str) -> float:
     """Converts a text such as `90d` to seconds. Raises `ValueError` for anything else, and for zero."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h|d|w)", text)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
-    if not seconds:
+    if not 0 < seconds < math.inf:
         raise ValueError(
             f"{text!r} is no duration: write a number above 0 and one of {', '.join(_SECONDS)}, as in 30min, 24h or 90d"
         )
@@ -22,5 +23,6 @@ def describe_duration(seconds: float) -> str:
     """Returns a duration in words, in the largest unit up to days that it has one of: `90 days`, `1.5 hours`."""
     units = {"day": 86400.0, "hour": 3600.0, "minute": 60.0, "second": 1.0}
     unit = next((unit for unit, length in units.items() if seconds >= length), "second")
-    count = f"{seconds / units[unit]:.3g}"
+    number = seconds / units[unit]
+    count = f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
     return f"{count} {unit}{'' if count == '1' else 's'}"

@@ -61,10 +61,10 @@ class Payment:
         if not enough:
             cost = f"it brings a board to epsilon {number(min(costs[1:]))} or more"
             return f"{paying} can pay for a round of {name}: {cost}, and {limit}. {self._proposal()}{_CHANGE}"
-        return (
-            f"{paying} can pay for the {rounds} rounds of {name}: {limit}. They can pay for round.rounds = {enough}. "
-            f"{self._proposal()}{_CHANGE}"
-        )
+        fewer = ""
+        if self.task.privacy.epsilon is None:  # with an epsilon, fewer rounds have less noise, and cost the same
+            fewer = f"They can pay for round.rounds = {enough}. "
+        return f"{paying} can pay for the {rounds} rounds of {name}: {limit}. {fewer}{self._proposal()}{_CHANGE}"
 
     def _enough(self, paid: Sequence[int], at_most: int) -> float:
         """Returns how many rounds the boards can pay for together, `at_most` at most.

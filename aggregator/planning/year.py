@@ -56,6 +56,8 @@ class Year:
             per_s = duration_s(per)
         except ValueError as error:
             raise BadInput(f"--per {error}") from error
+        if per_s < 3600:
+            raise BadInput(f"--per {per}: must be an hour or more, as limits.per of a board must")
         if lifetime < asked.epsilon:
             raise BadInput(
                 f"--lifetime {lifetime:g}: must be at least --epsilon {asked.epsilon:g}, as one period spends"

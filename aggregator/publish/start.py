@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from hushfleet.config.spec import EarlierTask, ModelSpec
 from hushfleet.errors import BadInput
-from hushfleet.model.carry_over import carry_over, with_outputs
+from hushfleet.model.carry_over import carry_over, output_names, with_outputs
 
 _ROUND = re.compile(r"global-(\d+)\.safetensors\Z")
 
@@ -59,7 +59,10 @@ class EarlierModel:
                 f"model.start = {str(self.path)!r} has other features; a task with new features begins anew: "
                 "leave model.start out"
             )
-        names = self.class_names or model.class_names
+        names, to_names = (
+            output_names(each, model.layout, are_inputs=model.targets.are_inputs)
+            for each in (self.class_names or model.class_names, model.class_names)
+        )
         layout = with_outputs(model.layout, len(names))
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
         if shapes != {name: each.shape for name, each in self.tensors.items()}:
@@ -69,7 +72,7 @@ class EarlierModel:
             )
         flat = np.concatenate([self.tensors[name].ravel() for name in layout.names])
         softmax = model.targets.loss == "cross-entropy"
-        return carry_over(flat, names, layout=model.layout, to_names=model.class_names, softmax=softmax)
+        return carry_over(flat, names, layout=model.layout, to_names=to_names, softmax=softmax)
 
     @property
     def continued(self) -> EarlierTask | None:

@@ -4,7 +4,12 @@ A board without a battery wakes with a wrong clock, and whoever answers its ques
 of the clock began a new period, a spent budget would be there again. So counted time grows in two ways alone: by the
 seconds that the client has run, by the monotonic clock; and up to the earlier of the board's clock and the newest
 signed word of the fleet service (`hushfleet.release.Newest.said_at`, once a day), which covers the time without power.
-Neither the clock nor the service can set it forward alone. It never goes back.
+Neither the clock nor the service can set it forward alone, and the two must agree: else a broker that has kept old
+words, or a clock that is set step by step, could open the periods in which a board was off one after the other, and
+have the budget of each spent within days. It never goes back.
+
+The clock with which counting begins may be far behind, as on a new card that inherits what an earlier one has spent. If
+clock and word set the time forward when they agree for the first time, all that was charged before counts as of then.
 """
 
 from __future__ import annotations
@@ -19,6 +24,9 @@ from hushfleet.privacy.ledger import CountedTime, Ledger
 
 SAVE_EVERY_S = 3600
 """What a client that is killed has counted since is lost."""
+
+AGREE_S = 2 * 86400
+"""The clock and the word set the time forward where they are no further apart."""
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -55,10 +63,15 @@ class BudgetClock:
         at = self._monotonic()
         self._counted += max(0.0, at - self._counted_at)
         self._counted_at = at
-        self._counted = max(self._counted, min(self._wall(), self._witness()))
-        self._due_at = at + SAVE_EVERY_S
+        wall, said = self._wall(), self._witness()
+        if said and abs(wall - said) <= AGREE_S:
+            agreed = max(self._counted, min(wall, said))
+            began = int(agreed) if agreed > self._counted + AGREE_S else kept.began
+            if kept.confirmed or self._keep(CountedTime(began, int(agreed), True)):
+                self._counted = agreed
+        self._due_at, kept = at + SAVE_EVERY_S, self._kept or kept
         if self._counted >= kept.now + SAVE_EVERY_S:
-            self._keep(CountedTime(kept.began, int(self._counted)))
+            self._keep(CountedTime(kept.began, int(self._counted), kept.confirmed))
         return int(self._counted)
 
     def _begin(self) -> CountedTime:
@@ -72,9 +85,11 @@ class BudgetClock:
         self._kept = kept
         return kept
 
-    def _keep(self, time: CountedTime) -> None:
+    def _keep(self, time: CountedTime) -> bool:
         try:
             self._ledger.keep_counted(time)
-            self._kept = time
         except LedgerError as error:  # a full disk: it is counted on, and kept when there is room
             _log.warning("%s", error)
+            return False
+        self._kept = time
+        return True

@@ -30,8 +30,8 @@ from hushfleet.data.samples import FeatureSamples, LabelledSamples, Samples
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.notes import DataUse, Note
 from hushfleet.edge_client.board.process import return_small_blocks
-from hushfleet.edge_client.board.sample_files import load_file, reasons
-from hushfleet.edge_client.storage.arrivals import sample_key
+from hushfleet.edge_client.board.sample_files import contents, load_file, reasons
+from hushfleet.edge_client.storage.arrivals import file_key, sample_key
 from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.model.anomaly import divided
@@ -89,6 +89,7 @@ class LocalData:
     :param settled_s: a file that has changed later than so long ago may be half written.
     :param arrivals: notes samples by their keys, and tells when each arrived; None: windows of data are not asked for.
     :param held_out: the share of them that never trains (`hushfleet.data.held_out`).
+    :param by_content: as `TaskSpec.divides_by_content`.
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class LocalData:
         settled_s: float = 0.0,
         arrivals: Callable[[Sequence[bytes]], list[int]] | None = None,
         held_out: float = 0.0,
+        by_content: bool = False,
     ) -> None:
+        self._by_content = by_content
         self._share = held_out
         self._held_out: Samples | None = None
         self._held_inputs: LabelledSamples | None = None
@@ -166,8 +169,6 @@ class LocalData:
         failed, others = "", 0
         try:
             samples, others = self._read(path, unfinished, skipped, window)
-            if self._model.targets.are_inputs:
-                samples = samples.take(divided(samples.labels)[0])
             if not len(samples) and not self._may_be_empty:
                 where, names = f"data.path = {str(path)!r}", ", ".join(self._model.class_names)
                 cure = f"; put images into {path}/CLASS/, the classes are {names}" * (self._section.kind == "folder")
@@ -182,7 +183,10 @@ class LocalData:
         if len(samples):
             _warn_of_another_unit(samples, path)
         if self._share:
-            samples, self._held_out = training_part(samples, self._share), held_out_part(samples, self._share)
+            sides = (
+                part(samples, self._share, are_all=not self._by_content) for part in (training_part, held_out_part)
+            )
+            samples, self._held_out = sides
         inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
         use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others)
         self._tell(path, use, skipped)
@@ -202,25 +206,31 @@ class LocalData:
             samples, found = scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **_form(model))
             skipped += found
             return samples, len(asked) - sum(asked.values())
-        skips = skipped if path.is_dir() else lenient
-        samples = load_file(path, model, kind=self._section.kind, skipped=skips, unfinished=unfinished)
+        skips, kind, names = skipped if path.is_dir() else lenient, self._section.kind, list[str]()
+        samples = load_file(
+            path, model, kind=kind, skipped=skips, unfinished=unfinished, cuts=window is None, names=names
+        )
+        if model.targets.are_inputs:
+            by = samples.images if self._by_content else None
+            samples = samples.take(divided(samples.labels, by=by)[0])
         if window is None or self._arrivals is None:
             return samples, 0
-        arrived = self._arrivals([sample_key(row.tobytes()) for row in samples.images])
+        outputs = () if model.targets.are_classes else model.class_names
+        arrived = self._arrivals(list(map(sample_key, contents(samples, names, outputs))))
         (places,) = np.nonzero([window.holds(at) for at in arrived])
         return samples.take(places), len(samples) - len(places)
 
     def _in_window(self, path: Path, window: Period, unfinished: Collection[str]) -> dict[str, bool]:
         """Tells of each finished image file whether it arrived in the window; files that cannot be read are missing."""
         assert self._arrivals is not None
-        keys: dict[str, bytes] = {}
+        keys, known = dict[str, bytes](), self._keys
+        self._keys = {}
         for file in set(files_below(path, data=path)) - set(unfinished):
             with suppress(OSError):
                 status = os.stat(file)
                 if stat.S_ISREG(status.st_mode):
                     place = file, status.st_mtime_ns, status.st_size
-                    keys[file] = self._keys.get(place) or sample_key(Path(file).read_bytes())
-                    self._keys[place] = keys[file]
+                    self._keys[place] = keys[file] = known.get(place) or file_key(file)
         arrived = self._arrivals(list(keys.values()))
         return {file: window.holds(at) for file, at in zip(keys, arrived, strict=True)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections import Counter
@@ -13,7 +14,7 @@ import numpy as np
 
 from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import as_targets, as_values, opened
-from hushfleet.data.csv_file import read_csv
+from hushfleet.data.csv_file import LABEL, read_csv
 from hushfleet.data.folder import files_below, named
 from hushfleet.data.labels import check_one_reading, one_form, texts_of
 from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
@@ -28,13 +29,16 @@ def load_file(
     kind: str = "",
     skipped: list[str] | None = None,
     unfinished: Collection[str] = (),
+    cuts: bool = True,
+    names: list[str] | None = None,
 ) -> Samples:
     """Reads a file of samples; parameters and errors as `load_arrays`.
 
     :param kind: `arrays` or `csv`; by default what its name says.
+    :param cuts: as `read_csv` takes it; `unfinished` and `names` as `load_csv`.
     """
     if (kind or path.suffix) not in ("arrays", ".npz"):
-        return load_csv(path, model, skipped=skipped, unfinished=unfinished)
+        return load_csv(path, model, skipped=skipped, unfinished=unfinished, cuts=cuts, names=names)
     samples = load_arrays(path, model, skipped=skipped)
     warn_of_row_numbers(samples.images, str(path))
     return samples
@@ -63,22 +67,54 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
 
 
 def load_csv(
-    path: Path, model: ModelSpec, *, skipped: list[str] | None = None, unfinished: Collection[str] = ()
+    path: Path,
+    model: ModelSpec,
+    *,
+    skipped: list[str] | None = None,
+    unfinished: Collection[str] = (),
+    cuts: bool = True,
+    names: list[str] | None = None,
 ) -> Samples:
     """Reads a CSV file (`hushfleet.data.csv_file`), or all of a folder; parameters as `load_arrays`. Raises `BadInput`.
 
     :param unfinished: files that are being written.
+    :param cuts: as `read_csv` takes it.
+    :param names: is given the names of the columns of values.
     """
     outputs = () if model.targets.are_classes else model.class_names
-    form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs, "series": model.targets.are_inputs}
+    form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs, "cuts": cuts}
+    form["series"] = model.targets.are_inputs
     if path.is_dir():
-        values, labels, names = _read_folder(path, form, [] if skipped is None else skipped, unfinished)
+        values, labels, columns = _read_folder(path, form, [] if skipped is None else skipped, unfinished)
     else:
-        values, labels, _, names = read_csv(path, **form, skipped=skipped, unfinished=str(path) in unfinished)
-    warn_of_row_numbers(values, str(path), names)
+        values, labels, _, columns = read_csv(path, **form, skipped=skipped, unfinished=str(path) in unfinished)
+    if names is not None:
+        names += columns
+    warn_of_row_numbers(values, str(path), columns)
     if skipped is not None:
         values, labels = _usable(values, labels, model, skipped)
     return _fitting(values, labels, model, str(path), skipped)
+
+
+def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> list[bytes]:
+    """The content of each sample, whichever of its columns a task takes for values and which for targets.
+
+    :param names: of the columns of values; none: of an .npz, whose values are one array.
+    :param outputs: names of the targets that are no classes.
+
+    The column `label` is left out, and so is what is zero: a column `fault` may be missing where all is normal.
+    """
+    rows = samples.images.reshape(len(samples), -1)
+    if not names:
+        return [row.tobytes() for row in rows]
+    columns = {name: rows[:, place] for place, name in enumerate(names)}
+    columns |= {one_form(name): samples.labels[:, place] for place, name in enumerate(outputs)}
+    columns.pop(LABEL, None)
+    order = sorted(columns)
+    table = np.stack([columns[name] for name in order], axis=1).astype("<f4")
+    marks = np.array([hashlib.sha256(name.encode()).digest()[:8] for name in order], "S8")
+    found = (np.flatnonzero(row) for row in table)
+    return [marks[places].tobytes() + row[places].tobytes() for row, places in zip(table, found, strict=True)]
 
 
 def _read_folder(

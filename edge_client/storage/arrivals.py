@@ -12,12 +12,26 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 KEY_BYTES = 16
+_ASKED = 500  # keys in one question
+_PART_BYTES = 1 << 18
 SCHEMA = "CREATE TABLE arrivals (sample BLOB PRIMARY KEY, arrived_at INTEGER NOT NULL) WITHOUT ROWID"
 
 
 def sample_key(content: bytes) -> bytes:
     """Returns the key of a sample: a digest of its content."""
     return hashlib.sha256(content).digest()[:KEY_BYTES]
+
+
+def file_key(path: str) -> bytes:
+    """Returns the key of a file's content. Raises `OSError`.
+
+    It is read in parts: whatever lies in a folder of images may be larger than the board's memory.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(_PART_BYTES):
+            digest.update(part)
+    return digest.digest()[:KEY_BYTES]
 
 
 class Arrivals:
@@ -35,8 +49,11 @@ class Arrivals:
         What is returned is on the disk. Raises `StoreError`.
         """
         with self._transaction("note the arrival of samples"):
-            run = self._connection.execute
-            known: dict[bytes, int] = dict(run("SELECT sample, arrived_at FROM arrivals"))
-            new = set(keys) - known.keys()
-            self._connection.executemany("INSERT INTO arrivals VALUES (?, ?)", [(key, now) for key in sorted(new)])
+            asked, known = sorted(set(keys)), dict[bytes, int]()
+            for at in range(0, len(asked), _ASKED):  # the table grows for years, and has what was deleted long ago
+                part = asked[at : at + _ASKED]
+                query = f"SELECT sample, arrived_at FROM arrivals WHERE sample IN ({','.join('?' * len(part))})"
+                known.update(self._connection.execute(query, part))
+            new = [(key, now) for key in asked if key not in known]
+            self._connection.executemany("INSERT INTO arrivals VALUES (?, ?)", new)
         return [known.get(key, now) for key in keys]

@@ -339,8 +339,10 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
                 "WHERE (data IS NOT NULL OR length(public_before)) AND NOT (task = ? AND round = ?)",
                 (task, round),
             )
+            # Tasks that only ask have states without an own model: they must not take the place of those with one.
             run(
-                "DELETE FROM states WHERE rowid NOT IN (SELECT rowid FROM states ORDER BY rowid DESC LIMIT ?)",
+                "DELETE FROM states WHERE rowid NOT IN (SELECT rowid FROM states AS alike "
+                "WHERE (alike.own IS NULL) = (states.own IS NULL) ORDER BY rowid DESC LIMIT ?)",
                 (KEPT_TASKS,),
             )
         return OutboxEntry(task, round, update, digest, commit.public_before, "pending", context=commit.context)

@@ -336,6 +336,15 @@ class TaskSpec(Checked):
         return 0.0 if self.question is None else self.question.held_out
 
     @property
+    def divides_by_content(self) -> bool:
+        """Whether a sample's own content says whether it trains or a threshold is chosen by it, and not its place.
+
+        By place one record would change for which others train, where the unit is the record; and samples of one window
+        of data would change what trains in another.
+        """
+        return self.privacy.unit == "record" or self.data_window_s > 0
+
+    @property
     def signal(self) -> float | None:
         """r of `hushfleet.methods.hush_rule`, at least: how far what all devices have learned stands out of the noise.
 

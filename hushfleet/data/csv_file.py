@@ -72,6 +72,7 @@ def read_csv(
     input_shape: tuple[int, int, int] | None = None,
     outputs: Sequence[str] = (),
     series: bool = False,
+    cuts: bool = True,
     skipped: list[str] | None = None,
     unfinished: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
@@ -79,6 +80,7 @@ def read_csv(
 
     :param outputs: the columns that are the targets; labels are then these, float32 `[n, outputs]`.
     :param series: of a task without labels: these columns may be missing, and a line may be a step of a series.
+    :param cuts: whether a series may be cut; where lines go, all windows after them are cut anew.
     :param skipped: where lines that cannot be used are told, and left out; None: the first of them is an error.
     :param unfinished: whether the file is being written: a last line without its end is then left out.
     :raises BadInput: names the file, the line and the column.
@@ -103,6 +105,11 @@ def read_csv(
         table = np.concatenate((table, np.zeros((len(table), len(outputs)), np.float32)), axis=1)
     devices, names = texts.get(DEVICE), tuple(header[place] for place in columns)
     if input_shape is not None and len(columns) < (size := math.prod(input_shape)):
+        if not cuts:
+            raise BadInput(
+                f"{path}: a line is one step of a series. With data.window write a whole sample of {size} values into "
+                "each line: samples that are cut of a series change when lines go, and would come into a second window"
+            )
         steps = size // len(columns)
         starts = _window_starts(len(table), devices, steps)
         whole = table[starts[:, None] + np.arange(steps)]  # [windows, steps, places]

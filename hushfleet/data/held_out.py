@@ -13,15 +13,20 @@ import numpy as np
 from hushfleet.data.samples import Samples
 
 
-def is_held_out(samples: Samples, share: float) -> np.ndarray:
+def is_held_out(samples: Samples, share: float, *, are_all: bool = True) -> np.ndarray:
     """Chooses samples, bool `[n]`: about `share` of them.
 
     Where chance chooses none of several, the first in the order of hashes is chosen; where it chooses all, the last is
     not: a device with two samples has something to train on, and something to test with.
+
+    :param are_all: whether these are always all samples of the device. Where they may be those of a window, chance
+        alone decides, so that none changes its side.
     """
-    if not share or len(samples) < 2:
+    if not share or (are_all and len(samples) < 2):
         return np.zeros(len(samples), bool)
-    places = np.array([_place(image) for image in samples.images])
+    if not are_all:
+        return chosen_by_content(samples.images, share)
+    places = _places(samples.images)
     chosen = places < share
     if not chosen.any():
         chosen = places == places.min()  # of equal images all
@@ -30,16 +35,26 @@ def is_held_out(samples: Samples, share: float) -> np.ndarray:
     return chosen
 
 
+def chosen_by_content(images: np.ndarray, share: float) -> np.ndarray:
+    """Chooses samples, bool `[n]`, each by its own content alone."""
+    return _places(images) < share
+
+
+def _places(images: np.ndarray) -> np.ndarray:
+    """float64 `[n]`, in [0, 1)."""
+    return np.array([_place(image) for image in images], np.float64)
+
+
 def _place(image: np.ndarray) -> float:
     digest = hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=8, person=b"hushfleet held")
     return int.from_bytes(digest.digest(), "big") / 2.0**64
 
 
-def training_part(samples: Samples, share: float) -> Samples:
-    """The samples that may train."""
-    return samples if not share else samples.take(np.flatnonzero(~is_held_out(samples, share)))
+def training_part(samples: Samples, share: float, *, are_all: bool = True) -> Samples:
+    """The samples that may train; `are_all` as in `is_held_out`."""
+    return samples if not share else samples.take(np.flatnonzero(~is_held_out(samples, share, are_all=are_all)))
 
 
-def held_out_part(samples: Samples, share: float) -> Samples:
-    """The samples that never train."""
-    return samples.take(np.flatnonzero(is_held_out(samples, share)))
+def held_out_part(samples: Samples, share: float, *, are_all: bool = True) -> Samples:
+    """The samples that never train; `are_all` as in `is_held_out`."""
+    return samples.take(np.flatnonzero(is_held_out(samples, share, are_all=are_all)))

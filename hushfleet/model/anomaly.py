@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hushfleet.data.held_out import chosen_by_content
 from hushfleet.data.samples import LabelledSamples
 from hushfleet.errors import BadInput
 from hushfleet.losses import normal
@@ -20,16 +21,20 @@ from hushfleet.model.evaluation import LogitsOf, evaluate_each
 
 _ROUNDING = 1e-9
 EVERY = 5
-"""Every fifth sample is held out, so that samples that are appended later change nothing for those before."""
+"""Every fifth sample is held out, or one in five by its content, so that samples that are appended later change nothing
+for those before."""
 
 
-def divided(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def divided(labels: np.ndarray, *, by: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The places of the samples to train on, and of the held-out ones; a fault that a label marks is in neither.
 
     :param labels: `[n, 1]`, 0 for what is normal.
+    :param by: the samples `[n, ...]`: the content of each says whether it is held out, of one in five by chance. None:
+        every fifth is. Then one sample more or less moves all that follow, so that many others train in their places
+        (`TaskSpec.divides_by_content`).
     """
     (kept,) = np.nonzero(normal(labels))
-    held = np.arange(len(kept)) % EVERY == EVERY - 1
+    held = np.arange(len(kept)) % EVERY == EVERY - 1 if by is None else chosen_by_content(by[kept], 1 / EVERY)
     return kept[~held], kept[held]
 
 
@@ -53,8 +58,8 @@ class Threshold(NamedTuple):
         count = len(errors)
         if not count:
             raise BadInput(
-                f"no sample is held out to choose a threshold by: every {EVERY}th normal sample of data.path is, so it "
-                f"needs {EVERY} of them at least"
+                f"no sample is held out to choose a threshold by: every {EVERY}th normal sample of data.path is, or by "
+                f"chance one in {EVERY}, so it needs {EVERY} of them at least"
             )
         above = max(
             1, math.floor((count + 1) * false_alarms + _ROUNDING)

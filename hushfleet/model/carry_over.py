@@ -11,6 +11,15 @@ from hushfleet.errors import BadInput
 from hushfleet.params import ParamLayout
 
 
+def output_names(names: Sequence[str], layout: ParamLayout, *, are_inputs: bool) -> tuple[str, ...]:
+    """The names by which outputs are matched: of the classes; of an autoencoder's, which are the values of a sample,
+    their places.
+
+    :param names: of the classes, or what a label of an autoencoder's task marks.
+    """
+    return tuple(map(str, range(layout.shapes[-1][0]))) if are_inputs else tuple(names)
+
+
 def with_outputs(layout: ParamLayout, count: int) -> ParamLayout:
     """The same network with `count` outputs."""
     last = layout.layers[-1].name

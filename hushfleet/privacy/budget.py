@@ -71,6 +71,13 @@ class Budget:
         if after > self.in_period:
             spent = epsilon_server_of(charged, delta=self.delta)
             length, left = describe_duration(self.period_s), describe_duration(max(1.0, period.stop - now))
+            alone = epsilon_server_of([charge], delta=self.delta)
+            if alone > self.in_period:
+                raise BudgetExceeded(
+                    f"device {ledger.device!r} may spend epsilon {self.in_period:g} in {length}, delta {self.delta:g}; "
+                    f"this round alone costs {alone:.3f}, so no period allows it: put more noise into the task or "
+                    "raise the device's limit"
+                )
             raise BudgetExceeded(
                 f"device {ledger.device!r} has spent epsilon {spent:.3f} of the {self.in_period:g} that its owner "
                 f"allows in {length}, delta {self.delta:g}; this round would make it {after:.3f}. It is free again, "

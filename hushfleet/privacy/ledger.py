@@ -78,12 +78,14 @@ _SCHEMA = (
 class CountedTime(NamedTuple):
     """The time that a device counts for its budget, whole unix seconds.
 
-    :param began: when it was counted first. Entries of before have this time.
+    :param began: when it was counted first, as far as is known. Entries of before have this time.
     :param now: when it was kept last.
+    :param confirmed: whether somebody else has confirmed the clock since; else `began` may be too early.
     """
 
     began: int
     now: int
+    confirmed: bool = False
 
 
 @dataclass(frozen=True)
@@ -286,7 +288,7 @@ class Ledger(LedgerView):
                     f"was spent is no longer known, so this device must not take part any more"
                 )
             previous = row_hash
-            entries.append(_entry(fields, later, untimed_at=began))
+            entries.append(_entry(fields, later, not_before=began))
         if len(rows) != count or previous != head:
             raise LedgerError(
                 f"the privacy ledger of device {self.device!r} has {len(rows)} entries where {count} were "
@@ -295,17 +297,27 @@ class Ledger(LedgerView):
         return entries if task is None else [entry for entry in entries if entry.task == task]
 
     def counted(self) -> CountedTime | None:
-        """Returns the time that was counted last; None before the first."""
+        """Returns the time that was counted last; None before the first. Raises `LedgerError`."""
         try:
             row = self._connection.execute("SELECT began, now FROM privacy_ledger_time").fetchone()
-        except sqlite3.Error:  # a ledger of an earlier version that is only read
+        except sqlite3.Error as error:
+            if "no such table" in str(error):  # a ledger of an earlier version that is only read
+                return None
+            raise LedgerError(f"the counted time cannot be read: {error}") from error
+        if row is None:
             return None
-        return None if row is None else CountedTime(*row)
+        if not all(type(value) is int for value in row):  # one bit of the file makes a number a text
+            raise LedgerError(
+                f"the counted time of device {self.device!r} is damaged ({row!r}): how much of a period is over is no "
+                "longer known, so this device must not take part any more"
+            )
+        return CountedTime(abs(row[0]), row[1], row[0] > 0)
 
     def keep_counted(self, time: CountedTime) -> None:
         """Keeps the counted time. Raises `LedgerError`."""
+        began = time.began if time.confirmed else -time.began  # the sign is the third value
         try:
-            self._connection.execute("INSERT OR REPLACE INTO privacy_ledger_time VALUES (1, ?, ?)", time)
+            self._connection.execute("INSERT OR REPLACE INTO privacy_ledger_time VALUES (1, ?, ?)", (began, time.now))
         except sqlite3.Error as error:
             raise LedgerError(f"the counted time could not be kept: {error}") from error
 
@@ -372,12 +384,12 @@ def _fields(task: str, round: int, charge: Charge, payload_digest: bytes) -> tup
     return task, round, *(getattr(exact, name) for name in _CHARGE), bytes(payload_digest)
 
 
-def _entry(fields: list[Any], later: tuple[Any, ...], *, untimed_at: int) -> LedgerEntry:
+def _entry(fields: list[Any], later: tuple[Any, ...], *, not_before: int) -> LedgerEntry:
     (task, round, *values, payload_digest), (raw, at, *window) = fields, later
     charge = dict(zip(_CHARGE, values, strict=True))
     named = tuple(raw.split(_RAW_SEPARATOR)) if raw else ()
     trained_on = Period(*window) if any(window) else None
-    return LedgerEntry(task, round, Charge(**charge, raw=named), payload_digest, at or untimed_at, trained_on)
+    return LedgerEntry(task, round, Charge(**charge, raw=named), payload_digest, max(at, not_before), trained_on)
 
 
 def _link(previous: bytes, seq: int, fields: tuple[Any, ...], later: tuple[Any, ...]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 import hushfleet as hf
 from hushfleet.aggregator.config.task import load_task, parse_task
+from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.result import Result
+from hushfleet.aggregator.storage.checkpoints import Checkpoints
 from hushfleet.data.arrays import Data, load_arrays
 from hushfleet.data.csv_file import load_csv_set, read_csv
 from hushfleet.errors import BadInput
@@ -78,6 +81,18 @@ def test_each_device_is_tested_on_its_own_part_and_trains_on_all_of_its_windows(
         part = slice(number * TESTED, (number + 1) * TESTED)
         np.testing.assert_array_equal(device.local_test.samples.images, found.test.images[part])
     assert fleet.chance == (0.5, 0.5)
+
+
+def test_a_task_goes_on_from_the_model_of_an_earlier_one(tmp_path: Path) -> None:
+    """Its outputs are the values of a sample, and no classes: all of them stay."""
+    data().save(tmp_path / "data.npz")
+    task = parse_task(plain(data={"path": str(tmp_path / "data.npz")}))
+    earlier = prepare(task, run_id="first")
+    about = {"task": earlier.spec.task, "classes": earlier.spec.model.class_names, "features": None}
+    final = np.arange(earlier.spec.model.layout.size, dtype=np.float32)
+    Checkpoints(tmp_path, earlier.spec.model.layout, about=about).write(3, final)
+    following = prepare(replace(task, model=replace(task.model, start=str(tmp_path))), run_id="second")
+    np.testing.assert_array_equal(following.initial, final)
 
 
 @pytest.mark.slow

@@ -11,9 +11,12 @@ import pytest
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.publish.start import EarlierModel
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.config.spec import EarlierTask, PrivacySpec, TaskSpec
+from hushfleet.data.targets import Targets
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound
 from hushfleet.errors import BadInput
+from hushfleet.methods import method_of
 from hushfleet.methods.state import DeviceState, PublicState
 from hushfleet.simulator.run_folder import Simulation
 
@@ -50,25 +53,54 @@ def test_a_new_class_gets_outputs_and_the_others_keep_theirs(calm: Simulation) -
         np.testing.assert_array_equal(tensor if same else tensor[1:], old[name] if same else old[name][::-1])
 
 
+def begins_with(spec: TaskSpec, earlier: str, own: np.ndarray) -> DeviceRound:
+    """The round of a newcomer whose store has `own` of the task `earlier` alone."""
+
+    class Kept:
+        def load_state(self, task: str) -> DeviceState | None:
+            return DeviceState(PublicState.initial(own.size), own) if task == earlier else None
+
+    round = DeviceRound.__new__(DeviceRound)
+    round.spec, round.method, round.asks = spec, method_of(spec), False
+    round.trainer = type("Trainer", (), {"method": round.method})()
+    round.plan = type("Plan", (), {"task": spec.task})()
+    round.store = Kept()
+    return round
+
+
 def test_a_device_keeps_its_own_parts_and_a_newcomer_has_none(calm: Simulation, tmp_path: Path) -> None:
     before = calm.prepared
     task = replace(before.task, name="next", model=replace(before.task.model, start=str(calm.folder.path)))
     spec, own = prepare(task).spec, np.arange(before.spec.model.layout.size, dtype=np.float32)
-
-    class Kept:
-        """A store in which only the earlier task has a state."""
-
-        def load_state(self, task: str) -> DeviceState | None:
-            return DeviceState(PublicState.initial(own.size), own) if task == before.spec.task else None
-
-    round = DeviceRound.__new__(DeviceRound)
-    round.spec, round.method, round.asks = spec, before.method, False
-    round.trainer = type("Trainer", (), {"method": before.method})()
-    round.plan = type("Plan", (), {"task": spec.task})()
-    round.store = Kept()
+    round = begins_with(spec, before.spec.task, own)
     assert np.array_equal(round.state().own, own)
     with DeviceStore(tmp_path / "newcomer", device="new") as round.store:
         assert round.state().own is None
+
+
+def test_the_outputs_of_an_autoencoder_are_no_classes(calm: Simulation) -> None:
+    spec = calm.prepared.spec
+    model = replace(spec.model, class_names=("fault",), targets=Targets("reconstruction", false_alarms=0.1))
+    spec = replace(
+        spec, model=model, method="fedavg", method_config={}, continues=EarlierTask("earlier-1", ("broken",))
+    )
+    own = np.arange(model.layout.size, dtype=np.float32)
+    assert np.array_equal(begins_with(spec, "earlier-1", own).state().own, own)
+
+
+@pytest.mark.parametrize(("method", "keeps"), [("fedper", False), ("ditto", True)])
+def test_with_the_unit_record_no_gradient_is_computed_of_own_parts_of_an_earlier_task(
+    calm: Simulation, method: str, keeps: bool
+) -> None:
+    """It may have trained them without noise, and one record of then would change the gradients of all records.
+
+    The own model of `ditto` is trained apart: no gradient that is sent is computed of it.
+    """
+    spec, privacy = calm.prepared.spec, PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
+    continued = EarlierTask("earlier-1", spec.model.class_names)
+    spec = replace(spec, method=method, method_config={}, privacy=privacy, continues=continued)
+    own = np.arange(spec.model.layout.size, dtype=np.float32)
+    assert (begins_with(spec, "earlier-1", own).state().own is not None) == keeps
 
 
 @pytest.mark.parametrize("damage", ["truncated", "another network", "nan", "no closed round"])

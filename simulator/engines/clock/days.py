@@ -167,8 +167,8 @@ def read_budget(limits: object) -> Budget | None:
         budget = Budget.of(found) if isinstance(found, dict) else None
     except ValueError as error:
         raise BadInput(f"--limits: {error}") from error
-    if budget is None or math.isinf(budget.lifetime):
+    if budget is None or math.isinf(min(budget.lifetime, budget.in_period)):
         raise BadInput(
-            "--limits: the file has no [limits] (DEVICE.toml) or [device.limits] (fleet.toml) that end a budget"
+            "--limits: the file has no [limits] (DEVICE.toml) or [device.limits] (fleet.toml) that hold a board back"
         )
     return budget

@@ -114,9 +114,12 @@ class LoadedRun:
     def train(self, device: str) -> LabelledSamples:
         samples = self._train.pop(device, None)
         if samples is None:
-            samples = self._inputs(training_part(self._stored(device), self.spec.held_out))
+            are_all = not self.spec.divides_by_content
+            stored = training_part(self._stored(device), self.spec.held_out, are_all=are_all)
             if self.spec.model.targets.are_inputs:
-                samples = samples.take(divided(samples.labels)[0])
+                by = stored.images if self.spec.divides_by_content else None
+                stored = stored.take(divided(stored.labels, by=by)[0])
+            samples = self._inputs(stored)
             self._train_bytes += samples.nbytes
         self._train[device] = samples
         while self._train_bytes > KEPT_BYTES and len(self._train) > 1:
@@ -125,7 +128,8 @@ class LoadedRun:
 
     def held_out(self, device: str) -> LabelledSamples:
         """The device's samples that never train."""
-        return self._inputs(held_out_part(self._stored(device), self.spec.held_out))
+        are_all = not self.spec.divides_by_content
+        return self._inputs(held_out_part(self._stored(device), self.spec.held_out, are_all=are_all))
 
     def unlabelled(self, device: str) -> LabelledSamples | None:
         """Images for the device's own head without labels: the labels here mean nothing."""

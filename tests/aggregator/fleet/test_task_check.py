@@ -259,6 +259,15 @@ def test_a_task_that_boards_cannot_pay_to_its_end_is_refused_and_one_that_they_c
     assert obstacles(load_task(file), folder) == [], "a run that was begun goes on as far as it can"
 
 
+def test_with_an_epsilon_no_fewer_rounds_are_proposed_since_they_would_cost_the_same(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet")
+    file = task_file(tmp_path / "next.toml", MANY_ROUNDS, ("noise_multiplier = 1.0", "epsilon = 20"))
+    (why,) = obstacles(load_task(file), folder)
+    assert obstacles(load_task(file, ("round.rounds=2",)), folder) != []
+    assert "round.rounds =" not in why
+    assert "With all 40 rounds they can pay for privacy.epsilon = " in why
+
+
 def test_periods_spread_the_rounds_of_a_task(tmp_path: Path) -> None:
     limits = 'epsilon_server = 8.0\nper = "90d"\nepsilon_lifetime = inf'
     folder = with_limits(make_folder(tmp_path / "fleet"), limits)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from hushfleet.config.spec import BlobRef, ModelSpec, PrivacySpec
+from hushfleet.data.targets import Targets
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_data_use
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods import method_of
+from hushfleet.model.anomaly import divided
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.periods import Period
 from support.device import config, make_bench, package  # noqa: F401
@@ -33,12 +37,15 @@ MODEL = ModelSpec(
 class Board:
     """A board's data, with a clock that a test sets."""
 
-    def __init__(self, folder: Path, store: DeviceStore, section: OwnDataSection) -> None:
+    def __init__(
+        self, folder: Path, store: DeviceStore, section: OwnDataSection, model: ModelSpec = MODEL, held_out: float = 0
+    ) -> None:
         self.now = FIRST.start
         self.path, (note, _) = Path(section.path), notes_in(folder)
         self.data = LocalData(
-            section, MODEL, may_be_empty=True, note=note, arrivals=lambda keys: store.arrivals.of(keys, now=self.now)
-        )
+            section, model, may_be_empty=True, note=note, held_out=held_out, by_content=True,
+            arrivals=lambda keys: store.arrivals.of(keys, now=self.now),
+        )  # fmt: skip
 
     def photograph(self, name: str, grey: int) -> None:
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +124,106 @@ def test_rows_of_a_file_have_windows_of_their_own(kind: str, tmp_path: Path, sto
     board.now = SECOND.start
     write(3, 2, 1)
     assert (board.seen(SECOND), board.seen(FIRST)) == ([3], [1, 2])
+
+
+def test_what_is_held_out_of_all_samples_trains_in_no_window(board: Board, tmp_path: Path, store: DeviceStore) -> None:
+    """Where a window has a single sample, or all of a window are held out, chance decides all the same."""
+    board = Board(tmp_path, store, OwnDataSection("folder", str(tmp_path / "photos")), held_out=0.5)
+    trained: set[int] = set()
+    for number in range(12):
+        board.now = number * DAY
+        board.photograph(f"cat/{number}.png", 10 + number)
+        trained |= set(board.seen(Period.of(board.now, DAY)))
+    held_out = set(board.data.held_out().kept.reshape(-1, 16)[:, 0].tolist())
+    assert held_out
+    assert trained == set(range(10, 22)) - held_out
+
+
+class Pump(Board):
+    """A board with a task that learns to give back samples of two channels and two steps."""
+
+    def __init__(self, folder: Path, store: DeviceStore) -> None:
+        targets, moments = Targets("reconstruction", false_alarms=0.2), {"mean": (0.0, 0.0), "std": (1.0, 1.0)}
+        model = replace(MODEL, input_shape=(2, 1, 2), class_names=("fault",), targets=targets, **moments)
+        super().__init__(folder, store, OwnDataSection("csv", str(folder / "pump.csv")), model)
+
+    def trained(self) -> list[float]:
+        """The first value of each sample in the window of the day."""
+        return self.data.samples(Period.of(self.now, DAY)).kept[:, 0, 0, 0].tolist()
+
+
+def test_what_an_anomaly_threshold_is_chosen_by_trains_in_no_window(tmp_path: Path, store: DeviceStore) -> None:
+    """Nor does it follow from samples of other windows, which may go, what trains in this one."""
+    board, trained = Pump(tmp_path, store), list[float]()
+    for day in range(10):
+        board.now = day * DAY
+        rows = [f"{number},0,0,0" for number in range(day, 2 * day + 2)]  # the first ones go
+        board.path.write_text("\n".join(["a,b,c,d", *rows, ""]))
+        trained += board.trained()
+    samples = np.array([[number, 0, 0, 0] for number in range(20)], np.float32).reshape(-1, 2, 1, 2)
+    train, held = divided(np.zeros((20, 1)), by=samples)
+    assert len(held)
+    assert trained == train.tolist()
+
+
+def test_a_task_that_takes_other_columns_for_targets_sees_no_row_as_new(tmp_path: Path, store: DeviceStore) -> None:
+    """Else an aggregator could bring the samples of each window into the next, with one column after the other."""
+    section = OwnDataSection("csv", str(tmp_path / "rows.csv"))
+    alike: dict[str, Any] = {"mean": (0.0,), "std": (1.0,)}
+    numbers, normal = Targets("squared", tolerance=1.0), Targets("reconstruction", false_alarms=0.2)
+    models = (
+        replace(MODEL, input_shape=(1, 1, 3), **alike),
+        replace(MODEL, input_shape=(1, 1, 2), class_names=("b",), targets=numbers, **alike),
+        replace(MODEL, input_shape=(1, 1, 3), class_names=("label",), targets=numbers, **alike),
+        replace(MODEL, input_shape=(1, 1, 3), class_names=("fault",), targets=normal, **alike),
+        replace(MODEL, input_shape=(1, 1, 2), class_names=("c",), targets=normal, **alike),
+    )
+    for day, model in enumerate(models):
+        label = "cat" if model.targets.are_classes else "5"
+        lines = [f"{label},{number},7,0" for number in (3, 5)] + [f"{label},7,3,0"] * day
+        Path(section.path).write_text("\n".join(["label,a,b,c", *lines, ""]))
+        board = Board(tmp_path, store, section, replace(model, layout=MODEL.layout))
+        board.now = day * DAY
+        seen = board.data.samples(Period.of(board.now, DAY))
+        assert len(seen) == {0: 2, 1: 1}.get(day, 0), "7, 3, 0 are another row than 3, 7, 0; all else was seen before"
+
+
+def test_a_series_is_not_cut_into_windows_anew_when_lines_go(tmp_path: Path, store: DeviceStore) -> None:
+    """The second cut would bring the first day's values into the second day as samples that were not seen before."""
+    board, lines = Pump(tmp_path, store), [f"{step},0" for step in range(1, 9)]
+    board.path.write_text("\n".join(["left,right", *lines, ""]))
+    assert board.trained() == []
+    board.now = DAY
+    board.path.write_text("\n".join(["left,right", *lines[1:], ""]))
+    assert board.trained() == []
+    use = read_data_use(tmp_path)
+    assert use is not None
+    assert "write a whole sample of 4 values into each line" in use.why
+    assert len(board.data.samples()), "without windows of data it is cut"
+
+
+def test_a_large_file_among_the_images_does_not_come_into_memory(board: Board) -> None:
+    board.photograph("cat/1.png", 10)
+    film = board.path / "cat/film.mp4"
+    film.write_bytes(b"no image")
+    board.seen(FIRST)  # loads Pillow's parts
+    os.truncate(film, 16 << 20)
+    tracemalloc.start()
+    try:
+        assert board.seen(FIRST) == [10]
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_arrivals_of_years_do_not_come_into_memory(store: DeviceStore) -> None:
+    store.arrivals.of([number.to_bytes(16, "big") for number in range(20_000)], now=1)
+    tracemalloc.start()
+    try:
+        assert store.arrivals.of([bytes(16), b"\xff" * 16, bytes(16)], now=2) == [1, 2, 1]
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("window_s", [DAY, 0])

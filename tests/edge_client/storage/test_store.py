@@ -116,6 +116,17 @@ def test_a_state_before_any_training_has_no_own_model(path: Path) -> None:
         assert store.load_state("t").own is None
 
 
+def test_questions_drop_no_state_of_a_task_that_trains(path: Path) -> None:
+    with DeviceStore(path, device="a") as store:
+        commit(store, 1)
+        for number in range(KEPT_TASKS + 1):
+            asked = RoundCommit(f"ask-{number}", 1, charge(), state(0, own=False), update=b"u", public_before=b"p")
+            store.commit_round(asked)
+        assert store.load_state("t") is not None
+        assert store.load_state("ask-0") is None
+        assert store.load_state("ask-1") is not None
+
+
 def test_blobs_are_checked_when_stored_and_when_read(path: Path) -> None:
     with DeviceStore(path, device="a") as store:
         blob, digest = b"graph" * 100, hashlib.sha256(b"graph" * 100).digest()

@@ -17,7 +17,7 @@ from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput, Malformed
 from hushfleet.gradients.batch import ClientBatch
 from hushfleet.graphs.session import GradientGraph
-from hushfleet.losses import auroc
+from hushfleet.losses import auroc, normal
 from hushfleet.model.anomaly import Threshold, divided, threshold
 from hushfleet.model.evaluation import evaluate
 from hushfleet.models import get_model
@@ -103,6 +103,23 @@ def test_every_fifth_normal_sample_is_held_out_and_later_ones_change_nothing() -
     few = samples(3)
     with pytest.raises(BadInput, match="every 5th normal sample"):
         threshold(lambda p, x: x.reshape(len(x), -1), np.zeros(1), few.take(divided(few.labels)[1]))
+
+
+def test_by_content_one_sample_less_changes_nothing_for_the_others() -> None:
+    """The unit `record` promises that two sets of samples look alike that differ in one: they must train alike."""
+    all_of_them = samples(200, faults=3)
+
+    def trained(places: np.ndarray) -> set[bytes]:
+        these = all_of_them.take(places)
+        train, held = divided(these.labels, by=these.images)
+        assert len(train) + len(held) == normal(these.labels).sum()
+        assert not set(train.tolist()) & set(held.tolist())
+        return {each.tobytes() for each in these.images[train]}
+
+    whole, gone = trained(np.arange(200)), all_of_them.images[17].tobytes()
+    assert 0.7 < len(whole) / 197 < 0.9
+    assert trained(np.delete(np.arange(200), 17)) == whole - {gone}
+    assert divided(np.zeros((0, 1)), by=np.zeros((0, 1, 2, 3), np.float32))[0].size == 0
 
 
 def test_the_task_says_the_false_alarms_and_old_packages_read_as_ever() -> None:

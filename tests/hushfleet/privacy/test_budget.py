@@ -60,6 +60,11 @@ def test_a_period_that_is_spent_is_free_again_when_it_is_over(ledger):
     BUDGET.check(ledger, one, now=START + 90 * DAY)
 
 
+def test_a_round_that_no_period_pays_for_is_not_put_off_to_the_next(ledger):
+    with pytest.raises(BudgetExceeded, match=r"this round alone costs .*, so no period allows it"):
+        BUDGET.check(ledger, GaussianMechanism(1.0).charge(), now=START)
+
+
 def test_a_time_that_goes_backwards_refreshes_nothing(ledger):
     one = GaussianMechanism(4.0).charge()
     for round in range(4):

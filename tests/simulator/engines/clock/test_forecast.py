@@ -26,7 +26,7 @@ from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.simulator.boards import FleetMix, parse_mix
 from hushfleet.simulator.engines.clock.calendar import STARTS
-from hushfleet.simulator.engines.clock.days import Days, limited
+from hushfleet.simulator.engines.clock.days import Days, limited, read_budget
 from hushfleet.simulator.engines.clock.device import Spent
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.forecast import AS_IN_TASK, Forecast, epsilon_unused, forecast, read_policies
@@ -105,6 +105,13 @@ def test_days_tell_rounds_and_epsilon_by_quarter_and_when_a_budget_ends(prepared
     monthly = over(365, Budget(privacy.delta, lifetime=100, in_period=spent(2), period_s=30 * 86400))
     assert (monthly.period_spent, monthly.lifetime_spent) == (pytest.approx(21, abs=0.1), None)
     assert "boards wait for the next period" in str(monthly.rows())
+
+
+def test_limits_of_a_period_alone_hold_a_board_back_too() -> None:
+    limits = {"epsilon_server": 2.0, "per": "90d", "epsilon_lifetime": float("inf")}
+    assert read_budget({"limits": limits}) == read_budget({"device": {"limits": limits}})
+    with pytest.raises(BadInput, match="hold a board back"):
+        read_budget({"limits": {"epsilon_server": float("inf")}})
 
 
 def test_days_need_a_schedule(prepared: PreparedTask) -> None:

@@ -160,6 +160,7 @@ def test_a_year_of_periods_is_composed_exactly_and_ends_with_the_lifetime_limit(
     assert f"after {year['periods']} periods" in words
     for wrong, said in (
         (["--per", "quarter"], "--per 'quarter' is no duration"),
+        (["--per", "30min"], "--per 30min: must be an hour or more"),
         (["--per", "90d", "--lifetime", "1"], "must be at least --epsilon 4"),
         (["--lifetime", "9"], "--lifetime needs --per"),
     ):
