@@ -15,14 +15,13 @@ from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.errors import BadInput
-from hushfleet.methods.state import RoundTerms
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.calendar import STARTS
-from hushfleet.simulator.engines.clock.days import DayBook, Days, limited
+from hushfleet.simulator.engines.clock.days import DayBook, Days, charge_of, limited
 from hushfleet.simulator.engines.clock.device import ClockDevice, Spent, make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.events import ClockRound
@@ -153,6 +152,8 @@ def forecast(
         prepared = limited(prepared, days, starts=starts)
     task = prepared.task
     names = device_names(len(mix))
+    if prepared.spec.question is not None:
+        rules = replace(rules, rounds=prepared.spec.rounds)
     schedule = schedule_of(replace(task, round=rules, data=replace(task.data, devices=len(mix))), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
     clock = clock_of(prepared, rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed, starts=starts)
@@ -216,12 +217,11 @@ def _cost(prepared: PreparedTask, rounds: Counter[int]) -> int:
 
 
 def _split(prepared: PreparedTask, cohort_size: int) -> int:
-    return min(prepared.spec.privacy.noise_split, cohort_size)
+    return max(1, min(prepared.spec.privacy.noise_split, cohort_size))
 
 
 def _epsilon(prepared: PreparedTask, rounds: Counter[int]) -> float:
-    terms = [(RoundTerms(_split(prepared, size)), count) for size, count in rounds.items() if count]
-    charges = [(prepared.method.charge(each), count) for each, count in terms]
+    charges = [(charge_of(prepared, size), count) for size, count in rounds.items() if count]
     if any(charge.raw for charge, _ in charges):
         return math.inf
     steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * count) for charge, count in charges]

@@ -17,12 +17,13 @@ from hushfleet.aggregator.fleet.next_task import set_task
 from hushfleet.aggregator.fleet.processes import _print_obstacles
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.sightings import Listener
-from hushfleet.aggregator.fleet.task_check import boards_needed, first_charge, obstacles, spread
+from hushfleet.aggregator.fleet.task_check import boards_needed, first_charge, mean_charge, obstacles, spread
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.schema import pack
 from support.desk import TASK, make_folder
 
@@ -197,6 +198,15 @@ def test_a_task_that_boards_cannot_pay_to_its_end_is_refused_and_one_that_they_c
     assert obstacles(load_task(quieter), folder) == []
     (folder.path / "runs" / "next").mkdir(parents=True)
     assert obstacles(load_task(file), folder) == [], "a run that was begun goes on as far as it can"
+
+
+def test_the_evaluations_of_a_task_are_paid_as_well() -> None:
+    """Half of the budget may be theirs; then rounds of training alone cost far less than the task does."""
+    task = load_task(TASKS / "digits-hush.toml", ("evaluation.share=0.5", "evaluation.every=2", "round.rounds=6"))
+    charge = mean_charge(task)
+    delta = task.delta
+    assert epsilon([Step(charge.noise_multiplier, 1.0, 6)], delta=delta) == pytest.approx(task.privacy.epsilon, rel=1e-3)
+    assert epsilon([Step(first_charge(task).noise_multiplier, 1.0, 6)], delta=delta) < 1.4
 
 
 def test_periods_spread_the_rounds_of_a_task(tmp_path: Path) -> None:
