@@ -290,7 +290,7 @@ class FleetRegistry(SqliteFile):
     def expect_new_card(self, device: str) -> None:
         """Revokes the former key and its certificates, and accepts the board's next card."""
         with self.transaction():
-            self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
+            self._drop_card(device)
             self.write(
                 "UPDATE boards SET public_key = NULL, state = 'new', reason = NULL, certificate_end = NULL, "
                 "enrolled = NULL WHERE id = ?",
@@ -314,9 +314,16 @@ class FleetRegistry(SqliteFile):
     def forget(self, device: str) -> None:
         """Removes the board from the fleet. Its charges stay in the aggregator's register."""
         with self.transaction():
-            self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
+            self._drop_card(device)
             for table in ("tokens", "refused_requests", "boards"):
                 self.write(f"DELETE FROM {table} WHERE id = ?", (device,))
+
+    def _drop_card(self, device: str) -> None:
+        """Revokes the board's certificates, and drops what was heard of it and offered to it: the next card has done
+        nothing yet."""
+        self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
+        for table in ("sightings", "offered"):
+            self.write(f"DELETE FROM {table} WHERE id = ?", (device,))
 
 
 def _key_of_token_digest(digest: bytes) -> bytes:
