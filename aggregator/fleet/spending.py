@@ -74,8 +74,8 @@ class Spending:
             return None
         device = max(self._known, key=lambda device: self._known[device][1])
         digest, spent = self._known[device]
-        day = int(self._clock() // 86400)  # a period ends
-        key = device, task, digest, day, window_s
+        minute = int(self._clock() // 60)  # a period ends, and may be an hour long
+        key = device, task, digest, minute, window_s
         if self._most is None or self._most[0] != key:
             first, rounds = register.charges(device, after=(task, -1), at_most=1), None
             if self.budget is not None and first and first[0][0] == task:

@@ -12,6 +12,7 @@ from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.fleet_report import render_fleet_report
 from hushfleet.aggregator.fleet.folder import FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.privacy.mechanism import Charge
 from hushfleet.schema import pack
@@ -55,6 +56,21 @@ def test_the_task_of_the_fleet_goes_on_also_after_a_question(folder: FleetFolder
     assert re.search(r"small-1a2b .* not measured not finished ask-counts", said(folder))
     folder.task.write_text("while it is written")
     assert "not measured not finished ask-counts" in said(folder)
+
+
+def test_a_task_that_ended_by_its_last_day_goes_on_once_that_is_moved(folder: FleetFolder) -> None:
+    run(folder, "small", at=BEGAN, rounds=2, of=5)
+    with EventLog(folder.path / "runs" / "small" / "events.jsonl") as log:
+        log.write("finished", reason="no round opens after 2026-06-30 (schedule.until)")
+        assert "not measured finished" in said(folder)
+        log.write("run", task="small-1a2b", method="m", unit="device", delta=1e-5, rounds=5, devices=1)
+        log.write("round_open", round=3, cohort=["a"])
+    assert "not measured goes on" in said(folder)
+    watch = FleetWatch(folder)
+    seen = watch.view().run
+    assert seen is not None
+    assert not seen.finished
+    watch.close()
 
 
 def test_boards_that_are_gone_run_no_release(folder: FleetFolder) -> None:

@@ -163,6 +163,21 @@ def test_a_period_is_told_beside_all_that_was_spent(register: DeviceRegister) ->
     assert f"; {now[1].period}, as the aggregator counts" in format_lifetime(now[0])
 
 
+def test_a_period_that_ends_today_is_told_by_whoever_has_watched_it(register: DeviceRegister) -> None:
+    """The page stays open over the end of a period of an hour; nothing is charged meanwhile."""
+    register.note_charges("t", 1, {"board-1": pack(GaussianMechanism(2.0).charge())}, certain=True)
+    now = began = float(register.first_charged_at("board-1"))
+    limits = {"epsilon_server": 2.0, "per": "1h", "epsilon_lifetime": 4.0, "delta": DELTA}
+    watching = Spending(limits, clock=lambda: now)
+    said = []
+    for now in (began, began + 3600):
+        watching.update(register)
+        found = watching.most("t", register)
+        assert found is not None
+        said.append((found[1].period.partition(" in ")[0], found[1].rounds))
+    assert said == [(f"{spent_in(1):.3g} of 2", 0), ("0 of 2", 1)]
+
+
 def test_windows_have_a_number_of_their_own(register: DeviceRegister) -> None:
     charge = pack(GaussianMechanism(2.0).charge())
     for task in ("windows-1", "all-1"):
