@@ -109,7 +109,13 @@ def aggregator(
     from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.aggregator.rounds.charge_book import ChargeBook
     from hushfleet.aggregator.rounds.engine import RoundEngine
-    from hushfleet.aggregator.storage.identity_file import default_path, epoch_file, last_epoch, load_or_create, next_epoch
+    from hushfleet.aggregator.storage.identity_file import (
+        default_path,
+        epoch_file,
+        last_epoch,
+        load_or_create,
+        next_epoch,
+    )
     from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
     from hushfleet.privacy.terms import AS_PUBLISHED
     from hushfleet.user_files import checked_folder, refuse_others

@@ -93,10 +93,14 @@ def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
         spending = Spending(folder.config.device.get("limits", {}), clock=lambda: now)
         lifetimes, boards = spending.lifetimes(register), registry.boards()
+        locked_out = {row.device: row.blocked for row in register.devices() if row.blocked is not None}
+        locked_out |= {
+            board.device: board.reason or "no reason was given" for board in boards if board.state == "blocked"
+        }
         sections = [
             _tasks(tasks, _present_run(folder)),
             _months(tasks),
-            _boards(tasks, boards, registry, lifetimes, spending.budget),
+            _boards(tasks, boards, registry, lifetimes, spending.budget, locked_out),
             _software(folder, registry, boards),
             _interruptions(tasks),
         ]
@@ -109,10 +113,9 @@ def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str
         _privacy(worst, spending.budget),
         _paid(tasks),
     ]
-    lost = [board.device for board in boards if board.state == "blocked"]
     tiles = [
         (f"{rounds}", "rounds closed"),
-        (f"{len(took_part)}", f"boards took part; {len(lost)} locked out"),
+        (f"{len(took_part)}", f"boards took part; {len(locked_out)} locked out"),
         *_epsilon_tiles(worst),
     ]
     return page(
@@ -215,7 +218,9 @@ def _boards(
     registry: FleetRegistry,
     lifetimes: Mapping[str, Lifetime],
     budget: Budget | None,
+    locked_out: Mapping[str, str],
 ) -> Section:
+    """:param locked_out: why, by the operator or the aggregator."""
     query = "SELECT id, COUNT(DISTINCT public_key) FROM certificates GROUP BY id"
     cards: dict[str, int] = {row[0]: row[1] for row in registry.rows(query)}
     known, rounds, seen = {board.device: board for board in boards}, Counter[str](), dict[str, float]()
@@ -229,7 +234,9 @@ def _boards(
         rows.append(
             (
                 device,
-                _standing(known.get(device), cards.get(device, 0)),
+                f"locked out: {locked_out[device]}"
+                if device in locked_out
+                else _standing(known.get(device), cards.get(device, 0)),
                 f"{rounds[device]}",
                 PageCell(_day(seen[device]) if device in seen else NEVER, "whole"),
                 "no limit" if not per else "0" if spent is None else spent.period.partition(" in ")[0],
@@ -247,11 +254,9 @@ def _boards(
 
 
 def _standing(board: RegisteredBoard | None, cards: int) -> str:
-    """Says how a board came, or why it is gone."""
+    """Says how a board came, or that it is gone."""
     if board is None:
         return "left the fleet"
-    if board.state == "blocked":
-        return f"locked out: {board.reason or 'no reason was given'}"
     since = f"since {_day(board.enrolled)}" if board.enrolled else "not enrolled yet"
     return f"{since}, with a new card" if cards > 1 else since
 

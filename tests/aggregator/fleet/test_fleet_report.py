@@ -91,6 +91,17 @@ def test_boards_that_are_gone_run_no_release(folder: FleetFolder) -> None:
         assert text.index("0.9.0 rolled out") < text.index("0.10.0 rolled out"), "in the order of time"
 
 
+def test_a_board_that_the_aggregator_has_blocked_is_locked_out(folder: FleetFolder) -> None:
+    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
+        one, other, _ = (board.device for board in registry.boards())
+        register.block(one, "its updates were refused in 3 rounds")
+        registry.block(other, "<b>stolen</b>")
+    text = said(folder)
+    assert "2 locked out" in text
+    assert f"{one} locked out: its updates were refused in 3 rounds" in text
+    assert f"{other} locked out: &lt;b&gt;stolen&lt;/b&gt;" in text
+
+
 def test_more_than_cards_allow_is_told_without_a_guess_at_why(folder: FleetFolder) -> None:
     charge = Charge("device", "add-or-remove", "gaussian", 1.0, 1, 1.0, 4)
     with DeviceRegister(folder.aggregator) as register:

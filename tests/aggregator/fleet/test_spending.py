@@ -166,11 +166,13 @@ def test_a_period_is_told_beside_all_that_was_spent(register: DeviceRegister) ->
 def test_a_period_that_ends_today_is_told_by_whoever_has_watched_it(register: DeviceRegister) -> None:
     """The page stays open over the end of a period of an hour; nothing is charged meanwhile."""
     register.note_charges("t", 1, {"board-1": pack(GaussianMechanism(2.0).charge())}, certain=True)
-    now = began = float(register.first_charged_at("board-1"))
+    began = float(register.first_charged_at("board-1"))
+    moments = [began]
     limits = {"epsilon_server": 2.0, "per": "1h", "epsilon_lifetime": 4.0, "delta": DELTA}
-    watching = Spending(limits, clock=lambda: now)
+    watching = Spending(limits, clock=lambda: moments[-1])
     said = []
-    for now in (began, began + 3600):
+    for moment in (began, began + 3600):
+        moments.append(moment)
         watching.update(register)
         found = watching.most("t", register)
         assert found is not None

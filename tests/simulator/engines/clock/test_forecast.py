@@ -6,7 +6,6 @@ import io
 import json
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,7 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.schedule import ScheduleSection
-from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -119,9 +118,7 @@ def test_a_round_of_the_last_night_counts_in_the_last_quarter(prepared: Prepared
     nightly = replace(prepared, task=replace(prepared.task, schedule=schedule))
     sizes, mix = sizes_of(prepared, name_bytes=1), FleetMix.in_turn([ORIN], 2)
     rules = replace(nightly.task.round, deadline_s=7200)
-    found = forecast(
-        nightly, mix, rules, policy="this", samples=[160], costs=slow, sizes=sizes, starts=STARTS, days=4
-    )
+    found = forecast(nightly, mix, rules, policy="this", samples=[160], costs=slow, sizes=sizes, starts=STARTS, days=4)
     assert found.days is not None
     assert found.total_s > 4 * 86400
     assert sum(each.rounds for each in found.days.quarters) == found.rounds
@@ -138,10 +135,10 @@ def test_a_schedule_without_a_window_is_told(prepared: PreparedTask, days: int |
         forecast(task, mix, task.task.round, policy="this", samples=[1], costs=COSTS, sizes=sizes, days=days)
 
 
-def test_rounds_that_evaluate_are_played_and_charged(short_task: Callable[..., Task]) -> None:
+def test_rounds_that_evaluate_are_played_and_charged() -> None:
     """The charge of all rounds is the task's epsilon, of which an evaluation has its share."""
-    plain = parse_task(tomllib.loads(HUSH.read_text()), ("data.devices=12", "data.limit=60", "round.rounds=6")).to_plain()
-    whole = parse_task(plain | {"evaluation": {"share": 0.3, "every": 2}})
+    few = ("data.devices=12", "data.limit=60", "round.rounds=6")
+    whole = load_task(HUSH, (*few, "evaluation.share=0.3", "evaluation.every=2"))
     prepared = prepare(whole, run_id="seed7")
     one = predict(prepared, FleetMix.in_turn([ORIN], whole.data.devices))
     assert one.rounds == 9, "six of training, and three that evaluate"
