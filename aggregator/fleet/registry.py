@@ -17,6 +17,7 @@ from hushfleet.aggregator.fleet.authority import Issued, tls_key_of
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.sqlite_file import Row, SqliteFile
 from hushfleet.wire.format.fleet_messages import token_seed
+from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.identity import Identity
 
 SCHEMA_VERSION = 3
@@ -126,6 +127,7 @@ class FleetRegistry(SqliteFile):
             Path(folder) / FILE_NAME, schema=_SCHEMA, version=SCHEMA_VERSION, upgrades=_UPGRADES, functions=functions
         )
         self._seen_version = self.row("PRAGMA data_version")
+        self.healths: dict[str, tuple[bytes | None, Health | None]] = {}  # by `sightings`, as they were read last
 
     def was_changed(self) -> bool:
         """Whether another opener has changed it since the last call."""
