@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ BEGAN = 1_780_000_000.0
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[FleetFolder]:
+def folder(tmp_path: Path) -> FleetFolder:
     return make_folder(tmp_path / "fleet", boards=3)
 
 
