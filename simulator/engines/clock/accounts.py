@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from hushfleet.simulator.engines.clock.device import Attempt, ClockDevice
 from hushfleet.simulator.engines.clock.events import EventQueue, OpenRound
@@ -11,13 +11,10 @@ from hushfleet.wire.format.messages import Ask, Birth, Known, Want
 
 
 class Accounts:
-    """Keeps the accounts of one fleet; `version` is that of the global model.
+    """Keeps the accounts of one fleet; `version` is that of the global model."""
 
-    :param asks: whether devices answer a question in the round of this number.
-    """
-
-    def __init__(self, queue: EventQueue, sizes: Sizes, asks: Callable[[int], bool]) -> None:
-        self._queue, self._sizes, self._asks = queue, sizes, asks
+    def __init__(self, queue: EventQueue, sizes: Sizes) -> None:
+        self._queue, self._sizes = queue, sizes
         self._announced = 0  # bytes of plans that every linked device has received
         self.version = 0
 
@@ -81,11 +78,7 @@ class Accounts:
             device.committed_round = current.number
             device.participations += 1
             device.in_sync = False
-            device.spent.charged[self._key(current)] += 1
-
-    def _key(self, current: OpenRound) -> int:
-        """Returns the key of the round in `Spent.charged`."""
-        return 0 if self._asks(current.number) else current.size
+            device.spent.charged[current.size] += 1
 
     def fates(self, current: OpenRound, cohort: Iterable[ClockDevice], *, used: bool) -> dict[str, list[str]]:
         """Ends what a closing round leaves behind, and counts it; the names by the field of `Spent` that counts them.
@@ -99,7 +92,7 @@ class Accounts:
             if fate != "used":  # those are counted when they are accepted
                 setattr(device.spent, fate, getattr(device.spent, fate) + 1)
             if fate == "late" or (fate == "used" and not used):
-                device.spent.unused[self._key(current)] += 1
+                device.spent.unused[current.size] += 1
         return fates
 
     def _fate(self, device: ClockDevice, current: OpenRound) -> str:

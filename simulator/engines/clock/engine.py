@@ -13,7 +13,7 @@ closes meanwhile goes on until its own deadline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from hushfleet.aggregator.config.round_section import RoundSection
@@ -40,7 +40,6 @@ class FleetClock:
     :param fleet: new devices, in the fleet's order.
     :param seed: of the task: it chooses cohorts as in the field, and draws the waits before new connections.
     :param calendar: of the task's schedule; None: rounds follow each other.
-    :param asks: whether devices answer a question in the round of this number.
     :param logging: whether closed rounds carry the events for a log.
     """
 
@@ -54,7 +53,6 @@ class FleetClock:
         schedule: Schedule,
         seed: int,
         calendar: Calendar | None = None,
-        asks: Callable[[int], bool] = lambda round: False,
         options: LinkOptions | None = None,
         logging: bool = False,
     ) -> None:
@@ -63,7 +61,7 @@ class FleetClock:
         self._by_name = {device.name: device for device in fleet}
         self._calendar = calendar or Calendar()
         self._queue = EventQueue(logging=logging)
-        self._accounts = Accounts(self._queue, sizes, asks)
+        self._accounts = Accounts(self._queue, sizes)
         self._playback = Playback(schedule)
         self._links = Links(fleet, self._queue, self, seed=seed, options=options or LinkOptions())
         self._least = least_devices(rules, devices=len(fleet))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from statistics import median
@@ -157,12 +157,31 @@ def forecast(
     schedule = schedule_of(replace(task, round=rules, data=replace(task.data, devices=len(mix))), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
     clock = clock_of(prepared, rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed, starts=starts)
-    rounds = counted(clock.rounds(), f"rounds of {len(mix)} devices, {policy}", total=rules.rounds)
+    rounds: Iterable[ClockRound] = counted(
+        clock.rounds(), f"rounds of {len(mix)} devices, {policy}", total=rules.rounds
+    )
+    if prepared.spec.question is not None:
+        rounds = _answers_apart(rounds, fleet, prepared.spec.asks)
     if days is None:
         return _totals(prepared, mix, fleet, rounds, policy=policy)
     book = DayBook(days, starts=starts, budget=budget)
     found = _totals(prepared, mix, fleet, book.noted(rounds, fleet), policy=policy)
     return replace(found, days=book.days(prepared, fleet))
+
+
+def _answers_apart(
+    rounds: Iterable[ClockRound], fleet: Sequence[ClockDevice], asks: Callable[[int], bool]
+) -> Iterator[ClockRound]:
+    """Yields the rounds on; what devices are charged in one that asks counts as a round of 0 devices."""
+    spent = [each for device in fleet for each in (device.spent.charged, device.spent.unused)]
+    before = [Counter(each) for each in spent]
+    for outcome in rounds:
+        for place, each in enumerate(spent):
+            if asks(outcome.round) and (answered := (each - before[place]).total()):
+                each.clear()
+                each.update({**before[place], 0: before[place][0] + answered})
+            before[place] = Counter(each)
+        yield outcome
 
 
 def _totals(

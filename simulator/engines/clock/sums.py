@@ -212,7 +212,6 @@ def clock_of(
     Raises `BadInput` where the schedule has no window.
     """
     options["calendar"] = calendar = Calendar(prepared.task.schedule, starts=starts)
-    options["asks"] = prepared.spec.asks
     if calendar.is_over(0.0):
         raise BadInput(
             "no round ever opens: the schedule's first window begins after its last day (schedule.until, or the end of "
