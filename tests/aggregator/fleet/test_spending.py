@@ -159,7 +159,7 @@ def test_a_period_is_told_beside_all_that_was_spent(register: DeviceRegister) ->
     assert said.startswith(
         f"board-1, which has spent most, stands at {number(spent_in(1))} of the 4 that its card allows"
     )
-    assert f"in all since {time.strftime('%B %Y', time.gmtime(began))}, and at {now[1].period} (epsilon; " in said
+    assert f"in all since {time.strftime('%B %Y', time.localtime(began))}, and at {now[1].period} (epsilon; " in said
     assert f"; {now[1].period}, as the aggregator counts" in format_lifetime(now[0])
 
 
