@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from hushfleet.errors import BadInput, WireError
@@ -22,41 +21,24 @@ ANSWERS_IN_S = 1.0
 """A broker sends what it retains at once. It may retain nothing: Mosquitto forgets it when it is restarted."""
 
 
-def refuse_older_copy(
-    link: Link,
-    identity: Identity,
-    *,
-    federation: str,
-    last: int,
-    counter: Path,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
+def refuse_older_copy(link: Link, identity: Identity, *, federation: str, last: int, counter: Path) -> None:
     """Raises `BadInput` where the broker retains a later start of this key than the last one here.
 
     :param link: a new one, which is closed.
     :param last: the number of the last start, from the file `counter`.
     """
-    topics = Topics(federation)
-    link.subscribe(topics.server)
+    link.subscribe(Topics(federation).server)
     link.open()
-    give_up = clock() + CONNECTS_IN_S
-    try:
-        while (left_s := give_up - clock()) > 0:
+    state, give_up = None, time.monotonic() + CONNECTS_IN_S
+    with contextlib.closing(link), contextlib.suppress(WireError):
+        while (left_s := give_up - time.monotonic()) > 0:
             event = link.receive(left_s)
             if isinstance(event, LinkUp):
-                give_up = clock() + ANSWERS_IN_S
-            elif isinstance(event, LinkDown):
-                return
+                give_up = time.monotonic() + ANSWERS_IN_S
             elif isinstance(event, Delivery):
-                with contextlib.suppress(WireError):
-                    state = decode_message(event.payload, federation=federation, public_key=identity.public_key)
-                    _check(state, last, counter)
-                return
-    finally:
-        link.close()
-
-
-def _check(state: object, last: int, counter: Path) -> None:
+                state = decode_message(event.payload, federation=federation, public_key=identity.public_key)
+            if isinstance(event, Delivery | LinkDown):
+                break
     if isinstance(state, ServerState) and state.epoch > last:
         raise BadInput(
             f"this is an old copy: the broker has heard start {state.epoch} of this aggregator, and {counter} has "
