@@ -287,8 +287,8 @@ class RoundHandler:
                 return
         elif entry.context != (round.secure.context if plan.secure else None):
             raise Declined("error", "this device has committed its update of the round for another sum")
-        elif entry.pending and not entry.data:
-            raise Declined("error", "this device has committed a round of another task since, and keeps one update")
+        elif not entry.data and (entry.pending or plan.round < (self._store.last_round(plan.task) or 0)):
+            raise Declined("error", "this device has committed another round since, and keeps one update")
         self._send(plan, task, entry)
 
     def _unsent(self, plan: RoundPlan) -> OutboxEntry | None:

@@ -97,6 +97,7 @@ def aggregator(
         torch_device,
         write_results,
     )
+    from hushfleet.aggregator.commands.older_copy import refuse_older_copy
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.devices.devices_file import read_devices
     from hushfleet.aggregator.devices.register import FILES, DeviceRegister
@@ -108,7 +109,13 @@ def aggregator(
     from hushfleet.aggregator.results.server_sees import server_sees
     from hushfleet.aggregator.rounds.charge_book import ChargeBook
     from hushfleet.aggregator.rounds.engine import RoundEngine
-    from hushfleet.aggregator.storage.identity_file import default_path, load_or_create, next_epoch
+    from hushfleet.aggregator.storage.identity_file import (
+        default_path,
+        epoch_file,
+        last_epoch,
+        load_or_create,
+        next_epoch,
+    )
     from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
     from hushfleet.privacy.terms import AS_PUBLISHED
     from hushfleet.user_files import checked_folder, refuse_others
@@ -161,11 +168,14 @@ def aggregator(
             console.print(f"[yellow]note:[/] {escape(f'{few}: {more}')}", highlight=False, soft_wrap=True)
         key_path = options.identity or default_path(options.federation)
         key = load_or_create(key_path)
-        epoch = next_epoch(key_path)
 
-        def connect(will: Will) -> Link:
+        def connect(will: Will | None) -> Link:
             return MqttLink(address, client_id=key.client_id(f"aggregator-{options.federation}"), will=will)
 
+        if last := last_epoch(key_path):
+            counter = epoch_file(key_path)
+            refuse_older_copy(connect(None), key, federation=options.federation, last=last, counter=counter)
+        epoch = next_epoch(key_path)
         listed_in = of_fleet.roster if of_fleet else options.roster
         roster_file = None if listed_in is None else RosterFile(listed_in)
         facts, secure = sum_facts_of(store, of_fleet, roster_file), engine.spec.privacy.secure

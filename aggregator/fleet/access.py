@@ -39,13 +39,17 @@ BY_FLEET = "by the fleet's operator: "
 """How the register's reason of a lock-out begins, beside those of the aggregator's own."""
 
 
-def apply(folder: FleetFolder, registry: FleetRegistry) -> RosterChanges:
+def apply(folder: FleetFolder, registry: FleetRegistry, register: DeviceRegister | None = None) -> RosterChanges:
     """Makes register, access lists and roster follow the registry. Returns what the operator has still to sign
     elsewhere.
 
+    :param register: the aggregator's, where it is open: to open it reads the charges of all rounds.
+
     Raises `StoreError`, and, when all but the roster is written, `BadInput` where the fleet's keys do not fit.
     """
-    with locked(folder), DeviceRegister(folder.aggregator) as register:
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(locked(folder))
+        register = register or opened.enter_context(DeviceRegister(folder.aggregator))
         derive_register(registry, register)
         if folder.config.home_assistant.enabled:
             write_home_assistant(folder)

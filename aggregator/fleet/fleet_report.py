@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from hushfleet.aggregator.results.report.page import Facts, PageCell, Prose, Sec
 from hushfleet.aggregator.results.report.readable import NOT_MEASURED, evaluated, number, percent, size
 from hushfleet.aggregator.results.result import Lifetime
 from hushfleet.durations import describe_duration
+from hushfleet.errors import BadInput
 from hushfleet.privacy.budget import Budget, describe_since
 from hushfleet.privacy.protection import protection
 
@@ -31,12 +33,14 @@ NEVER = "never"
 class TaskHistory:
     """One task of the fleet, as the log of its run tells it.
 
+    :param run: the name of its run's folder.
     :param opened: when its rounds opened, unix seconds.
     :param took_part: the accepted updates of each board.
     :param without: rounds that closed without a new model.
     :param outages_s: how long the aggregator was without the broker, each time.
     """
 
+    run: str = ""
     course: Course = field(default_factory=Course)
     opened: list[float] = field(default_factory=list)
     took_part: Counter[str] = field(default_factory=Counter)
@@ -47,7 +51,7 @@ class TaskHistory:
 
     @classmethod
     def read(cls, file: Path) -> TaskHistory:
-        history, lost_at = cls(), None
+        history, lost_at = cls(file.parent.name), None
         for event in iterate_events(file):
             history.course.apply(event)
             kind, at, device = event["event"], float(event.get("at") or 0.0), event.get("device")
@@ -89,11 +93,15 @@ def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
         spending = Spending(folder.config.device.get("limits", {}), clock=lambda: now)
         lifetimes, boards = spending.lifetimes(register), registry.boards()
+        locked_out = {row.device: row.blocked for row in register.devices() if row.blocked is not None}
+        locked_out |= {
+            board.device: board.reason or "no reason was given" for board in boards if board.state == "blocked"
+        }
         sections = [
-            _tasks(tasks),
+            _tasks(tasks, _present_run(folder)),
             _months(tasks),
-            _boards(tasks, boards, registry, lifetimes, spending.budget),
-            _software(folder, registry),
+            _boards(tasks, boards, registry, lifetimes, spending.budget, locked_out),
+            _software(folder, registry, boards),
             _interruptions(tasks),
         ]
     worst = max(lifetimes.values(), key=lambda each: each.epsilon_server, default=None)
@@ -105,10 +113,9 @@ def render_fleet_report(folder: FleetFolder, *, now: float | None = None) -> str
         _privacy(worst, spending.budget),
         _paid(tasks),
     ]
-    lost = [board.device for board in boards if board.state == "blocked"]
     tiles = [
         (f"{rounds}", "rounds closed"),
-        (f"{len(took_part)}", f"boards took part; {len(lost)} locked out"),
+        (f"{len(took_part)}", f"boards took part; {len(locked_out)} locked out"),
         *_epsilon_tiles(worst),
     ]
     return page(
@@ -134,7 +141,12 @@ def _privacy(worst: Lifetime | None, budget: Budget | None) -> str:
     period = f" {worst.period}, and" if worst.period else ""
     is_over = budget is not None and worst.epsilon_server > budget.lifetime
     limit = f" of {number(budget.lifetime)}" if budget is not None and math.isfinite(budget.lifetime) else ""
-    over = " No board goes over its limit: of the rounds that are noted, some were not trained." if is_over else ""
+    over = (
+        " That is above what cards allow: of the rounds that are noted, some were not trained, or its owner has raised "
+        "the limit on the board."
+        if is_over
+        else ""
+    )
     return (
         f"The board that has spent most has spent at most epsilon{period} {number(worst.epsilon_server)}{limit} in "
         f"all{describe_since(worst.since)}, at delta {number(worst.delta)}: {protection(worst.epsilon_server)}. "
@@ -157,7 +169,15 @@ def _paid(tasks: Sequence[TaskHistory]) -> str:
     )
 
 
-def _tasks(tasks: Sequence[TaskHistory]) -> Section:
+def _present_run(folder: FleetFolder) -> str:
+    """Gives the name of the run of the fleet's task; empty where its file cannot be read."""
+    with contextlib.suppress(BadInput):
+        return folder.run.name
+    return ""
+
+
+def _tasks(tasks: Sequence[TaskHistory], present: str) -> Section:
+    """:param present: the run that goes on."""
     rows = [
         (
             task.course.task,
@@ -167,7 +187,7 @@ def _tasks(tasks: Sequence[TaskHistory]) -> Section:
             f"{task.took_part.total()}",
             number(task.course.epsilon_server),
             task.accuracy,
-            "finished" if task.course.finished else "goes on" if task is tasks[-1] else "ended early",
+            "finished" if task.course.finished else "goes on" if task.run == present else "not finished",
         )
         for task in tasks
     ]
@@ -198,7 +218,9 @@ def _boards(
     registry: FleetRegistry,
     lifetimes: Mapping[str, Lifetime],
     budget: Budget | None,
+    locked_out: Mapping[str, str],
 ) -> Section:
+    """:param locked_out: why, by the operator or the aggregator."""
     query = "SELECT id, COUNT(DISTINCT public_key) FROM certificates GROUP BY id"
     cards: dict[str, int] = {row[0]: row[1] for row in registry.rows(query)}
     known, rounds, seen = {board.device: board for board in boards}, Counter[str](), dict[str, float]()
@@ -212,7 +234,9 @@ def _boards(
         rows.append(
             (
                 device,
-                _standing(known.get(device), cards.get(device, 0)),
+                f"locked out: {locked_out[device]}"
+                if device in locked_out
+                else _standing(known.get(device), cards.get(device, 0)),
                 f"{rounds[device]}",
                 PageCell(_day(seen[device]) if device in seen else NEVER, "whole"),
                 "no limit" if not per else "0" if spent is None else spent.period.partition(" in ")[0],
@@ -230,20 +254,18 @@ def _boards(
 
 
 def _standing(board: RegisteredBoard | None, cards: int) -> str:
-    """Says how a board came, or why it is gone."""
+    """Says how a board came, or that it is gone."""
     if board is None:
         return "left the fleet"
-    if board.state == "blocked":
-        return f"locked out: {board.reason or 'no reason was given'}"
     since = f"since {_day(board.enrolled)}" if board.enrolled else "not enrolled yet"
     return f"{since}, with a new card" if cards > 1 else since
 
 
-def _software(folder: FleetFolder, registry: FleetRegistry) -> Section:
+def _software(folder: FleetFolder, registry: FleetRegistry, boards: Sequence[RegisteredBoard]) -> Section:
     rolled = [
         (version, f"rolled out from {_day(began)}: {state}{f' ({reason})' if reason else ''}")
         for version, state, reason, began in registry.rows(
-            "SELECT version, state, reason, began FROM rollouts ORDER BY 1"
+            "SELECT version, state, reason, began FROM rollouts ORDER BY number"
         )
     ]
     rows = []
@@ -251,9 +273,11 @@ def _software(folder: FleetFolder, registry: FleetRegistry) -> Section:
         file = folder.releases / each.file
         came = f"added {_day(file.stat().st_mtime)}, " if file.exists() else ""
         rows.append((f"{each.version} for {each.platform}", f"{came}{size(each.size)}"))
-    running = Counter(sighting.version for sighting in sightings(registry).values() if sighting.version)
+    seen = sightings(registry)  # of boards that are gone as well, and of former cards
+    heard = [(seen.get(board.device), board) for board in boards if board.state == "enrolled"]
+    running = Counter(one.version for one, board in heard if one and one.version and one.public_key == board.public_key)
     rows += rolled
-    rows += [(f"boards with {version}", f"{count}") for version, count in sorted(running.items())]
+    rows += [(f"boards with {version}", f"{count}") for version, count in running.most_common()]
     return _section("releases", "Releases", "The software of the boards.", Facts(rows), "No release was offered.")
 
 

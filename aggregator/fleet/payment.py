@@ -25,7 +25,7 @@ _CHANGE = (
 class Payment:
     """A task, and the boards that may pay for it.
 
-    :param charge: of a round.
+    :param charge: of a round of training, with its part of the task's evaluations (`task_check.mean_charge`).
     :param budget: that the cards allow.
     :param spent: the charges of each board; an empty list in place of a fleet without boards.
     :param needed: so many boards a round takes.
@@ -118,7 +118,7 @@ class Payment:
 def pace(task: Task, charge: Charge, budget: Budget) -> str | None:
     """Describes how the periods of the owners' limits spread the rounds of a task; None where they do not.
 
-    :param charge: of a round.
+    :param charge: as in `Payment`.
     """
     rounds = task.round.rounds
     if not budget.period_s:

@@ -17,6 +17,7 @@ from hushfleet.aggregator.fleet.authority import Issued, tls_key_of
 from hushfleet.errors import BadInput, StoreError
 from hushfleet.sqlite_file import Row, SqliteFile
 from hushfleet.wire.format.fleet_messages import token_seed
+from hushfleet.wire.format.health import Health
 from hushfleet.wire.format.identity import Identity
 
 SCHEMA_VERSION = 3
@@ -126,6 +127,7 @@ class FleetRegistry(SqliteFile):
             Path(folder) / FILE_NAME, schema=_SCHEMA, version=SCHEMA_VERSION, upgrades=_UPGRADES, functions=functions
         )
         self._seen_version = self.row("PRAGMA data_version")
+        self.healths: dict[str, tuple[bytes | None, Health | None]] = {}  # by `sightings`, as they were read last
 
     def was_changed(self) -> bool:
         """Whether another opener has changed it since the last call."""
@@ -290,7 +292,7 @@ class FleetRegistry(SqliteFile):
     def expect_new_card(self, device: str) -> None:
         """Revokes the former key and its certificates, and accepts the board's next card."""
         with self.transaction():
-            self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
+            self._drop_card(device)
             self.write(
                 "UPDATE boards SET public_key = NULL, state = 'new', reason = NULL, certificate_end = NULL, "
                 "enrolled = NULL WHERE id = ?",
@@ -314,9 +316,16 @@ class FleetRegistry(SqliteFile):
     def forget(self, device: str) -> None:
         """Removes the board from the fleet. Its charges stay in the aggregator's register."""
         with self.transaction():
-            self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
+            self._drop_card(device)
             for table in ("tokens", "refused_requests", "boards"):
                 self.write(f"DELETE FROM {table} WHERE id = ?", (device,))
+
+    def _drop_card(self, device: str) -> None:
+        """Revokes the board's certificates, and drops what was heard of it and offered to it: the next card has done
+        nothing yet."""
+        self.write("UPDATE certificates SET revoked = ?2 WHERE id = ?1", (device, _FOR_GOOD))
+        for table in ("sightings", "offered"):
+            self.write(f"DELETE FROM {table} WHERE id = ?", (device,))
 
 
 def _key_of_token_digest(digest: bytes) -> bytes:

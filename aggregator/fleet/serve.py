@@ -35,14 +35,14 @@ log = logging.getLogger("hushfleet.fleet")
 class _Applied:
     """Writes the files that follow from the registry, and logs once that a roster waits to be signed."""
 
-    def __init__(self, folder: FleetFolder, registry: FleetRegistry) -> None:
-        self._folder, self._registry = folder, registry
+    def __init__(self, folder: FleetFolder, registry: FleetRegistry, register: DeviceRegister) -> None:
+        self._folder, self._registry, self._register = folder, registry, register
         self._warned_of = ""
 
     def apply(self) -> None:
         """Raises `StoreError`."""
         try:
-            changes = apply(self._folder, self._registry)
+            changes = apply(self._folder, self._registry, self._register)
             told = f"{roster.describe_waiting(changes)}: {roster.export_command()}" if changes else ""
         except BadInput as error:  # boards must come in all the same
             told = f"the roster of secure sums stays as it is: {error}"
@@ -64,7 +64,7 @@ def serve(path: Path, stop: threading.Event) -> None:
         folder.local_broker, ca_file=ca_file, cert_file=mine / "cert.pem", key_file=mine / "cert.key"
     )
     with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
-        known, applied = partial(key_of, registry, register), _Applied(folder, registry)
+        known, applied = partial(key_of, registry, register), _Applied(folder, registry, register)
         parts: list[ServicePart] = [
             Listener(registry, known),
             TellingNewest(folder, registry),

@@ -51,9 +51,13 @@ def sightings(registry: FleetRegistry) -> dict[str, Sighting]:
     rows = registry.rows(
         "SELECT id, public_key, state, session, version, seen, health, health_at FROM sightings ORDER BY id"
     )
+    before, registry.healths = registry.healths, {}
+    for device, *_, body, _ in rows:
+        known = before.get(device)
+        registry.healths[device] = known if known is not None and known[0] == body else (body, _health(body))
     return {
-        device: Sighting(device, key, state, session, version, seen, _health(body), at)
-        for device, key, state, session, version, seen, body, at in rows
+        device: Sighting(device, key, state, session, version, seen, registry.healths[device][1], at)
+        for device, key, state, session, version, seen, _, at in rows
     }
 
 

@@ -7,7 +7,7 @@ before each round, which is too small in one case alone (`devices.charge_book`),
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ class Spending:
         self._clock = clock
         self._known: dict[str, tuple[int, float]] = {}  # id -> hash of its charges, which would be many MB; epsilon
         self._is_known = False
-        self._most: tuple[tuple[str, str, int, int, int], tuple[Lifetime, PrivacyLeft]] | None = None
+        self._most: dict[tuple[str, str, int, int, int], tuple[Lifetime, PrivacyLeft]] = {}
 
     def update(self, register: DeviceRegister) -> dict[str, float]:
         """Gives epsilon_server over all tasks by id, at the cards' delta. Raises `StoreError`."""
@@ -62,21 +62,25 @@ class Spending:
         """
         return [] if register is None else _charges(register.charge_counts(device))
 
-    def most(self, task: str, register: DeviceRegister, *, window_s: int = 0) -> tuple[Lifetime, PrivacyLeft] | None:
+    def most(
+        self, task: str, register: DeviceRegister, *, among: Iterable[str] | None = None, window_s: int = 0
+    ) -> tuple[Lifetime, PrivacyLeft] | None:
         """Gives what the board that has spent most has spent, and what is left to it for rounds of `task`.
 
         Rounds of the task cost as its first. It holds as of the last `update`; None: nothing was charged. Raises
         `StoreError`.
 
+        :param among: the boards that may take part; None: all that were ever charged.
         :param window_s: length of the windows of data of the task; 0: it has none.
         """
-        if not self._known:
+        charged = self._known if among is None else [device for device in among if device in self._known]
+        if not charged:
             return None
-        device = max(self._known, key=lambda device: self._known[device][1])
+        device = max(charged, key=lambda device: self._known[device][1])
         digest, spent = self._known[device]
-        day = int(self._clock() // 86400)  # a period ends
-        key = device, task, digest, day, window_s
-        if self._most is None or self._most[0] != key:
+        minute = int(self._clock() // 60)  # a period ends, and may be an hour long
+        key = device, task, digest, minute, window_s
+        if key not in self._most:
             first, rounds = register.charges(device, after=(task, -1), at_most=1), None
             if self.budget is not None and first and first[0][0] == task:
                 following = unpack(Charge, first[0][2], what="a charge")
@@ -86,8 +90,9 @@ class Spending:
                 )
             lifetime = self._lifetime(device, register, task, window_s)
             left = PrivacyLeft(device, spent, self.limit, rounds, lifetime.period, lifetime.since)
-            self._most = key, (lifetime, left)
-        return self._most[1]
+            kept = {each: known for each, known in self._most.items() if each[1:2] + each[3:] == key[1:2] + key[3:]}
+            self._most = {**kept, key: (lifetime, left)}
+        return self._most[key]
 
     def _against_limits(self, device: str, register: DeviceRegister) -> Iterator[tuple[list[Charge], float]]:
         """Yields the charges of each of the owner's limits, and the limit."""

@@ -6,7 +6,9 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from hushfleet.aggregator.config.question import noise_factor
 from hushfleet.aggregator.config.task import Task, load_task
 from hushfleet.aggregator.devices.register import DeviceRegister
 from hushfleet.aggregator.fleet.folder import FleetFolder
@@ -55,7 +57,7 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
         if found or spending.budget is None:
             return found
         spent = [spending.charges(device, register) for device in able] or [[]]
-    payment = Payment(task, charge, spending.budget, spent, min(buffer or needed, len(spent)), len(able))
+    payment = Payment(task, mean_charge(task), spending.budget, spent, min(buffer or needed, len(spent)), len(able))
     why = payment.obstacle(begun=(folder.path / "runs" / task.name).exists())
     return [] if why is None else [why]
 
@@ -63,7 +65,7 @@ def obstacles(task: Task, folder: FleetFolder) -> list[str]:
 def spread(task: Task, folder: FleetFolder) -> str | None:
     """Describes how the owners' limits spread the rounds of a task over time; None where they do not."""
     budget = Budget.of(folder.config.device.get("limits", {}))
-    return None if budget is None else pace(task, first_charge(task), budget)
+    return None if budget is None else pace(task, mean_charge(task), budget)
 
 
 def boards_needed(task: Task, *, blocked: int = 0) -> int:
@@ -139,6 +141,13 @@ def first_charge(task: Task) -> Charge:
     privacy = task.privacy_spec()
     method = make_method(task.method.name, task.method.settings, privacy, _ANY_LAYOUT, rounds=task.round.rounds)
     return method.charge(RoundTerms(privacy.noise_split))
+
+
+def mean_charge(task: Task) -> Charge:
+    """Gives the charge of a round of training with its part of the task's evaluations, so that all rounds of training
+    at this charge cost what the whole task does."""
+    charge = first_charge(task)
+    return replace(charge, noise_multiplier=charge.noise_multiplier / noise_factor(task))
 
 
 def _not_allowed(task: Task, charge: Charge, allowed: str) -> Iterator[str]:

@@ -178,7 +178,7 @@ class SumsView:
 
 @dataclass(frozen=True)
 class PrivacyLeft:
-    """The privacy budget that is left to the board that has spent most.
+    """The privacy budget that is left to the board that has spent most, of those that may take part.
 
     :param spent: epsilon_server over all tasks and cards of its id; `limit`: what its card allows, None: not known.
     :param rounds: how many more rounds of the run's task fit into that, `MOST_ROUNDS` at most; None: not known.
@@ -202,7 +202,8 @@ class FleetView:
     :param certificates_end, authority_end: when the first of its own certificates ends, and when its authority; None
         where they cannot be read.
     :param sums: None where the task has no secure sums.
-    :param lifetime, privacy_left: of the board that has spent most over all tasks; None: nothing was charged.
+    :param lifetime: of the board that has spent most over all tasks, which may be gone; `privacy_left`: of those that
+        may take part. None: nothing was charged.
     :param paused: since when an operator has paused training; None: nobody has.
     :param problems: of the fleet as a whole; those of boards stand with them.
     """

@@ -179,8 +179,6 @@ class FleetWatch:
         known = [] if self._register is None else self._register.devices()
         spent = {} if self._register is None else self._spending.update(self._register)
         refused = [] if self._register is None else self._register.refused_births()
-        window_s, task = self._window_s(), self._course.task
-        most = None if self._register is None else self._spending.most(task, self._register, window_s=window_s)
         run, parts, seen = self._course.view(), self._course.states(), sightings(self._registry)
         service, aggregator = self._processes(now)
         own, authority = self._certificates()
@@ -189,6 +187,12 @@ class FleetWatch:
         rows: dict[str, tuple[RegisteredBoard | None, KnownDevice | None]] = {row.device: (None, row) for row in known}
         for board in self._registry.boards():
             rows[board.device] = board, rows.get(board.device, (None, None))[1]
+        window_s, task = self._window_s(), self._course.task
+        able = [name for name, each in rows.items() if not _is_blocked(*each)]  # who is gone needs no budget
+        most = left = None
+        if self._register is not None:
+            most = self._spending.most(task, self._register, window_s=window_s)
+            left = self._spending.most(task, self._register, among=able, window_s=window_s)
         boards = []
         for device, (registered, accepted) in sorted(rows.items()):
             view = self._board(device, registered, accepted, seen.get(device), parts)
@@ -205,7 +209,7 @@ class FleetWatch:
             boards=tuple(boards),
             run=run,
             lifetime=most and most[0],
-            privacy_left=most and most[1],
+            privacy_left=left and left[1],
             aggregator=aggregator,
             service=service,
             refused_devices=tuple(row for row in refused if row.device not in rows),
@@ -308,6 +312,12 @@ class FleetWatch:
             decline=course.declined.get(device),
             refusal=course.refused.get(device),
         )
+
+
+def _is_blocked(registered: RegisteredBoard | None, known: KnownDevice | None) -> bool:
+    return (known is not None and known.blocked is not None) or (
+        registered is not None and registered.state == "blocked"
+    )
 
 
 def _state(part: Activity, seen: Sighting | None) -> Activity:

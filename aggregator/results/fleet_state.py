@@ -297,6 +297,7 @@ class RunState(FleetState):
     def _on_round_open(self, event: Event) -> None:
         super()._on_round_open(event)
         self.next_opening = None
+        self.finished = False  # a task that ended by its schedule goes on where that was changed
         self.round, self.round_bytes = event.get("round", self.round + 1), 0
 
     def _on_update(self, event: Event) -> None:

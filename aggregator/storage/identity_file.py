@@ -49,13 +49,26 @@ def load(path: Path) -> Identity:
         raise BadInput(f"{path}: {error}") from error
 
 
+def epoch_file(path: Path) -> Path:
+    """The file with the number of the newest start of the key in `path`."""
+    return path.with_name(f"{path.name}.epoch")
+
+
+def last_epoch(path: Path) -> int:
+    """The number of the newest start of the key in `path`; 0 where it is not known."""
+    with contextlib.suppress(OSError):
+        text = epoch_file(path).read_bytes()[:32].strip()
+        return int(text) if text.isdigit() else 0
+    return 0
+
+
 def next_epoch(path: Path, *, clock: Callable[[], float] = time.time) -> int:
     """The number of this start of the key in `path`: above all before it, synced before it is returned.
 
     Unix seconds where they are more than one above the last: so a counter that was lost starts above what devices have
     seen, and a clock that is wrong for a while does no harm as long as the counter is there. Raises `StoreError`.
     """
-    file = path.with_name(f"{path.name}.epoch")
+    file = epoch_file(path)
     try:
         with open(os.open(file, os.O_CREAT | os.O_RDWR, 0o600), "r+b") as counter:
             fcntl.flock(counter, fcntl.LOCK_EX)  # of two aggregators that start at once, each gets its own

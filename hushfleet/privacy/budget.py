@@ -105,8 +105,8 @@ def describe_period(spent: float, budget: Budget, *, left_s: float) -> str:
 
 
 def describe_since(at: int) -> str:
-    """Describes since when something is counted: ` since May 2026`; empty where it is not known."""
-    return time.strftime(" since %B %Y", time.gmtime(at)) if at else ""
+    """Describes since when something is counted, by the local clock: ` since May 2026`; empty where it is not known."""
+    return time.strftime(" since %B %Y", time.localtime(at)) if at else ""
 
 
 def windows_of(entries: Sequence[LedgerEntry]) -> list[Period]:

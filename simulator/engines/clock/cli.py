@@ -23,7 +23,7 @@ class ForecastOptions:
 
     # fmt: off
     boards: Annotated[str, Option(help="Board profiles, separated by commas and dealt to the devices in turn, or a mix file.")] = "generic-x86"
-    policy: Annotated[list[str] | None, Option(metavar="KEY=VALUE,...", help="Policy to compare, with keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s; may be repeated.")] = None
+    policy: Annotated[list[str] | None, Option(metavar="KEY=VALUE,...", help="Policy to compare, with keys of [round]: cohort_size, min_devices, quorum, min_updates, deadline_s, mode, buffer_size, max_staleness; may be repeated.")] = None
     samples: Annotated[int | None, Option(min=1, help="Number of training samples of every device.")] = None
     days: Annotated[int | None, Option(min=4, help="So many days of the task's [schedule], with epsilon by quarter, hours awake, and when a budget ends.")] = None
     limits: Annotated[Path | None, Option(metavar="FILE.toml", help="With --days: the owner's limits, from a DEVICE.toml or fleet.toml.")] = None

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.errors import BadInput
+from hushfleet.methods.question import rules_of
 from hushfleet.methods.state import RoundTerms
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import epsilon_server_of
@@ -26,7 +27,8 @@ class Quarter:
     """A quarter of the days.
 
     :param rounds: closed in it.
-    :param epsilon: what the device that was charged most in all has spent in it alone.
+    :param epsilon: what the device that was charged most in all has spent in it alone, as far as its owner's limits
+        allow it.
     """
 
     rounds: int
@@ -114,16 +116,14 @@ class DayBook:
 
     def days(self, prepared: PreparedTask, fleet: Sequence[ClockDevice]) -> Days:
         """Sums up, once all rounds have passed."""
-        privacy, count = prepared.spec.privacy, prepared.task.round.rounds
+        delta, count = prepared.spec.privacy.delta, prepared.spec.rounds
         most = max(self._charged.values(), key=len, default=[])
-        charges = [(at, prepared.method.charge(RoundTerms(min(privacy.noise_split, size)))) for at, size in most]
+        allowed, period, lifetime = self._limits([(at, charge_of(prepared, size)) for at, size in most])
         quarters = []
         for number in range(4):
-            first, last = (self._days * DAY_S * part / 4 for part in (number, number + 1))
-            inside = [charge for at, charge in charges if first <= at < last]
-            rounds = sum(first <= at < last for at in self._closed)
-            quarters.append(Quarter(rounds, _epsilon(inside, privacy.delta)))
-        period, lifetime = self._limits(charges)
+            inside = [charge for at, charge in allowed if self._quarter(at) == number]
+            rounds = sum(self._quarter(at) == number for at in self._closed)
+            quarters.append(Quarter(rounds, _epsilon(inside, delta)))
         return Days(
             days=self._days,
             quarters=tuple(quarters),
@@ -134,16 +134,25 @@ class DayBook:
             lifetime_spent=lifetime,
         )
 
-    def _limits(self, charges: Sequence[tuple[float, Charge]]) -> tuple[float | None, float | None]:
-        """Finds the first round that each limit of the owner forbids: a period's, and the one over everything."""
+    def _quarter(self, at: float) -> int:
+        """Returns the number of a quarter, from 0. A round of the last day may close after it."""
+        return min(3, int(4 * at / (self._days * DAY_S)))
+
+    def _limits(
+        self, charges: Sequence[tuple[float, Charge]]
+    ) -> tuple[Sequence[tuple[float, Charge]], float | None, float | None]:
+        """Leaves out the rounds that the owner's limits forbid.
+
+        Returns the others, and when each limit forbids the first one: a period's, and the one over everything.
+        """
         budget, began = self._budget, self._starts.timestamp()
         if budget is None:
-            return None, None
+            return charges, None, None
         allowed: list[tuple[float, Charge]] = []
         held_at: float | None = None
         for at, charge in charges:
             if _epsilon([each for _, each in allowed] + [charge], budget.delta) > budget.lifetime:
-                return held_at, at / DAY_S
+                return allowed, held_at, at / DAY_S
             if budget.period_s:
                 start = Period.of(began + at, budget.period_s).start - began
                 inside = [each for earlier, each in allowed if earlier >= start]
@@ -151,7 +160,14 @@ class DayBook:
                     held_at = at / DAY_S if held_at is None else held_at
                     continue
             allowed.append((at, charge))
-        return held_at, None
+        return allowed, held_at, None
+
+
+def charge_of(prepared: PreparedTask, size: int) -> Charge:
+    """Returns the charge of a round of so many devices; of one that asks, where `size` is 0 (`Spent.charged`)."""
+    if size:
+        return prepared.method.charge(RoundTerms(min(prepared.spec.privacy.noise_split, size)))
+    return rules_of(prepared.spec, prepared.method, prepared.spec.rounds).method.charge(RoundTerms())
 
 
 def _epsilon(charges: Sequence[Charge], delta: float) -> float:

@@ -107,7 +107,8 @@ class Spent:
 
     :param up_bytes: whole packets; likewise `down_bytes`.
     :param chosen: rounds, of which each is then `used`, `late`, `given_up`, `declined` or `lost`.
-    :param charged: rounds by the size of their cohort.
+    :param charged: rounds by the size of their cohort; in a forecast 0: rounds in which it has answered a
+        question.
     :param unused: those of them that went into no model.
     """
 

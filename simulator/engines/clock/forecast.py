@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from statistics import median
@@ -15,14 +15,13 @@ from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.publish.prepare import PreparedTask
 from hushfleet.errors import BadInput
-from hushfleet.methods.state import RoundTerms
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.progress import counted
 from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.calendar import STARTS
-from hushfleet.simulator.engines.clock.days import DayBook, Days, limited
+from hushfleet.simulator.engines.clock.days import DayBook, Days, charge_of, limited
 from hushfleet.simulator.engines.clock.device import ClockDevice, Spent, make_devices
 from hushfleet.simulator.engines.clock.device_time import Costs
 from hushfleet.simulator.engines.clock.events import ClockRound
@@ -159,15 +158,36 @@ def forecast(
         prepared = limited(prepared, days, starts=starts)
     task = prepared.task
     names = device_names(len(mix))
+    if prepared.spec.question is not None:
+        rules = replace(rules, rounds=prepared.spec.rounds)
     schedule = schedule_of(replace(task, round=rules, data=replace(task.data, devices=len(mix))), names)
     fleet = make_devices(prepared, mix, names=names, samples=samples, costs=costs, sizes=sizes, schedule=schedule)
     clock = clock_of(prepared, rules, fleet, costs=costs, sizes=sizes, schedule=schedule, seed=task.seed, starts=starts)
-    rounds = counted(clock.rounds(), f"rounds of {len(mix)} devices, {policy}", total=rules.rounds)
+    rounds: Iterable[ClockRound] = counted(
+        clock.rounds(), f"rounds of {len(mix)} devices, {policy}", total=rules.rounds
+    )
+    if prepared.spec.question is not None:
+        rounds = _answers_apart(rounds, fleet, prepared.spec.asks)
     if days is None:
         return _totals(prepared, mix, fleet, rounds, policy=policy)
     book = DayBook(days, starts=starts, budget=budget)
     found = _totals(prepared, mix, fleet, book.noted(rounds, fleet), policy=policy)
     return replace(found, days=book.days(prepared, fleet))
+
+
+def _answers_apart(
+    rounds: Iterable[ClockRound], fleet: Sequence[ClockDevice], asks: Callable[[int], bool]
+) -> Iterator[ClockRound]:
+    """Yields the rounds on; what devices are charged in one that asks counts as a round of 0 devices."""
+    spent = [each for device in fleet for each in (device.spent.charged, device.spent.unused)]
+    before = [Counter(each) for each in spent]
+    for outcome in rounds:
+        for place, each in enumerate(spent):
+            if asks(outcome.round) and (answered := (each - before[place]).total()):
+                each.clear()
+                each.update({**before[place], 0: before[place][0] + answered})
+            before[place] = Counter(each)
+        yield outcome
 
 
 def _totals(
@@ -222,12 +242,11 @@ def _cost(prepared: PreparedTask, rounds: Counter[int]) -> int:
 
 
 def _split(prepared: PreparedTask, cohort_size: int) -> int:
-    return min(prepared.spec.privacy.noise_split, cohort_size)
+    return max(1, min(prepared.spec.privacy.noise_split, cohort_size))
 
 
 def _epsilon(prepared: PreparedTask, rounds: Counter[int]) -> float:
-    terms = [(RoundTerms(_split(prepared, size)), count) for size, count in rounds.items() if count]
-    charges = [(prepared.method.charge(each), count) for each, count in terms]
+    charges = [(charge_of(prepared, size), count) for size, count in rounds.items() if count]
     if any(charge.raw for charge, _ in charges):
         return math.inf
     steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * count) for charge, count in charges]

@@ -208,8 +208,15 @@ def clock_of(
 
     :param starts: the run's beginning on the clock on the wall.
     :param roster: of secure sums; None makes one up.
+
+    Raises `BadInput` where the schedule has no window.
     """
-    options["calendar"] = Calendar(prepared.task.schedule, starts=starts)
+    options["calendar"] = calendar = Calendar(prepared.task.schedule, starts=starts)
+    if calendar.is_over(0.0):
+        raise BadInput(
+            "no round ever opens: the schedule's first window begins after its last day (schedule.until, or the end of "
+            "--days)"
+        )
     if prepared.spec.privacy.secure is None:
         return (BufferedClock if rules.buffered else FleetClock)(rules, fleet, **options)
     return SummedClock(rules, fleet, draws=Draws(prepared, [each.name for each in fleet], rules, roster), **options)

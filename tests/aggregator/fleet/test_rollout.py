@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hushfleet.aggregator.fleet import rollout as rollout_module
 from hushfleet.aggregator.fleet.cards import ReleasePlatform, build_release, release_for
 from hushfleet.aggregator.fleet.folder import FleetFolder, UpdatesPart
-from hushfleet.aggregator.fleet.registry import FleetRegistry
+from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.releases import add_release, releases
 from hushfleet.aggregator.fleet.rollout import (
     HEARD_S,
@@ -33,6 +33,7 @@ from hushfleet.aggregator.fleet.rollout import (
     stage_sizes,
 )
 from hushfleet.aggregator.fleet.service import Service
+from hushfleet.aggregator.fleet.sightings import sightings
 from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, BadSignature, Malformed
@@ -158,6 +159,24 @@ def test_a_permission_to_go_back_has_a_higher_number_than_all_before(
         assert later.downgrade_from == ("3.0", "3.1")
         serials.append(later.downgrade_serial)
     assert serials == [NOW, NOW + 1, NOW + 2, NOW + 1000]
+
+
+@pytest.mark.parametrize("way", ["new card", "forgotten"])
+def test_a_new_card_months_after_the_roll_out_is_offered_the_release_as_any_board(desk: Desk, way: str) -> None:
+    """Its former card had taken the release in June. The new one has an older release, and has failed nothing."""
+    begin(desk.registry, None, now=NOW)
+    one, months = desk.devices[0], 180 * 86400.0
+    desk.offered(one, at=NOW)
+    desk.say(one, version="2.0")
+    if way == "new card":
+        desk.registry.expect_new_card(one)
+    else:
+        desk.registry.forget(one)
+        desk.registry.add([RegisteredBoard(one, "generic-x86")])
+    assert one not in sightings(desk.registry), "the page says nothing of the new card before it is heard"
+    desk.registry.write("UPDATE boards SET state = 'enrolled'")
+    desk.say(one, at=NOW + months)
+    assert desk.outcome(one, now=NOW + months) == "waits"
 
 
 def test_a_board_that_knows_a_later_roll_out_than_the_registry_is_no_riddle(desk: Desk) -> None:

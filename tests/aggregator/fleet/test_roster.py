@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -56,6 +57,15 @@ def test_it_is_signed_anew_only_where_it_says_something_new(folder: FleetFolder)
     third = written(FleetFolder(folder.path))
     assert (third.min_devices, third.devices) == (3, second.devices)
     assert third.number > second.number
+
+
+def test_a_grant_reads_no_register_that_is_open(folder: FleetFolder) -> None:
+    """To open it reads the charges of a year: seconds with 10,000 boards, for each certificate."""
+    with FleetRegistry(folder.path) as registry, DeviceRegister(folder.aggregator) as register:
+        registry.block("plant-2", "stolen")
+        with patch("hushfleet.aggregator.fleet.access.DeviceRegister", side_effect=AssertionError):
+            apply(folder, registry, register)
+        assert [known.device for known in register.devices() if known.blocked] == ["plant-2"]
 
 
 def test_a_number_does_not_fall_where_a_clock_goes_back_or_the_file_is_gone(folder: FleetFolder) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from hushfleet.aggregator.fleet.service import APPLY_AGAIN_S, FleetService
+from hushfleet.aggregator.fleet.service import APPLY_AGAIN_S, FleetService, Service, ServicePart
 from hushfleet.errors import StoreFull
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import encode_message
@@ -86,3 +87,28 @@ def make_service(
         was_changed=was_changed,
         clock=clock,
     )
+
+
+class Slow(ServicePart):
+    """It takes two seconds whenever it acts."""
+
+    every_s = 1.0
+
+    def __init__(self, clock: list[float]) -> None:
+        self._clock = clock
+        self.acted: list[float] = []
+
+    def act(self, service: Service, now: float) -> None:
+        self.acted.append(now)
+        self._clock[0] += 2.0
+
+
+def test_a_part_that_takes_long_leaves_time_to_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 10,000 boards a roll-out looked at all of them after each single message."""
+    clock = [0.0]
+    monkeypatch.setattr("hushfleet.aggregator.fleet.service.time.monotonic", lambda: clock[0])
+    part, service = Slow(clock), cast(Service, None)
+    while clock[0] < 30:
+        part.advance(service, clock[0])
+        clock[0] += 0.1
+    assert part.acted == pytest.approx([0.0, 10.0, 20.0], abs=0.3)

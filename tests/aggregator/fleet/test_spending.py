@@ -159,8 +159,25 @@ def test_a_period_is_told_beside_all_that_was_spent(register: DeviceRegister) ->
     assert said.startswith(
         f"board-1, which has spent most, stands at {number(spent_in(1))} of the 4 that its card allows"
     )
-    assert f"in all since {time.strftime('%B %Y', time.gmtime(began))}, and at {now[1].period} (epsilon; " in said
+    assert f"in all since {time.strftime('%B %Y', time.localtime(began))}, and at {now[1].period} (epsilon; " in said
     assert f"; {now[1].period}, as the aggregator counts" in format_lifetime(now[0])
+
+
+def test_a_period_that_ends_today_is_told_by_whoever_has_watched_it(register: DeviceRegister) -> None:
+    """The page stays open over the end of a period of an hour; nothing is charged meanwhile."""
+    register.note_charges("t", 1, {"board-1": pack(GaussianMechanism(2.0).charge())}, certain=True)
+    began = float(register.first_charged_at("board-1"))
+    moments = [began]
+    limits = {"epsilon_server": 2.0, "per": "1h", "epsilon_lifetime": 4.0, "delta": DELTA}
+    watching = Spending(limits, clock=lambda: moments[-1])
+    said = []
+    for moment in (began, began + 3600):
+        moments.append(moment)
+        watching.update(register)
+        found = watching.most("t", register)
+        assert found is not None
+        said.append((found[1].period.partition(" in ")[0], found[1].rounds))
+    assert said == [(f"{spent_in(1):.3g} of 2", 0), ("0 of 2", 1)]
 
 
 def test_windows_have_a_number_of_their_own(register: DeviceRegister) -> None:

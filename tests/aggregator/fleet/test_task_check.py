@@ -19,12 +19,13 @@ from hushfleet.aggregator.fleet.payment import Payment
 from hushfleet.aggregator.fleet.processes import _print_obstacles
 from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.sightings import Listener
-from hushfleet.aggregator.fleet.task_check import boards_needed, first_charge, obstacles, spread
+from hushfleet.aggregator.fleet.task_check import boards_needed, first_charge, mean_charge, obstacles, spread
 from hushfleet.aggregator.fleet.watch import FleetWatch
 from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.errors import BadInput
 from hushfleet.methods.state import RoundTerms
+from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.ledger import rounds_left
 from hushfleet.schema import pack
@@ -266,6 +267,17 @@ def test_with_an_epsilon_no_fewer_rounds_are_proposed_since_they_would_cost_the_
     assert obstacles(load_task(file, ("round.rounds=2",)), folder) != []
     assert "round.rounds =" not in why
     assert "With all 40 rounds they can pay for privacy.epsilon = " in why
+
+
+def test_the_evaluations_of_a_task_are_paid_as_well() -> None:
+    """Half of the budget may be theirs; then rounds of training alone cost far less than the task does."""
+    task = load_task(TASKS / "digits-hush.toml", ("evaluation.share=0.5", "evaluation.every=2", "round.rounds=6"))
+    spent, of_training = (
+        epsilon([Step(charge.noise_multiplier, 1.0, 6)], delta=task.delta)
+        for charge in (mean_charge(task), first_charge(task))
+    )
+    assert spent == pytest.approx(task.privacy.epsilon, rel=1e-3)
+    assert of_training < 1.4
 
 
 def test_periods_spread_the_rounds_of_a_task(tmp_path: Path) -> None:

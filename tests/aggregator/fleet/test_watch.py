@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 from rich.console import Console
@@ -23,7 +24,7 @@ from hushfleet.aggregator.fleet.page.render import render_parts
 from hushfleet.aggregator.fleet.processes import FleetProcess
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
-from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processes
+from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processes, sightings
 from hushfleet.aggregator.fleet.table import table
 from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
@@ -31,7 +32,7 @@ from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
 from hushfleet.errors import BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.privacy.mechanism import Charge
+from hushfleet.privacy.mechanism import Charge, GaussianMechanism
 from hushfleet.schema import pack, unpack
 from hushfleet.wire.format.health import SHOWN
 from hushfleet.wire.format.identity import Identity
@@ -160,6 +161,35 @@ def test_an_error_that_a_board_tells_is_shown_with_what_to_do(desk: Desk) -> Non
     assert "journalctl -u hushfleet-client" in problem.advice
     desk.hear("board-1", desk.health("board-1", session=2))
     assert desk.view().boards[0].problems == ()
+
+
+def test_the_budget_that_is_left_is_that_of_a_board_that_may_take_part(desk: Desk) -> None:
+    """A board that has left the fleet, or is locked out, has spent its budget for good; the others have not."""
+    charges = {"gone": 5.0, "board-1": 10.0, "board-2": 20.0}
+    with DeviceRegister(desk.folder.aggregator) as register:
+        for name, noise in charges.items():
+            register.note_charges("t-1", 1, {name: pack(GaussianMechanism(noise).charge())}, certain=True)
+    desk.registry.block("board-1", "stolen")
+    view = desk.view()
+    assert view.privacy_left is not None
+    assert view.privacy_left.device == "board-2"
+    assert view.lifetime is not None
+    assert view.lifetime.epsilon_server > 2 * view.privacy_left.spent, "the most of any board, as charged"
+
+
+def test_what_was_read_before_is_not_read_again(desk: Desk) -> None:
+    """The service looks at all boards each second, and a board tells its health once a minute."""
+    for name in NAMES:
+        desk.hear(name, desk.health(name))
+    desk.listener.flush(1.0)
+    first = sightings(desk.registry)
+    desk.hear("board-2", desk.health("board-2", uptime_s=120))
+    desk.listener.flush(2.0)
+    with patch("hushfleet.aggregator.fleet.sightings.unpack", side_effect=unpack) as unpacked:
+        second = sightings(desk.registry)
+    assert unpacked.call_count == 1
+    assert [second[name].health == first[name].health for name in NAMES] == [True, False, True]
+    assert second["board-2"].health == desk.health("board-2", uptime_s=120)
 
 
 def test_what_is_old_or_of_somebody_else_changes_nothing(desk: Desk) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import random
 import sqlite3
+import time
 from contextlib import closing
+from datetime import UTC, datetime
 
 import pytest
 
 from hushfleet.errors import BudgetExceeded
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.privacy.budget import Budget, charges_on, windows_of
+from hushfleet.privacy.budget import Budget, charges_on, describe_since, windows_of
 from hushfleet.privacy.ledger import CountedTime, Ledger, epsilon_server_of
 from hushfleet.privacy.mechanism import GaussianMechanism
 from hushfleet.privacy.periods import Period
@@ -118,3 +120,14 @@ def test_periods_and_windows_agree_with_a_slow_composition(ledger, seed):
             if entry.window is None or set(range(*window, DAY)) & set(range(*entry.window, DAY))
         ]
         assert epsilon_server_of(charges_on(window, entries), delta=1e-5) == pytest.approx(slowly(touched), rel=1e-9)
+
+
+def test_a_month_is_that_of_the_clock_on_the_wall(monkeypatch):
+    """A round at one in the night of the first of July, in Berlin, is in June by UTC; days of a report are local."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert describe_since(int(datetime(2026, 6, 30, 23, 30, tzinfo=UTC).timestamp())) == " since July 2026"
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.config.schedule import ScheduleSection
-from hushfleet.aggregator.config.task import Task, parse_task
+from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.aggregator.publish.prepare import PreparedTask, prepare
 from hushfleet.errors import BadInput
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -38,6 +39,7 @@ from hushfleet.simulator.units import format_seconds
 ZERO, ORIN = "raspberry-pi-zero-2-w", "jetson-orin-nano"
 COSTS = Costs(batch_s=0.05, sample_s=0.0, release_s=0.0, start_s=0.0, load_s=0.0, accept_s=0.0, close_s=0.0)
 TASK = Path(__file__).parents[4] / "tasks" / "digits-fedglp-adp.toml"
+HUSH = TASK.with_name("digits-hush.toml")
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +103,46 @@ def test_days_tell_rounds_and_epsilon_by_quarter_and_when_a_budget_ends(prepared
     assert weeks.task_ends is None, "three of its rounds have run"
     lifetime = over(365, Budget(privacy.delta, lifetime=spent(4)))
     assert (lifetime.period_spent, lifetime.lifetime_spent) == (None, pytest.approx(28, abs=0.1))
+    assert lifetime.quarters[0].epsilon == pytest.approx(spent(4)), "nothing is charged beyond the owner's limit"
     # a period of 30 days ends on the 7th of January, two days after STARTS: the next one has room for weeks 1 and 2
     monthly = over(365, Budget(privacy.delta, lifetime=100, in_period=spent(2), period_s=30 * 86400))
     assert (monthly.period_spent, monthly.lifetime_spent) == (pytest.approx(21, abs=0.1), None)
     assert "boards wait for the next period" in str(monthly.rows())
+    assert monthly.quarters[0].epsilon == pytest.approx(spent(4)), "weeks 3 and 4 are left out"
+
+
+def test_a_round_of_the_last_night_counts_in_the_last_quarter(prepared: PreparedTask) -> None:
+    """Its window passes midnight, so it closes after the last day."""
+    schedule = ScheduleSection(every="24h", between="23:00-02:00", timezone="UTC")
+    slow = replace(COSTS, batch_s=150.0)  # of ten batches on a board that is five times as fast
+    nightly = replace(prepared, task=replace(prepared.task, schedule=schedule))
+    sizes, mix = sizes_of(prepared, name_bytes=1), FleetMix.in_turn([ORIN], 2)
+    rules = replace(nightly.task.round, deadline_s=7200)
+    found = forecast(nightly, mix, rules, policy="this", samples=[160], costs=slow, sizes=sizes, starts=STARTS, days=4)
+    assert found.days is not None
+    assert found.total_s > 4 * 86400
+    assert sum(each.rounds for each in found.days.quarters) == found.rounds
+
+
+@pytest.mark.parametrize("days", [5, None])
+def test_a_schedule_without_a_window_is_told(prepared: PreparedTask, days: int | None) -> None:
+    """It was played for ever: from a Monday on, four days have no Sunday, and a last day may have passed."""
+    past = date(2025, 1, 1) if days is None else None
+    schedule = ScheduleSection(days=("sun",), until=past, timezone="UTC")
+    task = replace(prepared, task=replace(prepared.task, schedule=schedule))
+    sizes, mix = sizes_of(prepared, name_bytes=1), FleetMix.in_turn([ORIN], 2)
+    with pytest.raises(BadInput, match="no round ever opens"):
+        forecast(task, mix, task.task.round, policy="this", samples=[1], costs=COSTS, sizes=sizes, days=days)
+
+
+def test_rounds_that_evaluate_are_played_and_charged() -> None:
+    """The charge of all rounds is the task's epsilon, of which an evaluation has its share."""
+    few = ("data.devices=12", "data.limit=60", "round.rounds=6")
+    whole = load_task(HUSH, (*few, "evaluation.share=0.3", "evaluation.every=2"))
+    prepared = prepare(whole, run_id="seed7")
+    one = predict(prepared, FleetMix.in_turn([ORIN], whole.data.devices))
+    assert one.rounds == 9, "six of training, and three that evaluate"
+    assert one.epsilon == pytest.approx(2.0, rel=1e-3)
 
 
 def test_limits_of_a_period_alone_hold_a_board_back_too() -> None:
