@@ -138,11 +138,17 @@ class Cell:
         return LAST_ROUNDS if self.recipe.window == "mean-last-10" else 1
 
     @property
+    def left_open(self) -> str:
+        """Why the recipe says that no run stands for it, even one that another place shares; empty if one may."""
+        return next(
+            (given.open for given in (self.group, self.row, self.column, *self._specials) if given and given.open), ""
+        )
+
+    @property
     def open_by_recipe(self) -> str:
         """Why it cannot be run, as far as the recipe and this machine say; see `open`."""
-        for given in (self.group, self.row, self.column, *self._specials):
-            if given and given.open:
-                return given.open
+        if self.left_open:
+            return self.left_open
         if self.group.gpu and not _has_gpu():
             return "its network wants a GPU, and there is none here"
         method = self.plain.get("method", {}).get("name")

@@ -145,8 +145,8 @@ class Kept:
         self._by_digest[kept.digest].append(kept)
 
     def of(self, cell: Cell) -> KeptCell | None:
-        """The result of the same run that has what the cell's table takes."""
-        found = self._by_digest.get(cell.digest, [])
+        """The result of the same run that has what the cell's table takes; None where the recipe leaves it open."""
+        found = [] if cell.left_open else self._by_digest.get(cell.digest, [])
         taken = cell.metric, cell.recipe.window, cell.round
         return next((kept for kept in found if kept.value(*taken) is not None), None)
 

@@ -270,6 +270,15 @@ def test_a_run_that_readings_share_is_judged_where_most_methods_stand_beside_it(
     assert lines["FedAvg"][-1] == "order only: -5.1"
 
 
+def test_a_run_stands_for_no_number_that_the_recipe_leaves_open(evidence: Evidence) -> None:
+    """The noise of this reading is known at epsilon 2 alone, so the task at epsilon 4 and 8 is the same."""
+    cell = "dp-fedsim/table-2/cifar10/neither/{}/pooled-sampling"
+    assert evidence.at(cell.format("eps-2"))
+    for budget in ("eps-4", "eps-8"):
+        with pytest.raises(Unsupported):
+            evidence.at(cell.format(budget))
+
+
 def test_chance_and_far_numbers_are_in_no_order() -> None:
     """Two classes a device: 50 is what guessing gives."""
     guessing, below = place("its", 80.3, 50.6, chance=50.0), place("below", 40.0, 30.0)
