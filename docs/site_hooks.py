@@ -21,6 +21,8 @@ PAGES = {
         for readme in sorted((ROOT / "examples").glob("*/README.md"))
     },
 }
+WIDE = {"reproduction.md", "performance.md"}
+"""Pages whose tables need the room of the table of contents."""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -37,8 +39,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrites the links of one page; a link to a folder becomes plain text."""
+    """Rewrites the links of a page; a link to a folder becomes plain text. Wide pages have no table of contents."""
     here = page.file.src_uri
+    if here in WIDE:
+        page.meta["hide"] = ["toc"]
 
     def rewritten(match: re.Match[str]) -> str:
         target = _target(_source(here), match[3])
