@@ -22,6 +22,7 @@ from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import (
     METRICS,
     WINDOWS,
+    Metric,
     Paper,
     Recipe,
     TableRow,
@@ -121,15 +122,16 @@ class ReproductionReport:
             lines += ["What its authors would call unfair:", ""]
             told = [self._sentences([each.objection, each.answer]) for each in paper.objections]
             lines += [*(f"- *{both[0]}* {both[1]}" for both in told if len(both) == 2), ""]
-        counts, shown, above = Counter[str](), set[str](), set[str]()
+        counts, shown, above = Counter[str](), set[tuple[str, Metric]](), set[str]()
         for recipe in (each for each in recipes if not each.open):
-            table, digests = self._made(recipe), {cell.digest for cell in self._evidence.finished(recipe)}
+            table = self._made(recipe)
+            measured = {(cell.digest, cell.metric) for cell in self._evidence.finished(recipe)}
             places = self._each_run_once(recipe, list(self._judged(table)))
             printed, run = _numbers_printed(recipe), _numbers_run(recipe, places)
             counts.update({_PRINTED: len(printed), _RUN: len(run)})
-            if digests <= shown:
+            if measured <= shown:
                 continue
-            shown |= digests
+            shown |= measured
             counts.update(each.verdict.word for each in places if each.verdict)
             lines += ["<details markdown>", f"<summary>{_summary(recipe, paper)}</summary>", ""]
             if recipe.readings_text not in above:
@@ -225,7 +227,8 @@ class ReproductionReport:
         """A line for each place. What all lines share stands above them; `why` are numbers of the sentences below."""
         rows, sentences = [], dict[str, int]()
         for block, place, found, _ in places:
-            server, release = self._epsilons(recipe, block, place)
+            spends = recipe.metric != "round_time"  # times are of rounds that keep nothing
+            server, release = self._epsilons(recipe, block, place) if spends else ("", "")
             noise = self._evidence.at(_address(recipe, block, place), within=recipe).noise
             why = [str(sentences.setdefault(each, len(sentences) + 1)) for each in self._why(recipe, block, place)]
             rows.append(
