@@ -26,7 +26,7 @@ DEVICES, DELTA = 8, 1e-3
 DEVICE_NOISE = 1.5
 RECORD = {"noise_multiplier": 0.8, "sample_rate": 0.1}
 BATCHES = 10
-"""Batches of a round at record level; methods that train in whole epochs take two, which are twice as many."""
+"""Batches of a round at record level. Methods that train in whole epochs take two epochs, which are twice as many."""
 COMMAND = (sys.executable, "-c", "from hushfleet.aggregator.commands.main import main; main()", "audit")
 COLUMNS = ("device, strict", "device, as-published", "record, strict")
 

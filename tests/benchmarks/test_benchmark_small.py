@@ -22,6 +22,12 @@ def test_the_audit_has_a_claim_and_a_bound_for_each_game(figures_of: Callable[..
 
 
 @pytest.mark.slow
+def test_the_audit_runs_where_head_and_backbone_train_in_whole_epochs(figures_of: Callable[..., Any]) -> None:
+    found = figures_of(audit_methods.main, "--methods fedrep --trials 100 --canaries 200")["methods"]["fedrep"]
+    assert found["record, strict"]["claimed_round"] == pytest.approx(3.42, abs=0.01)
+
+
+@pytest.mark.slow
 def test_the_clock_and_a_live_fleet_have_the_same_rounds(figures_of: Callable[..., Any]) -> None:
     shown = figures_of(clock_against_live.main, "--rounds 2 --epochs 1")
     assert [each["updates"] for each in shown["predicted"]] == [each["updates"] for each in shown["measured"]] == [6, 6]

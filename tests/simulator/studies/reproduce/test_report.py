@@ -49,6 +49,7 @@ def test_the_published_page_is_what_the_published_cells_say(evidence: Evidence) 
     assert page == report.text, "write it anew: hushfleet reproduce --report"
     for name in re.findall(rf"\({FIGURES}/(.*?)\)", page):
         assert (DOCS / FIGURES / name).exists()
+    assert "<summary><b>Table 6.</b> FedGLP-ADP takes" in page, "times of runs whose accuracies stand above"
 
 
 def test_numbers_of_the_prose_are_references() -> None:
