@@ -412,7 +412,7 @@ class RoundHandler:
         done = "answered" if asks else "trained"
         _log.info("round %d: %s and committed, %d bytes to send", plan.round, done, len(entry.data))
         if self._new_samples is not None and task.spec.after_new and not (asks or task.constant_time):
-            self._new_samples.note(round.samples, task=plan.task)
+            self._new_samples.note(task=plan.task)
         return entry
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:

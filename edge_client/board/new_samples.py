@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from hushfleet import atomic_file
 from hushfleet.data.samples import LabelledSamples
+from hushfleet.errors import StoreFull
 
 FILE_NAME = "trained_samples"
 _DIGEST_BYTES = 8
@@ -31,25 +31,27 @@ class NewSamples:
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
+        self._counted: list[bytes] = []
 
     def count(self, samples: LabelledSamples, *, task: str) -> int:
         """Returns how many of these samples were not there at the last update for the task; all before the first."""
+        self._counted = _digests(samples)
         try:
             begin, _, digests = self._path.read_bytes().partition(b"\n")
         except OSError:
             return len(samples)
         known = set(_pieces(digests)) if begin == task.encode() else set()
-        return len(set(_digests(samples)) - known)
+        return len(set(self._counted) - known)
 
-    def note(self, read: Callable[[], LabelledSamples], *, task: str) -> None:
-        """Notes the samples of an update that is committed. What goes wrong makes them count as new once more.
+    def note(self, *, task: str) -> None:
+        """Notes the samples that were counted last, before an update that is committed now.
 
-        :param read: gives the samples.
+        A sample that came during the training is none of them, and counts as new at the next round. Where the file
+        cannot be written, all count as new once more.
         """
         try:
-            digests = b"".join(_digests(read()))
-            atomic_file.write_whole(self._path, task.encode() + b"\n" + digests, durable=False)
-        except Exception as error:  # as a full disk, or data that have vanished: the update goes out all the same
+            atomic_file.write_whole(self._path, task.encode() + b"\n" + b"".join(self._counted), durable=False)
+        except StoreFull as error:  # the update goes out all the same
             _log.warning("%s", error)
 
 

@@ -421,6 +421,35 @@ def test_only_an_owner_who_allows_it_tells_of_few_new_samples(
     bench.until(lambda: bench.entry_status(3) == "acked")
 
 
+def test_samples_that_come_during_a_training_are_new_at_the_next_round(
+    make_bench: MakeBench, config: DeviceConfig, package: Package
+) -> None:
+    limits = replace(config.limits, tell_new=True, epsilon_server=100.0)
+    bench = make_bench(config=replace(config, limits=limits), package=package.with_spec(after_new=5))
+    inner, path = bench.agent._supervisor, Path(config.data.path)
+
+    class Arriving:
+        came = False
+
+        def alive(self) -> None:
+            if bench.agent._status == "training" and not self.came:
+                self.came = True
+                with np.load(path) as old:
+                    images, labels = old["images"], old["labels"]
+                images[:5] = 255 - images[:5]
+                np.savez(path, images=images, labels=labels)
+
+        ready = stopping = inner.ready
+
+    bench.agent._supervisor = Arriving()
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    assert bench.agent._supervisor.came
+    open_next(bench, 2)
+    bench.until(lambda: bench.entry_status(2) == "acked")
+    assert bench.server.declines == []
+
+
 def test_data_that_vanish_in_training_take_no_committed_update_back(
     make_bench: MakeBench, config: DeviceConfig, package: Package
 ) -> None:
