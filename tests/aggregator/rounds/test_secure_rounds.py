@@ -205,6 +205,22 @@ def test_answers_that_contradict_each_other_are_waited_with_for_another(make: Ma
     assert fleet.engine.close().participants == 10
 
 
+def test_answers_that_contradict_each_other_are_waited_with_for_a_lost_member(make: Make) -> None:
+    fleet = opened(make())
+    *others, last = fleet.round.members
+    for place, member in enumerate(others):
+        fleet.engine.accept(member, fleet.answer(member, change=int(place == 2)))
+    fleet.engine.lost(last)
+    fleet.now += 600
+    for _ in range(5):
+        assert not fleet.engine.should_close(fleet.now), "it may come back before the extended deadline"
+    assert fleet.engine.responses.extensions == 1
+    fleet.engine.back(last)
+    fleet.engine.accept(last, fleet.answer(last))
+    assert fleet.engine.should_close(fleet.now)
+    assert fleet.engine.close().participants == 10
+
+
 def test_a_lie_that_nothing_contradicts_makes_an_absurd_sum_which_is_not_taken(make: Make) -> None:
     fleet = opened(make())
     before = fleet.engine.global_digest
