@@ -79,7 +79,8 @@ class ChunkServer:
     def want(self, device: str, want: Want, *, now: float) -> bool:
         """Marks what a device asks for; False if there is no such blob here.
 
-        Raises `Malformed` for another size than the blob's, or chunks that it does not have.
+        Chunks that the blob does not have are asked for after a forged chunk, which has named another chunk size: then
+        everything is sent, and the device begins anew. Raises `Malformed` for another size than the blob's.
         """
         blob = self._find(want.digest)
         if blob is None:
@@ -89,7 +90,8 @@ class ChunkServer:
                 f"{want.size} bytes of the blob {want.digest.hex()[:16]}... were asked for, which has {len(blob)}"
             )
         count = chunk_count(len(blob), self._chunk_bytes)
-        indices = expand(want.missing, count)
+        fits = not want.missing or want.missing[-1][1] <= count
+        indices = expand(want.missing if fits else (), count)
         if now - self._minute_began_at >= _MINUTE_S:
             self._asked, self._minute_began_at = {}, now
         asked = self._asked.setdefault((device, want.digest), bytearray(count))

@@ -295,8 +295,9 @@ class RoundEngine:
         return is_new(update, self.store, plan, cohort=self.cohort, expects=self.responses.expects)
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
-        """Notes that a cohort member will not send an update; returns False if this has no consequence."""
-        if self._plan is None or round != self._plan.round or not self.responses.expects(device):
+        """Notes that a cohort member will not send an update; returns False if this has no consequence, as after the
+        devices of a sum are settled: whoever was too slow to train still answers as a member."""
+        if not self.collects_updates or round != self._open_plan.round or not self.responses.expects(device):
             return False
         self.store.put_decline(round, device, code=code, reason=reason)
         self.responses.decline(device)

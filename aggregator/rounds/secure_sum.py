@@ -74,6 +74,7 @@ class SecureSum(RoundSum):
         self._sums = Masked(np.zeros(self.round.size, np.uint32), np.zeros(corrections, np.uint32))
         self._included: set[str] = set()
         self._answers: dict[str, np.ndarray] = {}
+        self._tried = -1  # so many answers did not open the sum
         self._total: np.ndarray | None = None
 
     # updates
@@ -152,9 +153,17 @@ class SecureSum(RoundSum):
         self._hasten()
 
     def closing(self, now: float) -> Decision:
-        """Decides once nobody is waited for: what is there opens the sum, or somebody else may still answer."""
-        contradicted = self.masked and bool(self._answers) and not self.open()
-        return "extend" if contradicted and self._responses.wait_longer(now) else "close"
+        """Decides once nobody is waited for: what is there opens the sum, or somebody else may still answer, such as a
+        lost member that comes back before the deadline."""
+        if not self.masked or not self._answers:
+            return "close"
+        if len(self._answers) != self._tried:
+            if self.open():
+                return "close"
+            self._tried = len(self._answers)
+        elif now < self._responses.deadline:
+            return "wait"
+        return "extend" if self._responses.wait_longer(now) else "close"
 
     def _hasten(self) -> None:
         """Shortens the wait once enough members have answered: the others' answers would only show who lies."""

@@ -144,17 +144,20 @@ class Assembler:
         self._start()
 
     def add(self, frame: bytes | Chunk) -> bool:
-        """Take one chunk; False if it was there already. Raises `Malformed` or `TooLarge`."""
+        """Take one chunk; False if it was there already. Raises `Malformed` or `TooLarge`.
+
+        Where chunks name two chunk sizes, everything is forgotten, as in `blob`.
+        """
         chunk = frame if isinstance(frame, Chunk) else parse_frame(frame)
         if chunk.digest != self.digest or chunk.size != self.size:
             raise Malformed(f"the chunk is of another blob than {self.digest.hex()[:16]}...")
         if not self._have:
             self._begin(chunk.chunk_bytes)
         if chunk.chunk_bytes != self.chunk_bytes:
-            raise Malformed(
-                f"a chunk says that chunks have {chunk.chunk_bytes} bytes, and those of this blob have "
-                f"{self.chunk_bytes}"
-            )
+            words = f"a chunk says that chunks have {chunk.chunk_bytes} bytes, and those before it {self.chunk_bytes}"
+            if self._fixed_chunk_bytes is None:  # either may be forged: a first one must not shut out all others
+                self._start()
+            raise Malformed(words)
         if self._have[chunk.index]:
             return False
         start = chunk.index * chunk.chunk_bytes

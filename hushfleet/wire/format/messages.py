@@ -110,8 +110,8 @@ class SecurePlan(Checked):
     """The parameters of a round's secure sum: they determine who takes part, whatever the size of the fleet.
 
     :param roster: the blob that lists devices and keys (`hushfleet.secure.roster`).
-    :param rate: with which probability a device of the roster is in the cohort; who is follows from the task, the round
-        and the roster, so that the aggregator has no choice.
+    :param rate: the probability that a device of the roster is in the cohort. The roster and the round decide which
+        devices are, so that the aggregator has no choice among them.
     :param included: in the phase `unmask`, a bit for each device of the cohort, in the roster's order (the first is the
         highest bit of the first byte): whether its update is in the sum. Empty before.
     """

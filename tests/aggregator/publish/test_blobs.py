@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from hushfleet.aggregator.publish.blobs import COALESCE_S, LONGEST_COALESCE_S, PER_MINUTE, ChunkServer
 from hushfleet.errors import Malformed
-from hushfleet.wire.format.chunks import Assembler, parse_frame
+from hushfleet.wire.format.chunks import Assembler, parse_frame, split
 from hushfleet.wire.format.messages import Want
 
 BLOB = bytes(range(250)) * 41
@@ -130,9 +131,19 @@ def test_what_is_not_here_or_does_not_fit() -> None:
     assert not chunks.want("dev", want(digest=bytes(32)), now=0)
     with pytest.raises(Malformed, match="asked for, which has"):
         chunks.want("dev", want(size=5), now=0)
-    with pytest.raises(Malformed):
-        chunks.want("dev", want((5, 12)), now=0)
     assert sent(chunks, now=1) == []
+
+
+def test_a_device_that_took_a_forged_chunk_first_gets_the_blob_all_the_same() -> None:
+    chunks, assembler = server(), Assembler(DIGEST, len(BLOB))
+    assembler.add(next(split(BLOB, 512, digest=DIGEST)))
+    for now in range(3):
+        if not assembler.complete:
+            assert chunks.want("dev", want(*assembler.missing()), now=now)
+        for frame in chunks.frames(now=now + 0.5, limit=100):
+            with contextlib.suppress(Malformed):
+                assembler.add(frame.data)
+    assert assembler.blob() == BLOB
 
 
 def test_an_obsolete_blob_and_a_lost_link_end_a_pass() -> None:

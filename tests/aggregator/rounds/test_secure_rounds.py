@@ -117,6 +117,13 @@ def test_once_the_set_is_settled_an_update_comes_too_late(make: Make) -> None:
     assert len(fleet.store.updates(1)) == 9
 
 
+def test_a_member_whose_decline_comes_late_still_answers(make: Make) -> None:
+    """A device hears of the round after the aggregator has opened it, so its deadline passes later."""
+    fleet = opened(make(), [f"dev-{number}" for number in range(9)])
+    assert not fleet.engine.decline("dev-9", "busy", "the round's deadline passed", round=1)
+    assert fleet.engine.accept("dev-9", fleet.answer("dev-9")).code == "accepted"
+
+
 def test_a_round_that_a_full_disk_delayed_goes_on_after_a_kill(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its roster is stored when it opens at last, not only when that is tried for the first time."""
     fleet = make()
@@ -195,6 +202,22 @@ def test_answers_that_contradict_each_other_are_waited_with_for_another(make: Ma
     assert not fleet.engine.should_close(fleet.now)
     fleet.engine.accept(members[least + 1], fleet.answer(members[least + 1]))
     assert fleet.engine.should_close(fleet.now + 10)
+    assert fleet.engine.close().participants == 10
+
+
+def test_answers_that_contradict_each_other_are_waited_with_for_a_lost_member(make: Make) -> None:
+    fleet = opened(make())
+    *others, last = fleet.round.members
+    for place, member in enumerate(others):
+        fleet.engine.accept(member, fleet.answer(member, change=int(place == 2)))
+    fleet.engine.lost(last)
+    fleet.now += 600
+    for _ in range(5):
+        assert not fleet.engine.should_close(fleet.now), "it may come back before the extended deadline"
+    assert fleet.engine.responses.extensions == 1
+    fleet.engine.back(last)
+    fleet.engine.accept(last, fleet.answer(last))
+    assert fleet.engine.should_close(fleet.now)
     assert fleet.engine.close().participants == 10
 
 

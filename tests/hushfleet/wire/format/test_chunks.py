@@ -131,6 +131,23 @@ def test_chunks_of_another_blob_or_size_are_refused() -> None:
         assembler.add(frame(BLOB[:50], chunk_bytes=50, count=21))
 
 
+def test_a_forged_chunk_of_another_size_does_not_shut_out_the_others() -> None:
+    assembler = Assembler(DIGEST, 1003)
+    assembler.add(frame(BLOB[:50], chunk_bytes=50, count=21))
+    first, *others = split(BLOB, 100)
+    with pytest.raises(Malformed, match="chunks have 100 bytes, and those before it 50"):
+        assembler.add(first)
+    assert assembler.missing() == (), "everything is asked for"
+    for item in (*others, first):
+        assembler.add(item)
+    assert assembler.blob() == BLOB
+    known = Assembler(DIGEST, 1003, 100)
+    known.add(first)
+    with pytest.raises(Malformed):
+        known.add(frame(BLOB[:50], chunk_bytes=50, count=21))
+    assert known.received == 1, "where the size is known, nothing is forgotten"
+
+
 def test_a_forged_chunk_makes_the_transfer_begin_anew() -> None:
     assembler = Assembler(DIGEST, 1003)
     assembler.add(frame(bytes(100), index=1))
