@@ -59,10 +59,12 @@ def check_sums(task: Task, sums: SecureSumsPart) -> None:
     if secure.honest_fraction > sums.honest_fraction:
         raise BadInput(
             f"the task counts on privacy.honest_fraction = {secure.honest_fraction:g} of the boards, and this fleet on "
-            f"{sums.honest_fraction:g}: lower it in the task, or make a fleet with --honest-fraction"
+            f"{sums.honest_fraction:g}: lower it in the task, or make the fleet with "
+            f"--honest-fraction {secure.honest_fraction:g}"
         )
     if secure.min_devices < sums.min_devices:
         raise BadInput(
             f"the task opens sums of {secure.min_devices} boards, and this fleet's boards take part in sums of "
-            f"{sums.min_devices} or more only: raise round.min_updates in the task, or make a fleet with --min-devices"
+            f"{sums.min_devices} or more only: raise round.min_updates in the task, or make the fleet with "
+            f"--min-devices {secure.min_devices}"
         )

@@ -122,7 +122,9 @@ def _init(
     except BaseException:  # say a full disk: the same command again could not go on with what is there
         shutil.rmtree(made.path, ignore_errors=True)  # `path` may be a link, which `rmtree` leaves
         raise
-    named = ", ".join(checked.data.class_names)
+    named, intro = ", ".join(checked.data.class_names), "secure sums: "
+    if checked.privacy.accounting != "secure":
+        intro = "this task has no secure sums: server and broker see each board's update. In a task with them: "
     whose = (
         f"the operator's key is operator.key in {path}; to keep it elsewhere: hushfleet fleet init --help"
         if operator is None
@@ -137,7 +139,7 @@ def _init(
     print(
         f"the fleet {name} is in {path}: boards will reach its broker at {folder.broker_url}\n"
         + f"each board's folders of images, one for each class: {named}\n" * bool(named)
-        + f"secure sums: {server_sees(sum_facts(folder), min_devices=folder.config.secure_sums.min_devices)}\n{whose}\n"
+        + f"{intro}{server_sees(sum_facts(folder), min_devices=folder.config.secure_sums.min_devices)}\n{whose}\n"
         + f"its services: sudo cp {units[0].parent}/*.service /etc/systemd/system/; or in one terminal: hushfleet fleet up {path}\n"
         + "".join(f"note: {why}\n" for why in notes)
         + f"{offline}a round opens with {boards_needed(checked)} boards\n"

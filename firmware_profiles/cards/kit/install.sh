@@ -51,6 +51,8 @@ for name in root_key release_keys; do put "$here/$name" "$opt/$name" 644 root; d
     exit $code
 }
 version=$(basename "$(readlink "$opt/current")")
+mkdir -p "$root/usr/local/bin"
+put "$here/hushfleet-edge.sh" "$root/usr/local/bin/hushfleet-edge" 755 root
 
 # 4. Configuration, and folders for what the client keeps and sees
 chgrp hushfleet "$etc" && chmod 750 "$etc"

@@ -111,6 +111,9 @@ class Board:
         assert os.readlink(opt / "current") == "releases/1.2.3"
         done = subprocess.run([opt / "python", "-I", opt / "current"], capture_output=True, text=True, check=True)
         assert done.stdout == "the client\n"
+        command = self.root / "usr/local/bin/hushfleet-edge"
+        assert os.access(command, os.X_OK)
+        assert 'exec /opt/hushfleet/python -I /opt/hushfleet/current "$@"' in command.read_text().splitlines()
         shown = subprocess.run(
             [opt / "python", "-I", opt / "slots.pyz", "show", "--root", opt, "--state", self.state],
             capture_output=True, text=True, check=True,

@@ -35,7 +35,7 @@ def test_what_units_start_is_what_is_installed() -> None:
         assert f"\n{line}" in client
 
 
-@pytest.mark.parametrize("script", ["install.sh", "first-boot.sh"])
+@pytest.mark.parametrize("script", ["install.sh", "first-boot.sh", "hushfleet-edge.sh"])
 def test_scripts_are_plain_sh(script: str) -> None:
     shell = shutil.which("dash") or "sh"
     subprocess.run([shell, "-n", str(UNITS.parent / script)], check=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,12 @@ def test_other_plans_are_tasks_too(changes: dict[str, object], tmp_path: Path) -
     task, needed = load_task(path), needs(asked)
     spent = epsilon([Step(task.privacy_spec(size=needed.values).noise_multiplier, 1.0, needed.rounds)], delta=1e-5)
     assert spent == pytest.approx(2.0, rel=1e-6)
+
+
+def test_a_task_of_ten_boards_names_the_option_that_its_fleet_needs() -> None:
+    asked = replace(ASKED, devices=10)
+    assert "hushfleet fleet init --min-devices 9" in task_text(asked, needs(asked))
+    assert "--min-devices" not in task_text(ASKED, needs(ASKED))
 
 
 def test_bytes_are_those_of_a_masked_update() -> None:
