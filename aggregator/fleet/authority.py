@@ -140,7 +140,7 @@ class Authority:
         days: float,
         now: datetime.datetime,
     ) -> Issued:
-        end = min(now + datetime.timedelta(days=days), self._certificate.not_valid_after_utc)
+        end = min(now + datetime.timedelta(days=min(days, CA_DAYS)), self._certificate.not_valid_after_utc)
         certificate = (
             _builder(_name(name[:MAX_COMMON_NAME]), self._certificate.subject, key, begin=begin, end=end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

@@ -59,11 +59,13 @@ def from_csv(file: Path, *, board: str | None, wifi: str = "") -> list[Registere
             f"{file}: the first line must name columns of {', '.join(COLUMNS)}, with id; not {unknown or 'none'}"
         )
     boards: list[RegisteredBoard] = []
-    for row in reader:
-        try:
+    try:
+        for row in reader:
             boards.append(_from_row({name: (value or "").strip() for name, value in row.items() if name}, board, wifi))
-        except BadInput as error:
-            raise BadInput(f"{file}, line {reader.line_num}: {error}") from error
+    except BadInput as error:
+        raise BadInput(f"{file}, line {reader.line_num}: {error}") from error
+    except csv.Error as error:
+        raise BadInput(f"{file}, line {reader.line_num}: {error}; is a quotation mark not closed?") from error
     _check_distinct(file, [each.device for each in boards])
     return boards
 

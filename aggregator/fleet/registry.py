@@ -290,9 +290,14 @@ class FleetRegistry(SqliteFile):
             self.write("DELETE FROM refused_requests WHERE id = ?", (device,))
 
     def expect_new_card(self, device: str) -> None:
-        """Revokes the former key and its certificates, and accepts the board's next card."""
+        """Revokes the former key and its certificates, and accepts the board's next card.
+
+        No card is written for a board that is locked out, so its token is that of a former card, and ends here.
+        """
         with self.transaction():
             self._drop_card(device)
+            blocked = "SELECT id FROM boards WHERE id = ? AND state = 'blocked'"
+            self.write(f"DELETE FROM tokens WHERE id IN ({blocked})", (device,))
             self.write(
                 "UPDATE boards SET public_key = NULL, state = 'new', reason = NULL, certificate_end = NULL, "
                 "enrolled = NULL WHERE id = ?",

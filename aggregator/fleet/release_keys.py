@@ -16,6 +16,7 @@ from hushfleet.aggregator.storage.identity_file import load, load_or_create
 from hushfleet.errors import BadInput
 from hushfleet.release import ReleaseKeys, Signed, Trust
 from hushfleet.release.statements import read_keys
+from hushfleet.wire.format.identity import Identity
 
 UNSIGNED_FILE = "release_keys.unsigned"
 
@@ -45,15 +46,17 @@ def keys_in_force(folder: FleetFolder) -> ReleaseKeys:
 def next_statement(
     folder: FleetFolder, *, keys: Sequence[str], threshold: int, new_daily_key: bool = False, next_root: str = ""
 ) -> Signed[ReleaseKeys]:
-    """Makes the statement after the present one, not signed yet.
+    """Makes the statement after the present one, not signed yet. A new daily key waits until `take`.
 
     Raises `BadInput`, or `Malformed` for what cannot be.
     """
     known = trust(folder)
+    daily = Identity.generate() if new_daily_key else load_or_create(folder.newest_key)
+    newest_key = daily.public_key.hex()
+    statement = ReleaseKeys(known.number + 1, known.root, tuple(keys), threshold, newest_key, next_root)
     if new_daily_key:
-        folder.newest_key.unlink(missing_ok=True)
-    newest_key = load_or_create(folder.newest_key).public_key.hex()
-    return Signed(ReleaseKeys(known.number + 1, known.root, tuple(keys), threshold, newest_key, next_root))
+        atomic_file.write_whole(_next_daily(folder), daily.to_bytes(), durable=True, mode=0o600)
+    return Signed(statement)
 
 
 def new_release_key(folder: FleetFolder) -> str:
@@ -67,8 +70,13 @@ def new_release_key(folder: FleetFolder) -> str:
     return load_or_create(folder.release_key).public_key.hex()
 
 
+def _next_daily(folder: FleetFolder) -> Path:
+    """The place of a daily key that root has not named yet: until then the former one is in use."""
+    return folder.newest_key.with_name("newest.key.next")
+
+
 def take(folder: FleetFolder, text: str) -> ReleaseKeys:
-    """Takes signed statements, which boards are sent from now on.
+    """Takes signed statements, which boards are sent from now on, and the daily key that waits for the newest.
 
     Raises `BadInput` where none is newer, or `BadSignature`.
     """
@@ -80,6 +88,10 @@ def take(folder: FleetFolder, text: str) -> ReleaseKeys:
     kept = [each for each in (*before, *read_keys(text)) if each.statement.next_root and each.statement != after.keys]
     lines = {each.statement.number: each.to_line() for each in kept} | {after.number: after.line}
     text = "".join(f"{lines[number]}\n" for number in sorted(lines))
+    waits = _next_daily(folder)
+    if waits.exists() and load(waits).public_key.hex() == after.keys.newest_key:
+        waits.replace(folder.newest_key)
+        atomic_file.sync_folder(folder.service)  # before the statement: the same one can be taken once more
     atomic_file.write_whole(folder.release_keys, text.encode(), durable=True)
     (folder.path / UNSIGNED_FILE).unlink(missing_ok=True)
     return after.keys

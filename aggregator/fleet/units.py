@@ -79,7 +79,8 @@ def write_units(folder: FleetFolder) -> list[Path]:
     here, own = _word(path), f"{_word(sys.executable)} -m hushfleet.aggregator.commands"
     mosquitto = find_mosquitto() or "/usr/sbin/mosquitto"
     broker = f"{PREFIX}-broker.service {PREFIX}-enrolment-broker.service"
-    keys = ["ca/ca.key", "operator.key", "release.key", "root.key"]
+    signing = ["release.key", "release.key.old", "root.key"]  # boards may not have heard yet that the second is old
+    keys = ["ca/ca.key", "operator.key", *signing]
     of_broker = _files(path, writes=["broker"], hidden=[*keys, "service", "aggregator", "fleet.sqlite", "wifi"])
     brokers = (
         ("broker", "broker", "mosquitto", _OF_BROKER),
@@ -114,8 +115,7 @@ def write_units(folder: FleetFolder) -> list[Path]:
                     "aggregator/cert.key",
                     "aggregator/identity.key",
                     "broker/broker.key",
-                    "release.key",
-                    "root.key",
+                    *signing,
                     "wifi",
                 ],
             ),

@@ -46,7 +46,8 @@ class Updating(ServicePart):
         self._files: dict[bytes, memoryview] = {}
         self._chunks = ChunkServer(self._files.get, chunk_bytes=RELEASE_CHUNK_BYTES)
         self._answered: dict[str, float] = {}  # device -> the moment of its `Health` that an offer has answered
-        self._of: int | None = None  # the roll-out that the two above belong to
+        # the roll-out that the two above belong to, and its files: a release that is signed anew is another file
+        self._of: tuple[int, frozenset[bytes]] | None = None
         # unix seconds, and what the registry has of it: a restart within the gap is none, a pause before it is one
         _, self._looked = processes(registry).get(LOOKED, ("", -GAP_S))
         self._noted = self._looked
@@ -82,10 +83,11 @@ class Updating(ServicePart):
             self._registry.write("INSERT OR REPLACE INTO processes VALUES (?, 'running', ?)", (LOOKED, wall))
             self._noted = wall
         self._looked = wall
-        if rollout.number != self._of:
+        offered = [each for each in releases(self._registry) if each.version == rollout.version]
+        served = rollout.number, frozenset(each.digest for each in offered)
+        if served != self._of:
             self._stop_serving()
-            self._of = rollout.number
-            offered = [each for each in releases(self._registry) if each.version == rollout.version]
+            self._of = served
             self._files.update(mapped(self._folder, offered))
         found = board_rollouts(self._registry, rollout, now=wall)
         with self._registry.transaction():

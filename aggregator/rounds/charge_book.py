@@ -37,6 +37,8 @@ class ChargeBook:
         self._round, self._asked, self._noted = 0, Counter[str](), set[str]()
         if engine.closed_rounds:
             self.closed(engine.closed_rounds)  # a kill may have come between
+        if engine.plan is not None and engine.method.max_preference is not None:
+            self._note_accepted(engine.plan.round)  # and here
 
     def expect(self, devices: Iterable[str]) -> None:
         """Notes that those of these devices that are in the cohort may train in the open round. Raises `StoreError`."""
@@ -65,18 +67,29 @@ class ChargeBook:
         if code in BEFORE_TRAINING:
             self._take_back(self._round, {device})
 
+    def accepted(self, device: str, round: int) -> None:
+        """Notes what an accepted update declares, where devices choose their noise: the board's next card may ask
+        before the round closes. Raises `StoreError`."""
+        if self._engine.method.max_preference is not None:
+            charge = pack(_charge(self._engine.store.charge(device, round)))
+            self._register.note_charges(self._engine.spec.task, round, {device: charge}, certain=True)
+
     def closed(self, round: int) -> None:
         """Notes what a closed round has charged. Raises `StoreError`; it may be called again."""
-        store = self._engine.store
-        spent: dict[int, dict[str, bytes]] = {round: {}}
-        for row in store.charges(round):  # of a buffered round, some are of earlier ones
-            spent.setdefault(row.round, {})[row.device] = pack(_charge(row))
-        for number, charges in spent.items():
-            self._register.note_charges(self._engine.spec.task, number, charges, certain=True)
+        store, spent = self._engine.store, self._note_accepted(round)
         if self._engine.prepared.task.round.buffered:
             self._drop_untrained(round)
         declined = {device for _, device, code, _ in store.declines(round) if code in BEFORE_TRAINING}
-        self._take_back(round, declined - spent[round].keys())
+        self._take_back(round, declined - spent)
+
+    def _note_accepted(self, round: int) -> set[str]:
+        """Notes what the accepted updates of a round declare. Returns the devices that were charged for it."""
+        spent: dict[int, dict[str, bytes]] = {round: {}}
+        for row in self._engine.store.charges(round):  # of a buffered round, some are of earlier ones
+            spent.setdefault(row.round, {})[row.device] = pack(_charge(row))
+        for number, charges in spent.items():
+            self._register.note_charges(self._engine.spec.task, number, charges, certain=True)
+        return set(spent[round])
 
     def _take_back(self, round: int, declined: set[str]) -> None:
         """Drops the notes of these devices, that this process has asked once to train."""

@@ -321,6 +321,8 @@ class Coordinator:
         if update is None or update.offer is None or update.reply is None:
             return
         device, offer, faults = update.device, update.offer, update.faults
+        if update.kind == "update" and update.code == "accepted":
+            self._rounds.accepted(device, update.round)
         if update.data:
             self._log.note(update.kind, **update_fields(update, round=offer.round, payload_bytes=offer.size))
         if faults and faults % BLOCK_AFTER_FAULTS == 0:

@@ -119,6 +119,14 @@ class RoundCycle:
                 log.warning("%s", error)
                 self.announce_soon()  # which notes those who are present
 
+    def accepted(self, device: str, round: int) -> None:
+        """Notes the charge of an accepted update."""
+        if self._charges is not None:
+            try:
+                self._charges.accepted(device, round)
+            except StoreError as error:  # it is noted when the round closes
+                log.warning("%s", error)
+
     def declined(self, device: str, code: str) -> None:
         """Takes back the charge of a device that will send no update in the open round."""
         if self._charges is not None:

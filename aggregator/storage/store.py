@@ -411,6 +411,10 @@ class AggregatorStore(SqliteFile):
         """Stores the charge of one device in one round."""
         self.write("INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
 
+    def charge(self, device: str, round: int) -> ChargeRow:
+        """Returns what an accepted update has charged."""
+        return ChargeRow(*self.rows("SELECT * FROM privacy WHERE device = ? AND round = ?", (device, round))[0])
+
     def charged_before(self, device: str, round: int) -> tuple[int, int]:
         """Returns the newest round before this one with an accepted update of the device, and how many rounds it had
         charged by then, as it says itself; zeros without one."""

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from hushfleet.atomic_file import write_whole
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.fleet.client_files import read_inside
 from hushfleet.edge_client.fleet.slots import Slots, SlotsError, State, check_fits
 from hushfleet.edge_client.storage.store_file import SCHEMA_VERSION
 from hushfleet.errors import BadInput, StoreFull, WireError
 from hushfleet.release import Manifest, SignedManifest, Trust, this_platform
-from hushfleet.release.statements import KEYS_FILE
+from hushfleet.release.statements import KEYS_FILE, TEXT_CAP
 from hushfleet.wire.format.health import SlotState
 
 
@@ -70,11 +71,11 @@ class Installed:
     def trust(self) -> Trust:
         """Gives the keys whose releases are taken, also by a statement that `slots.py` takes over within the minute.
 
-        Raises `BadInput` where there is no public key of root.
+        Root calls this, too: it follows no link of the client. Raises `BadInput` where there is no public key of root.
         """
         trust = Trust.of_board(self._root)
-        with contextlib.suppress(OSError, ValueError, WireError):
-            return trust.after((self._state_dir / KEYS_FILE).read_text("utf-8"))
+        with contextlib.suppress(WireError):
+            return trust.after(read_inside(self._state_dir, KEYS_FILE, TEXT_CAP)[0])
         return trust
 
     def hear_keys(self, text: str) -> Trust:

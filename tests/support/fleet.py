@@ -141,13 +141,15 @@ class Devices:
         for name in self.names:
             store.add_device(name, public_key=self.identities[name].public_key, board="test")
 
-    def update(self, name: str, plan: RoundPlan, *, seed: int | None = None, advance: bool = True) -> Signed:
+    def update(
+        self, name: str, plan: RoundPlan, *, seed: int | None = None, advance: bool = True, preference: float = 1.0
+    ) -> Signed:
         """What `hushfleet.edge_client.trainer` makes of a round, with a random vector for the trained change."""
         prepared, state, index = self.prepared, self.states[name], self.names.index(name)
         seed = 100 * plan.round + index if seed is None else seed
         change = np.random.default_rng(seed).normal(0, 0.1, LAYOUT.size).astype(np.float32)
         change = np.clip(change, -prepared.method.reach, prepared.method.reach)
-        setting = prepared.method.setting(RoundTerms(plan.noise_split, plan.controls))
+        setting = prepared.method.setting(RoundTerms(plan.noise_split, plan.controls, preference=preference))
         context = RoundContext(setting, state, 0 * change, 0 * change, measured=self.measured.get(name, _FOUND))
         release = prepared.method.release(context, change, SeededNoise(seed, index, plan.round))
         shared = ~state.public.mask

@@ -109,6 +109,7 @@ def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:
         ("id,board,key\na-1,generic-x86,12\n", "line 2: the key must be 64 hex digits"),
         ("id,board,labels\na-1,generic-x86,red\n", "name=value"),
         ("id,board\n", "names no board"),
+        (f'id,board\na-1,"generic-x86\n{"a-2,generic-x86" * 9000}\n', "a quotation mark"),
         ("id,board\nfleet,generic-x86\n", "uses this name itself"),
     ],
 )

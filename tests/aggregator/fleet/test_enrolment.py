@@ -137,6 +137,17 @@ def test_a_new_card_comes_in_by_the_operators_word_alone(make_desk: MakeDesk) ->
     assert revoked.serials == serials
 
 
+def test_the_token_of_a_stolen_card_does_not_serve_again_when_a_new_card_is_expected(make_desk: MakeDesk) -> None:
+    """It was stolen before its first start, and its board was locked out."""
+    desk = make_desk()
+    thief = Asker(FIRST, desk.token(FIRST))
+    desk.registry.block(FIRST, "stolen")
+    assert "locked out" in desk.ask(thief).reason
+    desk.registry.expect_new_card(FIRST)
+    assert desk.ask(thief).verdict == "refused"
+    assert desk.ask(Asker(FIRST, desk.token(FIRST), seed=2)).verdict == "granted"
+
+
 def test_certificates_pass_a_strict_verifier_and_name_the_device_alone(make_desk: MakeDesk) -> None:
     desk = make_desk()
     pem = desk.ask(Asker(FIRST, desk.token(FIRST))).certificate
@@ -160,4 +171,5 @@ def test_an_authority_never_signs_beyond_its_own_end() -> None:
     authority = Authority.create("greenhouse", now=now)
     key = ec.generate_private_key(ec.SECP256R1()).public_key()
     ends = x509.load_pem_x509_certificate(authority.pem).not_valid_after_utc
-    assert authority.sign_client("a", key, days=1e5, now=now).not_after == ends.timestamp()
+    for days in (1e5, 1e7):  # the latter is beyond what a date can be
+        assert authority.sign_client("a", key, days=days, now=now).not_after == ends.timestamp()

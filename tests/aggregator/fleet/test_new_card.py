@@ -110,6 +110,27 @@ def test_the_register_knows_at_least_what_every_board_may_have_spent(make_fleet:
         assert [number for _, number, _ in register.charges(answered)] == [1, 2], "whoever has the id later"
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_an_accepted_update_declares_is_noted_before_its_round_closes(
+    make_fleet: Callable[..., Any], killed: bool
+) -> None:
+    """The next card may ask at once, and its board had chosen less noise than the standard."""
+    fleet = make_fleet(devices=2, min_updates=1, method="apdp-fl")
+    with DeviceRegister(fleet.folder, durable=False) as register:
+        book = ChargeBook(register, fleet.engine)
+        fleet.open()
+        book.expect(fleet.names)
+        one, other = fleet.names
+        assert fleet.engine.accept(one, fleet.update(one, preference=0.5).data).code == "accepted"
+        if killed:
+            fleet.restart()
+            book = ChargeBook(register, fleet.engine)
+        else:
+            book.accepted(one, 1)
+        noted = [unpack(Charge, register.charges(name)[0][2], what="a charge") for name in (one, other)]
+        assert noted[0].noise_multiplier == pytest.approx(noted[1].noise_multiplier / 2)
+
+
 def test_a_board_that_declined_and_was_told_again_may_have_spent(make_fleet: Callable[..., Any]) -> None:
     """An extended round makes it train after all, and its bytes may be on their way when the round closes."""
     fleet = make_fleet(devices=3, min_updates=1)
@@ -218,16 +239,21 @@ def test_a_new_card_in_a_round_of_the_old_one_is_no_copy(tmp_path: Path, how: st
         whole.close()
 
 
-def test_a_round_whose_cards_have_all_been_replaced_does_not_wait_out_its_deadline(tmp_path: Path) -> None:
+def test_a_round_whose_cards_have_all_been_replaced_does_not_wait_out_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Boards that were told what the earlier cards may have sent in it say no, and the next round has them."""
     whole = Whole(tmp_path, LocalHub().link)
     try:
         prepared = prepared_digits("all")
         whole.begin(prepared)
         engine, task = whole.coordinator.engine, prepared.spec.task
-        whole.coordinator._rounds._charges = ChargeBook(whole.coordinator.enrolment.register, engine)
+        book, accepted = ChargeBook(whole.coordinator.enrolment.register, engine), list[tuple[str, int]]()
+        whole.coordinator._rounds._charges = book
+        monkeypatch.setattr(book, "accepted", lambda device, round: accepted.append((device, round)))
         old = [whole.board(name) for name in ("board-1", "board-2")]
         assert whole.drive(lambda: engine.closed_rounds == 1 and engine.plan is not None)
+        assert sorted(accepted) == [("board-1", 1), ("board-2", 1)]
         deadline = engine.responses.deadline
         for board in old:
             whole.lose(board)

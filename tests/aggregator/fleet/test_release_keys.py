@@ -279,6 +279,24 @@ def test_a_word_goes_out_only_by_the_key_that_root_has_named(told: Told, caplog:
     assert told.after(1.0) == told.devices
 
 
+def test_a_new_daily_key_signs_once_root_has_named_it(told: Told, tmp_path: Path) -> None:
+    """Root's key is on another machine: until it has signed, the former key says the word of the day."""
+    folder = told.folder
+    root = tmp_path / "root.key"
+    folder.root_key.rename(root)
+    former = load(folder.newest_key).public_key
+    assert "threshold" in refused("release-key", "rotate", folder.path, "--daily-key", "--threshold", "2")
+    assert load(folder.newest_key).public_key == former, "nothing was said"
+    assert "nothing has changed yet" in run("release-key", "rotate", folder.path, "--daily-key")
+    assert told.after(1.0) == told.devices
+    waits = folder.path / "release_keys.unsigned"
+    run("release-key", "sign", waits, "--key", root, "--yes")
+    run("release-key", "import", folder.path, waits)
+    assert load(folder.newest_key).public_key.hex() == keys_in_force(folder).newest_key != former.hex()
+    assert told.after(1.0) == told.devices
+    assert sorted(file.name for file in folder.service.glob("newest*")) == ["newest", "newest.key"]
+
+
 def test_every_release_that_the_fleet_knows_was_signed_by_enough(told: Told, tmp_path: Path) -> None:
     with pytest.raises(BadSignature):
         add_release(told.folder, told.registry, release(tmp_path, "1.0"))

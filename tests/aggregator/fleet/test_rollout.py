@@ -38,7 +38,7 @@ from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.firmware_profiles.cards import bundle
-from hushfleet.release import Manifest
+from hushfleet.release import Manifest, add_signature
 from hushfleet.release import pack as pack_release
 from hushfleet.schema import pack
 from hushfleet.wire.format.fleet_messages import ReleaseOffer
@@ -254,6 +254,7 @@ class Serving:
 
     def __init__(self, desk: Desk) -> None:
         self.desk, self.now, self.ticks, self.offers = desk, NOW, 0.0, list[str]()
+        self.digests = list[bytes]()
         self.restart()
 
     def restart(self) -> None:
@@ -262,6 +263,7 @@ class Serving:
     def publish(self, topic: str, message: Message, *, retain: bool = False) -> None:
         assert isinstance(message, ReleaseOffer)
         self.offers.append(message.device)
+        self.digests.append(message.digest)
 
     topics = Topics("greenhouse")
 
@@ -376,6 +378,26 @@ def test_a_clock_that_is_set_back_holds_up_no_roll_out(desk: Desk) -> None:
         desk.say(other, at=NOW + second)
         serving.look(NOW + second)
     assert other in serving.offers, "after the ten minutes of the first stage"
+
+
+def test_a_release_that_is_signed_anew_is_served_in_the_roll_out_that_runs(desk: Desk) -> None:
+    """Its head is another, so its digest is; boards that have heard of new release keys take this one alone."""
+    begin(desk.registry, None, now=NOW)
+    serving, one = Serving(desk), desk.devices[0]
+    desk.say(one, at=NOW)
+    serving.look(NOW)
+    (before,) = releases(desk.registry)
+    kept = desk.folder.releases / before.file
+    add_signature(kept, Identity.generate())
+    serving.restart()
+    serving.look(NOW + 1)  # the file and its row do not fit each other now
+    add_release(desk.folder, desk.registry, kept)
+    desk.say(one, at=NOW + 2)
+    serving.look(NOW + 2)
+    (after,) = releases(desk.registry)
+    assert after.digest != before.digest
+    assert serving.digests[-1] == after.digest
+    assert serving.part._files[after.digest] == kept.read_bytes()
 
 
 def test_who_was_heard_by_a_clock_that_was_ahead_is_not_there(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from hushfleet.aggregator.fleet.units import write_units
 from support.desk import make_folder
 
 KEYS = ("ca/ca.key", "operator.key")
-OFFLINE = ("release.key", "root.key", "wifi")  # commands alone read these
+OFFLINE = ("release.key", "release.key.old", "root.key", "wifi")  # commands alone read these
 
 
 def test_only_the_fleet_service_sees_the_keys_of_authority_and_operator(tmp_path: Path) -> None:
@@ -29,8 +29,9 @@ def test_a_process_that_strangers_reach_sees_no_key_that_it_has_no_use_for(tmp_p
     texts = {file.stem: file.read_text() for file in write_units(folder)}
     for name, hidden in {
         "hushfleet-fleet": ("aggregator/identity.key", "aggregator/cert.key", "broker/broker.key", *OFFLINE),
-        "hushfleet-broker": ("aggregator", "service", "wifi"),
-        "hushfleet-enrolment-broker": ("aggregator", "service", "wifi"),
+        "hushfleet-broker": ("aggregator", "service", *OFFLINE),
+        "hushfleet-enrolment-broker": ("aggregator", "service", *OFFLINE),
+        "hushfleet-aggregator": ("broker", "service", *OFFLINE),
     }.items():
         assert [key for key in hidden if f"InaccessiblePaths=-{folder.path / key}\n" not in texts[name]] == [], name
 
@@ -41,7 +42,8 @@ def test_all_that_units_hide_is_there_before_a_service_starts(tmp_path: Path) ->
     lines = [line for file in write_units(folder) for line in file.read_text().splitlines()]
     hidden = {line.partition("=-")[2] for line in lines if line.startswith("InaccessiblePaths=")}
     assert str(folder.path / "wifi") in hidden
-    assert [path for path in hidden if not Path(path).exists()] == []
+    moved = folder.release_key.with_name("release.key.old")  # by `rotate`: what is hidden stays so when it is renamed
+    assert [path for path in hidden if not Path(path).exists()] == [str(moved)]
     assert (folder.path / "wifi").stat().st_mode & 0o777 == 0o700
 
 

@@ -513,3 +513,17 @@ def test_the_head_alone_says_who_signed_it(tmp_path: Path) -> None:
     assert head.verify([other.hex(), "no key", good.hex()]).version == "2.0"
     with pytest.raises(BadSignature):
         head.verify([other.hex()])
+
+
+def test_root_reads_no_link_or_pipe_of_the_client_for_the_release_keys(bench: Bench) -> None:
+    """A pipe would hold up `sudo ... update` for ever, and with it the way to get rid of such a client."""
+    kept, elsewhere = bench.state_dir / "release_keys", bench.tmp_path / "elsewhere"
+    elsewhere.write_text(f"{statement(KEY.public_key.hex(), number=2).to_line()}\n")
+    kept.symlink_to(elsewhere)
+    assert bench.installed.trust().number == 1
+    kept.unlink()
+    os.mkfifo(kept)
+    assert bench.installed.trust().number == 1
+    kept.unlink()
+    elsewhere.rename(kept)
+    assert bench.installed.trust().number == 2
