@@ -190,11 +190,11 @@ def test_a_flood_of_wants_is_bounded(make_field: MakeField) -> None:
         field.run(0.1, steps=4)
     field.send("dev-0", Want(bytes(32), 1024, ()))
     field.send("dev-0", Want(digest, 99, ()))
-    field.send("dev-0", Want(digest, 1024, ((0, 5),)))
+    field.send("dev-0", Want(digest, 1024, ((0, 5),)))  # as after a forged chunk: all of it, within the same bound
     field.run(1)
     frames = [d for d in field.inbox["dev-1"] if d.topic == field.topics.blob(digest)]
     assert len(frames) == 6
-    assert field.refusals() == {"dev-0": {"malformed": 2}}
+    assert field.refusals() == {"dev-0": {"malformed": 1}}
 
 
 def test_headers_that_do_not_amount_to_the_tasks_mechanism(make_field: MakeField) -> None:
