@@ -21,6 +21,8 @@ from hushfleet.aggregator.results.report.readable import number, percent, size
 PARTS = ("summary", "attention", "round", "releases", "boards", "answers", "figures")
 TEMPLATES = Path(__file__).parent / "templates"
 LOOK = Path(__file__).parents[2] / "results" / "report" / "templates" / "page.css"
+MOST_BOARDS = 500
+"""So many boards are listed, since the list is sent again whenever one of them changes."""
 _LEFT, _WIDTH, _TOP, _HEIGHT = 46.0, 308.0, 8.0, 108.0
 
 
@@ -45,7 +47,9 @@ def page(view: FleetView, parts: Mapping[str, str]) -> str:
 def render_parts(view: FleetView) -> dict[str, str]:
     """Makes the HTML of each part. It depends on the view alone, so a part that has not changed need not be sent."""
     chart = None if view.run is None else _chart(view.run)
-    variables = {"descriptions": descriptions, "advice": advice, "chart": chart, "inf": math.inf}
+    variables = {
+        "descriptions": descriptions, "advice": advice, "chart": chart, "inf": math.inf, "listed": _listed(view.boards)
+    }  # fmt: skip
     module = _templates().get_template("parts.html").make_module(variables)
     return {name: str(getattr(module, name)(view)) for name in PARTS}
 
@@ -61,6 +65,13 @@ def _templates() -> Environment:
     )
     environment.filters |= {"number": number, "percent": percent, "size": size, "iso": _iso, "states": _states}
     return environment
+
+
+def _listed(boards: Sequence[BoardView]) -> Sequence[BoardView]:
+    """Takes all boards of a small fleet as they come; of a large one those that need somebody, then others."""
+    if len(boards) <= MOST_BOARDS:
+        return boards
+    return sorted(boards, key=lambda board: (not board.is_urgent, not board.problems))[:MOST_BOARDS]
 
 
 def _iso(at: float) -> str:

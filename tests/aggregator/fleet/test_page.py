@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator, MutableMapping
@@ -24,12 +25,12 @@ from hushfleet.aggregator.fleet.page import app as app_module
 from hushfleet.aggregator.fleet.page import server as server_module
 from hushfleet.aggregator.fleet.page.app import COOKIE, MAX_STREAMS, EventStream, page_app
 from hushfleet.aggregator.fleet.page.metrics import METRICS, metrics
-from hushfleet.aggregator.fleet.page.render import PARTS, page, render_parts
+from hushfleet.aggregator.fleet.page.render import MOST_BOARDS, PARTS, page, render_parts
 from hushfleet.aggregator.fleet.page.server import PageServer, page_token, page_url
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.errors import BadInput, StoreError
 from support.desk import TASK, until
-from support.fleet_views import HOSTILE, a_view
+from support.fleet_views import HOSTILE, a_board, a_view
 
 TOKEN = "a-token-of-this-test"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -152,6 +153,18 @@ def test_no_text_from_outside_is_markup() -> None:
     assert html.count("&lt;script&gt;document") == 4  # the title, the headline, a place, a reason
     assert "http://" not in html
     assert "https://" not in html
+
+
+def test_a_large_fleet_is_listed_in_part_and_those_that_need_somebody_come_first() -> None:
+    calm = [replace(a_board(1), device=f"board-{number:05}") for number in range(2 * MOST_BOARDS)]
+    full = replace(a_board(1, disk_percent=90), device="zz-full")
+    parts = render_parts(a_view(*calm, full))
+    names = re.findall("<td><b>([^<]*)", parts["boards"])
+    assert names == ["zz-full"] + [board.device for board in calm[: MOST_BOARDS - 1]]
+    assert f"{MOST_BOARDS} of {2 * MOST_BOARDS + 1} boards are listed" in parts["boards"]
+    assert "zz-full" in parts["attention"]
+    assert f"{2 * MOST_BOARDS + 1} accepted" in parts["round"]
+    assert "boards are listed" not in render_parts(a_view(*calm[:MOST_BOARDS]))["boards"]
 
 
 def test_parts_do_not_change_with_the_time_alone() -> None:
