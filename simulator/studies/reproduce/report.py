@@ -395,7 +395,8 @@ def _side_by_side(table: PaperTable) -> Iterator[str]:
     words = pd.DataFrame({name: places.apply(word, axis=1) for name, places in columns.items()})
     first = next(iter(columns.values()))
     order = first.ours.sort_values(ascending=False).index
-    yield f"Mean ± standard deviation over {most} seeds, or over as many as stand in brackets.\n"
+    over = f"Mean ± standard deviation over {most} seeds, or over as many as stand in brackets."
+    yield f"{over if most > 1 else 'One seed.'}\n"
     yield from markdown(words.reindex(order).fillna("").reset_index())
 
 
