@@ -36,6 +36,7 @@ from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.model.anomaly import divided
 from hushfleet.privacy.periods import Period
+from hushfleet.user_files import is_closed
 
 Stamp = tuple[int, int]
 
@@ -58,8 +59,14 @@ def describe_data(section: OwnDataSection) -> str | None:
 
     A device starts all the same: a disk may come later, and a camera's first image.
     """
+    for key in ("unlabelled", "inbox", "path", "held_out"):
+        if (place := getattr(section, key)) and is_closed(place):
+            return (
+                f"data.{key} = {place!r}: a folder above it is closed to the client's user; open it with "
+                "chmod o+x, or move the data to another place"
+            )
     for key, folder in (("unlabelled", section.unlabelled), ("inbox", section.inbox)):
-        if folder is not None and not Path(folder).is_dir():
+        if folder is not None and not os.path.isdir(folder):
             return f"data.{key} = {folder!r}: there is no such folder of images"
     if (section.keep or section.max_mib) and os.path.isfile(section.path):
         return f"data.path = {section.path!r} is one file, of which data.keep and data.max_mib delete nothing"
@@ -67,9 +74,9 @@ def describe_data(section: OwnDataSection) -> str | None:
         path = Path(text or ".")
         name, later = f"data.{key} = {str(path)!r}", "; until then it has nothing to train on" * (key == "path")
         if section.kind in _FILES:
-            if text and not path.is_file() and not (section.kind == "csv" and path.is_dir()):
+            if text and not os.path.isfile(path) and not (section.kind == "csv" and os.path.isdir(path)):
                 return f"{name}: there is no such {_FILES[section.kind]}{later}"
-        elif text and not path.is_dir():
+        elif text and not os.path.isdir(path):
             return f"{name}: there is no such folder, with a sub-folder of images for each class{later}"
         elif text and not any(
             os.path.isfile(each) and Path(each).parent != path for each in files_below(path, data=path)
@@ -206,7 +213,7 @@ class LocalData:
             samples, found = scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **_form(model))
             skipped += found
             return samples, len(asked) - sum(asked.values())
-        skips, kind, names = skipped if path.is_dir() else lenient, self._section.kind, list[str]()
+        skips, kind, names = skipped if os.path.isdir(path) else lenient, self._section.kind, list[str]()
         samples = load_file(
             path, model, kind=kind, skipped=skips, unfinished=unfinished, cuts=window is None, names=names
         )
@@ -299,7 +306,7 @@ def _look(path: Path, settled_s: float) -> tuple[Stamp, set[str]]:
     A file that was moved to another class keeps all but its name. Zeros where there is nothing.
     """
     now, count, total, unfinished = time.time(), 0, 0, set[str]()
-    for file in [str(path)] if path.is_file() else files_below(path, data=path):
+    for file in [str(path)] if os.path.isfile(path) else files_below(path, data=path):
         with suppress(OSError):  # it was removed meanwhile
             status = os.stat(file)
             if abs(now - status.st_mtime) < settled_s:  # of a clock that was set back a file is not new for ever

@@ -84,7 +84,7 @@ def load_csv(
     outputs = () if model.targets.are_classes else model.class_names
     form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs, "cuts": cuts}
     form["series"] = model.targets.are_inputs
-    if path.is_dir():
+    if os.path.isdir(path):
         values, labels, columns = _read_folder(path, form, [] if skipped is None else skipped, unfinished)
     else:
         values, labels, _, columns = read_csv(path, **form, skipped=skipped, unfinished=str(path) in unfinished)

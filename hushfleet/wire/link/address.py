@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from hushfleet.errors import BadInput
+from hushfleet.user_files import is_closed
 
 _DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
 
@@ -92,8 +94,9 @@ class BrokerAddress:
         if not self.tls:
             return None
         for path in (self.ca_file, self.cert_file, self.key_file):
-            if path is not None and not path.is_file():
-                raise BadInput(f"the TLS file {path} does not exist")
+            if path is not None and not os.path.isfile(path):
+                closed = ", or a folder above it is closed to this user" * is_closed(path)
+                raise BadInput(f"the TLS file {path} does not exist{closed}")
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except (ssl.SSLError, OSError) as error:
