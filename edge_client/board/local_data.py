@@ -127,6 +127,7 @@ class LocalData:
         self._arrivals = arrivals
         self._keys: dict[tuple[str, int, int], bytes] = {}  # of files, by path, date and size
         self._told: set[str] = set()
+        self._by_window = False  # the task trains on windows: what its own head and questions read besides is not noted
         self._stamp: tuple[Stamp, Period | None] | None = None
         self._samples: LabelledSamples | None = None
 
@@ -142,6 +143,7 @@ class LocalData:
         """
         path = Path(self._section.path)
         look, unfinished = _look(path, self._settled_s)
+        self._by_window |= window is not None
         stamp = look, window
         if self._samples is None or stamp != self._stamp:
             self._samples, self._held_out, self._stamp, skipped = None, None, stamp, list[str]()
@@ -196,7 +198,8 @@ class LocalData:
             samples, self._held_out = sides
         inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
         use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others)
-        self._tell(path, use, skipped)
+        if window is not None or not self._by_window:
+            self._tell(path, use, skipped)
         return inputs
 
     def _read(
