@@ -210,8 +210,10 @@ class LocalData:
         if self._section.kind == "folder":
             asked = {} if window is None else self._in_window(path, window, unfinished)
 
-            def keep(file: Path) -> bool:  # a file whose arrival is not noted, since it has just come, waits
-                return window is None or asked.get(str(file), not file.is_file())
+            def keep(file: Path) -> bool:  # a file whose arrival is not noted, since it has just come or changed, waits
+                if window is None or not os.path.isfile(file):
+                    return True
+                return asked.get(str(file), False) and _place_of(str(file)) in self._keys
 
             samples, found = scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **_form(model))
             skipped += found
@@ -237,9 +239,7 @@ class LocalData:
         self._keys = {}
         for file in set(files_below(path, data=path)) - set(unfinished):
             with suppress(OSError):
-                status = os.stat(file)
-                if stat.S_ISREG(status.st_mode):
-                    place = file, status.st_mtime_ns, status.st_size
+                if (place := _place_of(file)) is not None:
                     self._keys[place] = keys[file] = known.get(place) or file_key(file)
         arrived = self._arrivals(list(keys.values()))
         return {file: window.holds(at) for file, at in zip(keys, arrived, strict=True)}
@@ -300,6 +300,15 @@ def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSampl
         return FeatureSamples(blank, labels, model.targets, model.input_shape[0])
     images = np.zeros((len(labels), *model.input_shape), np.uint8)
     return Samples(images, labels, model.mean, model.std, model.targets)
+
+
+def _place_of(file: str) -> tuple[str, int, int] | None:
+    """The path, the date and the size of a regular file; None for any other, and where it is gone."""
+    with suppress(OSError):
+        status = os.stat(file)
+        if stat.S_ISREG(status.st_mode):
+            return file, status.st_mtime_ns, status.st_size
+    return None
 
 
 def _look(path: Path, settled_s: float) -> tuple[Stamp, set[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,24 @@ def test_a_deleted_photograph_is_gone_and_comes_back_to_its_own_window(board: Bo
     board.now = SECOND.start
     board.photograph("cat/1.png", 10)
     assert (board.seen(SECOND), board.seen(FIRST)) == ([], [10, 20])
+
+
+def test_a_photograph_that_changes_while_the_others_are_looked_at_waits(board: Board) -> None:
+    """Thousands of files are looked at for minutes, and a camera may write over its last picture meanwhile."""
+    board.photograph("cat/latest.png", 10)
+    os.utime(board.path / "cat/latest.png", (1, 1))
+    noted = board.data._arrivals
+    assert noted is not None
+
+    def meanwhile(keys: Sequence[bytes]) -> list[int]:
+        board.photograph("cat/latest.png", 20)
+        return noted(keys)
+
+    board.data._arrivals = meanwhile
+    assert board.seen(FIRST) == []
+    board.data._arrivals = noted
+    board.now = SECOND.start
+    assert (board.seen(SECOND), board.seen(FIRST)) == ([20], [])
 
 
 @pytest.mark.parametrize("kind", ["arrays", "csv"])
