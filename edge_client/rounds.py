@@ -224,8 +224,9 @@ class RoundHandler:
         if plan is None or plan.task != tasks.name:
             return  # without its task, a plan waits
         if self._settled:
-            if self.upload is None and self._own_heads is not None and tasks.runtime is not None:
-                self._keep_own_head(self._own_heads, plan, tasks.runtime)
+            task, heads = tasks.runtime, self._own_heads
+            if self.upload is None and heads is not None and task is not None and heads.advance(plan, task):
+                self._tidy(plan, task)
         elif not plan.names(self._device):
             self._settled = True
         elif tasks.declined is not None:
@@ -237,10 +238,6 @@ class RoundHandler:
                 raise
             except Exception as error:
                 self.decline_round(decline_reason(error))
-
-    def _keep_own_head(self, own_heads: OwnHeads, plan: RoundPlan, task: TaskRuntime) -> None:
-        if own_heads.advance(plan, task):
-            self._tidy(plan, task)
 
     def decline_round(self, reason: DeclineReason) -> None:
         """Declines the open round, unless it is settled already.
@@ -322,6 +319,8 @@ class RoundHandler:
         return self._round
 
     def _send(self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry | None) -> None:
+        if isinstance(entry, OutboxEntry):
+            task.check_stored(entry)
         self._settled = True
         if entry is None or not (entry.pending or (entry.status == "acked" and entry.data)):
             return
