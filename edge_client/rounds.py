@@ -81,7 +81,7 @@ class RoundHandler:
         self._own_heads = None if config.simulation else OwnHeads(store, self._model)
         self._rosters = RosterSource(store, blobs, federation=config.device.federation, operator=config.roster_key)
         self._tasks, self._store_check = tasks, store_check
-        self._new_samples = NewSamples(config.store_path.parent) if config.limits.tell_new else None
+        self._new_samples = NewSamples.of(config.store_path.parent, tell=config.limits.tell_new)
         self._training = training
         self._between_batches = between_batches
         self._clock, self._pacer = clock, pacer
@@ -344,16 +344,8 @@ class RoundHandler:
         _ = round.charge  # raises where the owner does not allow it
         if not task.constant_time:  # reading the data takes as long as there are records
             self._read(round, task)
-            self._check_new(round, task)
-
-    def _check_new(self, round: DeviceRound, task: TaskRuntime) -> None:
-        """Raises `Declined` where the owner lets this device say that it has too few new samples to train."""
-        wanted = task.spec.after_new
-        if self._new_samples is None or not wanted or round.asks:
-            return
-        if self._new_samples.count(round.samples(), task=round.plan.task) < wanted:
-            reason = f"fewer than {wanted} new samples since the last update; this device's owner lets it say so"
-            raise Declined("paused", reason)
+            if self._new_samples is not None and task.spec.after_new and not round.asks:
+                self._new_samples.check(round.samples(), task=plan.task, wanted=task.spec.after_new)
 
     def _read(self, round: DeviceRound, task: TaskRuntime) -> None:
         """Reads the data before any training. Raises `BadInput` if the task needs data and this device has none."""

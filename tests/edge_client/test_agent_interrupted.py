@@ -417,6 +417,7 @@ def test_an_update_that_its_owner_has_come_to_forbid_is_not_sent(make_bench: Mak
     bench.server.offers.clear()
     bench.until(lambda: bench.server.declines != [])
     assert bench.server.declines[0].code == "no-privacy"
+    assert "limits.min_noise_multiplier" in bench.server.declines[0].reason
     entry = bench.store.outbox("digits-test", 1)
     assert entry is not None
     bench.server.send(bench.server.topics.down(DEVICE), Missing(entry.task, 1, entry.digest, ()))
