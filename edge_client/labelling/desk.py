@@ -149,10 +149,12 @@ class Desk:
         """Moves the image of the last tap back into the inbox. Raises `BadInput` where there is none."""
         if not self._taps:
             raise BadInput("there is no tap to undo")
-        name, label, place = self._taps.pop()
+        name, label, place = self._taps[-1]
         if not place.is_file():
+            self._taps.pop()
             raise BadInput(f"{place} is gone, and cannot be taken back")
         move(place, (self._inbox / name).parent)
+        self._taps.pop()
         return self.next(f"{place.name} waits again; it was {f'labelled {label}' if label else 'put aside'}.")
 
     def _guessed(self, shown: Shown, store: DeviceStore, image: Path) -> Shown:
