@@ -98,6 +98,8 @@ class TaskRuntime:
             )
         if spec.data_window_s and not method.parts.takes_empty:
             raise Malformed(f"method {spec.method!r} takes no device without samples, as a window may leave it")
+        if spec.data_window_s and not store.ledger.entries():
+            store.arrivals.forget()  # nothing was trained on, and each start believes its clock until something is
         self.digest = digest
         self.spec = spec
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet

@@ -18,6 +18,7 @@ from hushfleet.data.targets import Targets
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_data_use
+from hushfleet.edge_client.storage.arrivals import sample_key
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods import method_of
 from hushfleet.model.anomaly import divided
@@ -284,6 +285,30 @@ def test_a_round_follows_from_its_own_window_alone(
         assert after is not None
         ends.append(after.own)
     assert np.array_equal(*ends) == bool(window_s)
+
+
+def test_before_the_first_charge_samples_arrive_anew_at_each_start(
+    make_bench: Callable[..., Bench],  # noqa: F811
+    config: DeviceConfig,  # noqa: F811
+    package: Package,  # noqa: F811
+) -> None:
+    """A board without a battery has read its data in 1970, and lost its power before it could train."""
+    privacy = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
+    task = package.with_spec(method="fedper", privacy=privacy, data_window_s=DAY)
+    bench = make_bench(package=task)
+    images = np.load(config.data.path)["images"]
+    keys = [sample_key(image.tobytes()) for image in images]
+    bench.store.arrivals.of(keys, now=60)
+    bench.restart()
+    bench.server.open_round(1, cohort={DEVICE: method_of(task.spec).init_state().public.digest()})
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    (entry,) = bench.store.ledger.entries()
+    arrived = bench.store.arrivals.of(keys, now=60)
+    assert {entry.window.holds(at) for at in arrived} == {True}
+    bench.restart()
+    bench.server.announce()
+    bench.until(lambda: bench.agent.tasks.runtime is not None)
+    assert bench.store.arrivals.of(keys, now=60) == arrived, "what was trained on never arrives again"
 
 
 def write(folder: Path, seed: int) -> None:
