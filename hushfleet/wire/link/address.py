@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,11 @@ class BrokerAddress:
         :param username: goes before the one in the URL.
         :param password_file: its first line goes before the password in the URL.
         """
+        if "@" in url and "@" not in re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]:
+            raise BadInput(  # before the URL is read: an error would show a part of the password
+                f"the user name or password in the broker's URL {_format_url(url)} has one of / ? #; write %2F, %3F or "
+                "%23 for it, or name a password_file"
+            )
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
