@@ -37,6 +37,7 @@ from hushfleet.wire.format.messages import Ack, Decline, Message, Missing, Refus
 MOST_RESENDS = 20
 """How many times an update's chunks are sent again in one process: enough for a link that loses 19 of 20."""
 
+RETRY_S = 3600.0  # after it has declined a buffered round, which may be open until it comes
 _TRANSIENT = ("state-unknown", "store-full")
 _IN_PROGRESS = ("open", "unmask")
 
@@ -90,6 +91,7 @@ class RoundHandler:
         self.upload: Upload | None = None
         self.decline: Decline | None = None
         self.decline_due = False
+        self._retry_at = 0.0  # after `decline`
         self._round: DeviceRound | None = None  # of `plan`
         self._settled = True
         self._sent: bytes | None = None  # SHA-256 of what was sent last
@@ -150,7 +152,6 @@ class RoundHandler:
         if same is None:
             self._store_check.round_begins(self._clock())
         self.deadline = self._clock() + plan.deadline_s
-        self._tasks.retry_after_full_disk()
         goes_on = same is not None and (plan.phase, plan.secure) == (same.phase, same.secure)
         if self.upload is not None and not (goes_on and plan.phase in _IN_PROGRESS) and not self._waits(plan):
             _log.warning("round %d went on before what was being sent was acknowledged", self.upload.entry.round)
@@ -213,6 +214,7 @@ class RoundHandler:
             self._reconsider()
 
     def _reconsider(self) -> None:
+        self._tasks.retry_after_full_disk()
         self._settled = self.plan is None or self.plan.phase not in _IN_PROGRESS or self.upload is not None
         self.decline, self.decline_due = None, False
 
@@ -224,6 +226,9 @@ class RoundHandler:
         if plan is None or plan.task != tasks.name:
             return  # without its task, a plan waits
         if self._settled:
+            if self.decline is not None and plan.max_staleness and self._clock() >= self._retry_at:
+                self._round, self._retry_at = None, -1.0  # the round has the time at which it was looked at
+                self._reconsider()
             task, heads = tasks.runtime, self._own_heads
             if self.upload is None and heads is not None and task is not None and heads.advance(plan, task):
                 self._tidy(plan, task)
@@ -252,6 +257,7 @@ class RoundHandler:
         if plan.phase == "unmask":
             return
         self.decline = Decline(plan.task, plan.round, *reason)
+        self._retry_at = self._clock() + RETRY_S
         self.decline_due = True
 
     def _take_part(self, plan: RoundPlan, task: TaskRuntime) -> None:
@@ -278,6 +284,9 @@ class RoundHandler:
         entry = self._store.outbox(plan.task, plan.round)
         if entry is None:
             self._check(round, task)
+            if self._retry_at < 0:  # the aggregator took its note of the charge back, and notes it when it is asked
+                self._store_check.ask_again(self._clock(), doubt=True)
+                self._retry_at = 0.0
             params = self._global_params(plan, task)
             entry = None if params is None else self._train(round, task, params)
             if entry is None:
