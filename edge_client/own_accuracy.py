@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from hushfleet.edge_client.board.config import OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
-from hushfleet.edge_client.predict import global_params, graphs_of, own_model
+from hushfleet.edge_client.predict import OwnModel, global_params, graphs_of, own_model
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.unusual import alarms_right
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, GraphRefused
 from hushfleet.model.evaluation import evaluate_each
 
 
@@ -21,6 +21,7 @@ class OwnAccuracy(NamedTuple):
     :param which: what the images are, in words.
     :param fleet_right: of the same images, how many the fleet's model gets right as it is; `alone_right`: a model that
         was trained on this board alone. None where that is not known.
+    :param why: why nothing could be measured, though samples are held out.
     """
 
     task: str
@@ -30,18 +31,24 @@ class OwnAccuracy(NamedTuple):
     which: str = ""
     fleet_right: int | None = None
     alone_right: int | None = None
+    why: str = ""
 
 
 def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None:
     """Measures by `data.held_out`; or else takes, for an own head, the cross-validation that chose it. None without a
     model.
-
-    Raises `BadInput` where the held-out images cannot be read.
     """
     try:
         own = own_model(store)
     except BadInput:
         return None
+    try:
+        return _measured(store, own, data)
+    except (BadInput, GraphRefused, OSError) as error:  # a disk may have been taken out
+        return OwnAccuracy(own.spec.task, own.kind, why=str(error))
+
+
+def _measured(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> OwnAccuracy:
     spec, kind, params, _ = own
     if data.held_out is not None and spec.model.targets.are_inputs:
         return OwnAccuracy(spec.task, kind, *alarms_right(store, own, data))

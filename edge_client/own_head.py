@@ -19,6 +19,7 @@ from hushfleet.edge_client.net.download import MOST_ASKS, GlobalModel
 from hushfleet.edge_client.runtime import TaskRuntime
 from hushfleet.edge_client.storage.kept import KeptHead
 from hushfleet.edge_client.storage.store import DeviceStore
+from hushfleet.errors import Malformed
 from hushfleet.model.own_head import DeviceHead, inputs_of_own, own_head_of, own_logits, takes_unlabelled
 from hushfleet.wire.format.messages import RoundPlan
 
@@ -49,6 +50,8 @@ class OwnHeads:
         if not task.spec.training_rounds:
             return False
         try:
+            if plan.global_bytes != 4 * task.trainer.method.published_size:
+                raise Malformed(f"its model has {plan.global_bytes} bytes, which is not the task's size")
             if finished:
                 data = self._model.need(plan, task.spec, most_asks=MOST_ASKS)
                 if data is None:

@@ -37,6 +37,7 @@ from hushfleet.wire.format.messages import Ack, Decline, Message, Missing, Refus
 MOST_RESENDS = 20
 """How many times an update's chunks are sent again in one process: enough for a link that loses 19 of 20."""
 
+RETRY_S = 3600.0  # after it has declined a buffered round, which may be open until it comes
 _TRANSIENT = ("state-unknown", "store-full")
 _IN_PROGRESS = ("open", "unmask")
 
@@ -81,7 +82,7 @@ class RoundHandler:
         self._own_heads = None if config.simulation else OwnHeads(store, self._model)
         self._rosters = RosterSource(store, blobs, federation=config.device.federation, operator=config.roster_key)
         self._tasks, self._store_check = tasks, store_check
-        self._new_samples = NewSamples(config.store_path.parent) if config.limits.tell_new else None
+        self._new_samples = NewSamples.of(config.store_path.parent, tell=config.limits.tell_new)
         self._training = training
         self._between_batches = between_batches
         self._clock, self._pacer = clock, pacer
@@ -90,6 +91,7 @@ class RoundHandler:
         self.upload: Upload | None = None
         self.decline: Decline | None = None
         self.decline_due = False
+        self._retry_at = 0.0  # after `decline`
         self._round: DeviceRound | None = None  # of `plan`
         self._settled = True
         self._sent: bytes | None = None  # SHA-256 of what was sent last
@@ -150,7 +152,6 @@ class RoundHandler:
         if same is None:
             self._store_check.round_begins(self._clock())
         self.deadline = self._clock() + plan.deadline_s
-        self._tasks.retry_after_full_disk()
         goes_on = same is not None and (plan.phase, plan.secure) == (same.phase, same.secure)
         if self.upload is not None and not (goes_on and plan.phase in _IN_PROGRESS) and not self._waits(plan):
             _log.warning("round %d went on before what was being sent was acknowledged", self.upload.entry.round)
@@ -213,6 +214,7 @@ class RoundHandler:
             self._reconsider()
 
     def _reconsider(self) -> None:
+        self._tasks.retry_after_full_disk()
         self._settled = self.plan is None or self.plan.phase not in _IN_PROGRESS or self.upload is not None
         self.decline, self.decline_due = None, False
 
@@ -224,8 +226,12 @@ class RoundHandler:
         if plan is None or plan.task != tasks.name:
             return  # without its task, a plan waits
         if self._settled:
-            if self.upload is None and self._own_heads is not None and tasks.runtime is not None:
-                self._keep_own_head(self._own_heads, plan, tasks.runtime)
+            if self.decline is not None and plan.max_staleness and self._clock() >= self._retry_at:
+                self._round, self._retry_at = None, -1.0  # the round has the time at which it was looked at
+                self._reconsider()
+            task, heads = tasks.runtime, self._own_heads
+            if self.upload is None and heads is not None and task is not None and heads.advance(plan, task):
+                self._tidy(plan, task)
         elif not plan.names(self._device):
             self._settled = True
         elif tasks.declined is not None:
@@ -237,10 +243,6 @@ class RoundHandler:
                 raise
             except Exception as error:
                 self.decline_round(decline_reason(error))
-
-    def _keep_own_head(self, own_heads: OwnHeads, plan: RoundPlan, task: TaskRuntime) -> None:
-        if own_heads.advance(plan, task):
-            self._tidy(plan, task)
 
     def decline_round(self, reason: DeclineReason) -> None:
         """Declines the open round, unless it is settled already.
@@ -255,6 +257,7 @@ class RoundHandler:
         if plan.phase == "unmask":
             return
         self.decline = Decline(plan.task, plan.round, *reason)
+        self._retry_at = self._clock() + RETRY_S
         self.decline_due = True
 
     def _take_part(self, plan: RoundPlan, task: TaskRuntime) -> None:
@@ -281,6 +284,9 @@ class RoundHandler:
         entry = self._store.outbox(plan.task, plan.round)
         if entry is None:
             self._check(round, task)
+            if self._retry_at < 0:  # the aggregator took its note of the charge back, and notes it when it is asked
+                self._store_check.ask_again(self._clock(), doubt=True)
+                self._retry_at = 0.0
             params = self._global_params(plan, task)
             entry = None if params is None else self._train(round, task, params)
             if entry is None:
@@ -322,6 +328,8 @@ class RoundHandler:
         return self._round
 
     def _send(self, plan: RoundPlan, task: TaskRuntime, entry: OutboxEntry | AnswerEntry | None) -> None:
+        if isinstance(entry, OutboxEntry):
+            task.check_stored(entry)
         self._settled = True
         if entry is None or not (entry.pending or (entry.status == "acked" and entry.data)):
             return
@@ -345,16 +353,8 @@ class RoundHandler:
         _ = round.charge  # raises where the owner does not allow it
         if not task.constant_time:  # reading the data takes as long as there are records
             self._read(round, task)
-            self._check_new(round, task)
-
-    def _check_new(self, round: DeviceRound, task: TaskRuntime) -> None:
-        """Raises `Declined` where the owner lets this device say that it has too few new samples to train."""
-        wanted = task.spec.after_new
-        if self._new_samples is None or not wanted or round.asks:
-            return
-        if self._new_samples.count(round.samples(), task=round.plan.task) < wanted:
-            reason = f"fewer than {wanted} new samples since the last update; this device's owner lets it say so"
-            raise Declined("paused", reason)
+            if self._new_samples is not None and task.spec.after_new and not round.asks:
+                self._new_samples.check(round.samples(), task=plan.task, wanted=task.spec.after_new)
 
     def _read(self, round: DeviceRound, task: TaskRuntime) -> None:
         """Reads the data before any training. Raises `BadInput` if the task needs data and this device has none."""

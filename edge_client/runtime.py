@@ -18,12 +18,14 @@ import numpy as np
 from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
 from hushfleet.edge_client.board.accelerator import AcceleratedGradient, AcceleratorTrial
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.board.consent import check_stored
 from hushfleet.edge_client.board.constant_time import nominal_seconds
 from hushfleet.edge_client.board.drift import has_become_worse, read_tests
 from hushfleet.edge_client.board.local_data import SETTLED_S, LocalData
 from hushfleet.edge_client.board.notes import notes_in
 from hushfleet.edge_client.board.pacing import Pacer
 from hushfleet.edge_client.board.process import return_small_blocks
+from hushfleet.edge_client.declines import Declined
 from hushfleet.edge_client.metrics import MetricsFile
 from hushfleet.edge_client.randomness import FieldRandomness, SeededRandomness
 from hushfleet.edge_client.storage.round_commit import OutboxEntry
@@ -96,6 +98,8 @@ class TaskRuntime:
             )
         if spec.data_window_s and not method.parts.takes_empty:
             raise Malformed(f"method {spec.method!r} takes no device without samples, as a window may leave it")
+        if spec.data_window_s and not store.ledger.entries():
+            store.arrivals.forget()  # nothing was trained on, and each start believes its clock until something is
         self.digest = digest
         self.spec = spec
         self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
@@ -155,6 +159,16 @@ class TaskRuntime:
     def blobs(self) -> set[bytes]:
         """Digests that must stay in the store for a restart without the network."""
         return {self.digest, *(graph.digest for graph in self.spec.model.graphs)}
+
+    def check_stored(self, entry: OutboxEntry) -> None:
+        """Checks that the owner still allows a stored update. Raises `Declined` where not, and it is never sent."""
+        try:
+            for each in self._store.ledger.entries(entry.task):
+                if each.round == entry.round:
+                    check_stored(each.charge, self.spec, self.trainer.limits)
+        except Declined:
+            self._store.set_status(entry.task, entry.round, "refused:owner")
+            raise
 
     def _feature_graph(self) -> bytes:
         """Read when features are made, which is once: it takes megabytes. Raises `GraphRefused`."""

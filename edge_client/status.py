@@ -326,6 +326,8 @@ def model(found: dict[str, Any] | None, what: str) -> str:
     if found is None:
         return "none yet: it comes with the first round"
     name = describe_model(found["model"])
+    if found["right"] is None and found.get("why"):
+        return f"{name}, of {found['task']}. How right it is cannot be measured: {found['why']}"
     if found["right"] is None:
         return (
             f"{name}, of {found['task']}. Whether the fleet's is better here than the board's own is not measured: put "

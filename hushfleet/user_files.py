@@ -62,6 +62,17 @@ def expanded(path: str | Path, key: str) -> Path:
         ) from None
 
 
+def is_closed(path: str | Path) -> bool:
+    """Whether this user may not see what is there: a folder above it is closed."""
+    try:
+        os.stat(path)
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def in_file(name: str) -> bool:
     """Whether this is the name of something in a Python file: `path/to/file.py:NAME`."""
     return ".py:" in name

@@ -6,6 +6,7 @@ messages back: for ever, and without a word. So the name is compared with the de
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def certificate_file(config: DeviceConfig) -> Path | None:
     if config.broker.cert_file is not None:
         return Path(config.broker.cert_file)
     given = Path(config.device.state_dir) / TLS_CERTIFICATE_FILE
-    return given if config.fleet is not None and given.exists() else None
+    return given if config.fleet is not None and os.path.exists(given) else None
 
 
 def read_certificate(config: DeviceConfig) -> x509.Certificate | None:

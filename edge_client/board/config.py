@@ -30,7 +30,7 @@ from hushfleet.schema import (
     Share,
     require,
 )
-from hushfleet.user_files import expanded
+from hushfleet.user_files import expanded, is_closed
 from hushfleet.wire.format.topics import Name
 from hushfleet.wire.link.address import BrokerAddress
 
@@ -305,7 +305,7 @@ _PATHS: dict[str, tuple[str, ...]] = {
 
 def load_config(path: Path) -> DeviceConfig:
     """Reads DEVICE.toml; relative paths in it are relative to the file. Raises `BadInput`."""
-    if not path.exists():
+    if not os.path.exists(path) and not is_closed(path):
         raise BadInput(f"there is no file {path}; see `hushfleet-edge --help` for an example")
     config = read_written(DeviceConfig, path)
     load_board(config.device.board)

@@ -32,20 +32,42 @@ def allowed_charge(
     charge = method.charge(terms)
     if spec.privacy.secure is not None:
         check_trust(spec.privacy.secure, limits)
+    _check_raw(charge, spec, limits)
+    _check_split(plan, spec, charge.noise_split, limits)
+    _check_multiplier(charge, limits)
+    limits.budget.check(ledger, charge, now=now)
+    return charge
+
+
+def check_stored(charge: Charge, spec: TaskSpec, limits: LimitsSection) -> None:
+    """Checks, before a stored update is sent, that its owner has not come to forbid it. Raises `Declined`.
+
+    It is charged already, so how much was spent plays no part.
+    """
+    _check_raw(charge, spec, limits)
+    if 0 < limits.noise_split < charge.noise_split:
+        raise _no_privacy(
+            f"the round divides the noise among {charge.noise_split} devices; this device's limits.noise_split is "
+            f"{limits.noise_split}"
+        )
+    _check_multiplier(charge, limits)
+
+
+def _check_raw(charge: Charge, spec: TaskSpec, limits: LimitsSection) -> None:
     if charge.raw and limits.accounting != "as-published":
         raise _no_privacy(
             f"{spec.method} would send without noise: {', '.join(charge.raw)}. This device's limits.accounting is "
             f'"{limits.accounting}": run the task with privacy.accounting = "strict", or let the device\'s owner set '
             f'limits.accounting = "as-published"'
         )
-    _check_split(plan, spec, charge.noise_split, limits)
+
+
+def _check_multiplier(charge: Charge, limits: LimitsSection) -> None:
     if charge.noise_multiplier < limits.min_noise_multiplier:
         raise _no_privacy(
             f"this device would send with a noise multiplier of {charge.noise_multiplier:.4g}; its "
             f"limits.min_noise_multiplier is {limits.min_noise_multiplier:g}"
         )
-    limits.budget.check(ledger, charge, now=now)
-    return charge
 
 
 def _check_split(plan: RoundPlan, spec: TaskSpec, split: int, limits: LimitsSection) -> None:

@@ -36,6 +36,7 @@ from hushfleet.errors import BadInput
 from hushfleet.graphs.features import FeatureGraph
 from hushfleet.model.anomaly import divided
 from hushfleet.privacy.periods import Period
+from hushfleet.user_files import is_closed
 
 Stamp = tuple[int, int]
 
@@ -58,8 +59,14 @@ def describe_data(section: OwnDataSection) -> str | None:
 
     A device starts all the same: a disk may come later, and a camera's first image.
     """
+    for key in ("unlabelled", "inbox", "path", "held_out"):
+        if (place := getattr(section, key)) and is_closed(place):
+            return (
+                f"data.{key} = {place!r}: a folder above it is closed to the client's user; open it with "
+                "chmod o+x, or move the data to another place"
+            )
     for key, folder in (("unlabelled", section.unlabelled), ("inbox", section.inbox)):
-        if folder is not None and not Path(folder).is_dir():
+        if folder is not None and not os.path.isdir(folder):
             return f"data.{key} = {folder!r}: there is no such folder of images"
     if (section.keep or section.max_mib) and os.path.isfile(section.path):
         return f"data.path = {section.path!r} is one file, of which data.keep and data.max_mib delete nothing"
@@ -67,9 +74,9 @@ def describe_data(section: OwnDataSection) -> str | None:
         path = Path(text or ".")
         name, later = f"data.{key} = {str(path)!r}", "; until then it has nothing to train on" * (key == "path")
         if section.kind in _FILES:
-            if text and not path.is_file() and not (section.kind == "csv" and path.is_dir()):
+            if text and not os.path.isfile(path) and not (section.kind == "csv" and os.path.isdir(path)):
                 return f"{name}: there is no such {_FILES[section.kind]}{later}"
-        elif text and not path.is_dir():
+        elif text and not os.path.isdir(path):
             return f"{name}: there is no such folder, with a sub-folder of images for each class{later}"
         elif text and not any(
             os.path.isfile(each) and Path(each).parent != path for each in files_below(path, data=path)
@@ -120,6 +127,7 @@ class LocalData:
         self._arrivals = arrivals
         self._keys: dict[tuple[str, int, int], bytes] = {}  # of files, by path, date and size
         self._told: set[str] = set()
+        self._by_window = False  # the task trains on windows: what its own head and questions read besides is not noted
         self._stamp: tuple[Stamp, Period | None] | None = None
         self._samples: LabelledSamples | None = None
 
@@ -135,6 +143,7 @@ class LocalData:
         """
         path = Path(self._section.path)
         look, unfinished = _look(path, self._settled_s)
+        self._by_window |= window is not None
         stamp = look, window
         if self._samples is None or stamp != self._stamp:
             self._samples, self._held_out, self._stamp, skipped = None, None, stamp, list[str]()
@@ -189,7 +198,8 @@ class LocalData:
             samples, self._held_out = sides
         inputs = inputs_of(samples, self._features, skipped=skipped if self._may_be_empty else None)
         use = DataUse(len(inputs), len(skipped), failed or reasons(skipped), self._may_be_empty, others)
-        self._tell(path, use, skipped)
+        if window is not None or not self._by_window:
+            self._tell(path, use, skipped)
         return inputs
 
     def _read(
@@ -200,13 +210,15 @@ class LocalData:
         if self._section.kind == "folder":
             asked = {} if window is None else self._in_window(path, window, unfinished)
 
-            def keep(file: Path) -> bool:  # a file whose arrival is not noted, since it has just come, waits
-                return window is None or asked.get(str(file), not file.is_file())
+            def keep(file: Path) -> bool:  # a file whose arrival is not noted, since it has just come or changed, waits
+                if window is None or not os.path.isfile(file):
+                    return True
+                return asked.get(str(file), False) and _place_of(str(file)) in self._keys
 
             samples, found = scan_folder(path, lenient=True, unfinished=unfinished, keep=keep, **_form(model))
             skipped += found
             return samples, len(asked) - sum(asked.values())
-        skips, kind, names = skipped if path.is_dir() else lenient, self._section.kind, list[str]()
+        skips, kind, names = skipped if os.path.isdir(path) else lenient, self._section.kind, list[str]()
         samples = load_file(
             path, model, kind=kind, skipped=skips, unfinished=unfinished, cuts=window is None, names=names
         )
@@ -227,9 +239,7 @@ class LocalData:
         self._keys = {}
         for file in set(files_below(path, data=path)) - set(unfinished):
             with suppress(OSError):
-                status = os.stat(file)
-                if stat.S_ISREG(status.st_mode):
-                    place = file, status.st_mtime_ns, status.st_size
+                if (place := _place_of(file)) is not None:
                     self._keys[place] = keys[file] = known.get(place) or file_key(file)
         arrived = self._arrivals(list(keys.values()))
         return {file: window.holds(at) for file, at in zip(keys, arrived, strict=True)}
@@ -292,6 +302,15 @@ def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSampl
     return Samples(images, labels, model.mean, model.std, model.targets)
 
 
+def _place_of(file: str) -> tuple[str, int, int] | None:
+    """The path, the date and the size of a regular file; None for any other, and where it is gone."""
+    with suppress(OSError):
+        status = os.stat(file)
+        if stat.S_ISREG(status.st_mode):
+            return file, status.st_mtime_ns, status.st_size
+    return None
+
+
 def _look(path: Path, settled_s: float) -> tuple[Stamp, set[str]]:
     """The number of files and a sum that follows the name, the date and the size of each, and whether it has settled;
     and the files that have not.
@@ -299,7 +318,7 @@ def _look(path: Path, settled_s: float) -> tuple[Stamp, set[str]]:
     A file that was moved to another class keeps all but its name. Zeros where there is nothing.
     """
     now, count, total, unfinished = time.time(), 0, 0, set[str]()
-    for file in [str(path)] if path.is_file() else files_below(path, data=path):
+    for file in [str(path)] if os.path.isfile(path) else files_below(path, data=path):
         with suppress(OSError):  # it was removed meanwhile
             status = os.stat(file)
             if abs(now - status.st_mtime) < settled_s:  # of a clock that was set back a file is not new for ever

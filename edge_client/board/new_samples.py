@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from hushfleet import atomic_file
 from hushfleet.data.samples import LabelledSamples
+from hushfleet.edge_client.declines import Declined
 from hushfleet.errors import StoreFull
 
 FILE_NAME = "trained_samples"
@@ -32,6 +34,21 @@ class NewSamples:
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
         self._counted: list[bytes] = []
+
+    @classmethod
+    def of(cls, state_dir: Path, *, tell: bool) -> NewSamples | None:
+        """None where the owner does not let the device tell; what was noted while it could is then deleted."""
+        if tell:
+            return cls(state_dir)
+        with suppress(OSError):
+            (state_dir / FILE_NAME).unlink(missing_ok=True)
+        return None
+
+    def check(self, samples: LabelledSamples, *, task: str, wanted: int) -> None:
+        """Raises `Declined` where fewer of these samples are new than the task wants."""
+        if self.count(samples, task=task) < wanted:
+            reason = f"fewer than {wanted} new samples since the last update; this device's owner lets it say so"
+            raise Declined("paused", reason)
 
     def count(self, samples: LabelledSamples, *, task: str) -> int:
         """Returns how many of these samples were not there at the last update for the task; all before the first."""

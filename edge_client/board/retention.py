@@ -120,6 +120,9 @@ class Retention:
             with suppress(StoreError):  # that is told elsewhere
                 atomic_file.write_whole(self._note, json.dumps(asdict(looks)).encode(), durable=True)
         known = {path: came for path, came in looks.came.items() if came <= now}
+        if looks.behind is not None:  # what has come since then is the newest, though its date is the oldest
+            since = looks.looked + DAY_S - looks.behind
+            known |= {file.path: file.came + since for file in files if abs(file.came - looks.behind) < DAY_S}
         return sorted(file._replace(came=max(file.came, known.get(file.path, file.came))) for file in files), before
 
     def _read(self) -> _Looks | None:

@@ -16,10 +16,12 @@ from hushfleet.config.spec import ModelSpec
 from hushfleet.data.arrays import as_targets, as_values, opened
 from hushfleet.data.csv_file import LABEL, read_csv
 from hushfleet.data.folder import files_below, named
-from hushfleet.data.labels import check_one_reading, one_form, texts_of
+from hushfleet.data.labels import check_one_reading, have_two_readings, one_form, texts_of
 from hushfleet.data.measurements import far_away, refuse_far, warn_of_row_numbers
 from hushfleet.data.samples import Samples
 from hushfleet.errors import BadInput
+
+_UNCLEAR = "its label may be the name of a class or its place from 0; give labels as texts, as y.astype(str) does"
 
 
 def load_file(
@@ -59,10 +61,11 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
             )
         values = arrays[x]
         labels = arrays[y] if y in arrays else model.targets.blank(len(values), len(model.class_names))
-    if y == "y" and model.targets.are_classes:  # a simulation's own files have places
-        check_one_reading(labels, model.class_names, f"{path}: {y}")
+    may_be_names = y == "y" and model.targets.are_classes  # a simulation's own files have places
     if skipped is not None:
-        values, labels = _usable(values, labels, model, skipped)
+        values, labels = _usable(values, labels, model, skipped, may_be_names=may_be_names)
+    elif may_be_names:
+        check_one_reading(labels, model.class_names, f"{path}: {y}")
     return _fitting(as_values(values, f"{path}: {x}"), labels, model, f"{path}: {y}", skipped)
 
 
@@ -84,7 +87,7 @@ def load_csv(
     outputs = () if model.targets.are_classes else model.class_names
     form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs, "cuts": cuts}
     form["series"] = model.targets.are_inputs
-    if path.is_dir():
+    if os.path.isdir(path):
         values, labels, columns = _read_folder(path, form, [] if skipped is None else skipped, unfinished)
     else:
         values, labels, _, columns = read_csv(path, **form, skipped=skipped, unfinished=str(path) in unfinished)
@@ -147,13 +150,16 @@ def _read_folder(
 
 
 def _usable(
-    values: np.ndarray, labels: np.ndarray, model: ModelSpec, skipped: list[str]
+    values: np.ndarray, labels: np.ndarray, model: ModelSpec, skipped: list[str], *, may_be_names: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Selects the samples that `as_values` and `as_targets` take; arrays that do not fit as a whole are left alone."""
+    """Selects the samples that `as_values` and `as_targets` take; arrays that do not fit as a whole are left alone.
+
+    :param may_be_names: whether a number may be meant as the name of a class.
+    """
     if not (values.ndim and labels.ndim and len(values) == len(labels)):
         return values, labels
     targets, numeric = model.targets, labels.dtype.kind in "iufb"
-    fits = np.ones(len(values), bool)
+    fits, unclear = np.ones(len(values), bool), np.zeros(len(values), bool)
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
             finite = np.isfinite(values.astype(np.float32, copy=False))
@@ -161,6 +167,7 @@ def _usable(
     if targets.are_classes and labels.ndim == 1:
         if numeric:
             fits &= (labels >= 0) & (labels < len(model.class_names)) & (labels == np.floor(labels))
+            unclear = have_two_readings(labels, model.class_names) & fits & may_be_names
         else:
             fits &= np.isin(texts_of(labels).astype(str), list(map(one_form, model.class_names)))
     elif not targets.are_classes and numeric:
@@ -169,11 +176,10 @@ def _usable(
             found = rows.astype(np.float32)
         if rows.shape[1] == len(model.class_names):
             fits &= ~targets.misfits(found)
-    if fits.all():
-        return values, labels
-    (places,) = np.nonzero(~fits)
-    skipped += (f"sample {place} ({labels[place]}): its label does not fit the task" for place in places)
-    return values[fits], labels[fits]
+    for wrong, why in ((~fits, "its label does not fit the task"), (unclear, _UNCLEAR)):
+        skipped += (f"sample {place} ({labels[place]}): {why}" for place in np.flatnonzero(wrong))
+    fits &= ~unclear
+    return (values, labels) if fits.all() else (values[fits], labels[fits])
 
 
 def _fitting(

@@ -23,6 +23,7 @@ from hushfleet.data.labels import one_form
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, StoreFull
+from hushfleet.user_files import is_closed
 
 _LOOKED_AT = (3, 16, 16)  # a picture is decoded to this size to see whether it can be
 
@@ -34,7 +35,7 @@ class AlreadyThere(BadInput):
 @contextlib.contextmanager
 def opened_store(config: DeviceConfig) -> Iterator[DeviceStore | None]:
     """Opens the store beside a running client, to read only; None where the client has never run."""
-    if not config.store_path.exists():
+    if not os.path.exists(config.store_path) and not is_closed(config.store_path):
         yield None
         return
     in_fleet = config.fleet is not None
@@ -102,7 +103,7 @@ class ClassFolders:
 
         Raises `BadInput` for what is no readable picture and where nothing can be written, and `AlreadyThere`.
         """
-        if photo.is_dir():
+        if os.path.isdir(photo):
             raise BadInput(f"{photo} is a folder; name its files: {photo}/*")
         check_picture(photo)
         with self._alone(), _plainly(f"{photo} cannot be added"):

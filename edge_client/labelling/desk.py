@@ -34,6 +34,7 @@ from hushfleet.edge_client.predict import LoadedGraphs, predict
 from hushfleet.edge_client.status import describe_model
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.errors import BadInput, HushfleetError
+from hushfleet.user_files import is_closed
 
 NOT_USABLE = "not-usable"
 """The folder in the inbox for images that a person has put aside."""
@@ -102,6 +103,11 @@ class Desk:
                 "[data]"
             )
         self._inbox = Path(self.config.data.inbox)
+        if is_closed(self._inbox):
+            raise BadInput(
+                f"data.inbox = {str(self._inbox)!r}: a folder above it is closed to this user; run the command as the "
+                "client's user, as in sudo -u hushfleet"
+            )
         if not self._inbox.is_dir():
             raise BadInput(f"data.inbox = {str(self._inbox)!r}: there is no such folder; make it")
         self._folders = ClassFolders(self.config.data)
@@ -143,10 +149,12 @@ class Desk:
         """Moves the image of the last tap back into the inbox. Raises `BadInput` where there is none."""
         if not self._taps:
             raise BadInput("there is no tap to undo")
-        name, label, place = self._taps.pop()
+        name, label, place = self._taps[-1]
         if not place.is_file():
+            self._taps.pop()
             raise BadInput(f"{place} is gone, and cannot be taken back")
         move(place, (self._inbox / name).parent)
+        self._taps.pop()
         return self.next(f"{place.name} waits again; it was {f'labelled {label}' if label else 'put aside'}.")
 
     def _guessed(self, shown: Shown, store: DeviceStore, image: Path) -> Shown:

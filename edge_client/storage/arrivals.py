@@ -1,4 +1,4 @@
-"""When each sample of a board arrived: noted when it is seen first, by its content, and never changed.
+"""When each sample of a board arrived: noted when it is seen first, by its content, and not changed after a charge.
 
 So a sample lies in one window of each length, whatever becomes of its name, its folder or the clock. It is part of the
 store because it must not be lost: a sample that arrived a second time could be trained on in two windows.
@@ -42,6 +42,11 @@ class Arrivals:
     ) -> None:
         self._connection = connection
         self._transaction = transaction
+
+    def forget(self) -> None:
+        """Forgets all, while nothing was charged: the clock may have been wrong. Raises `StoreError`."""
+        with self._transaction("forget the arrival of samples"):
+            self._connection.execute("DELETE FROM arrivals")
 
     def of(self, keys: Sequence[bytes], *, now: int) -> list[int]:
         """Returns when each of these samples arrived, counted unix seconds; those that are new arrive `now`.

@@ -23,7 +23,7 @@ class OutboxEntry:
     :param digest: SHA-256 of `data`.
     :param public_before: `PublicState.to_bytes()` from before this update, as the aggregator should hold it; empty as
         `data` is.
-    :param status: `pending`, `acked`, or `refused:<code>`.
+    :param status: `pending`, `acked`, or `refused:<code>`; `refused:owner`: its owner has come to forbid it.
     :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent so, empty if it is
         of a time when that was not noted.
     :param context: of the secure sum that it is masked for (`SecureRound.context`); None where it is not masked.

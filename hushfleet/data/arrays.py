@@ -8,6 +8,7 @@ Values are uint8, as images are, or float32; other numbers become float32.
 
 from __future__ import annotations
 
+import os
 import tokenize
 import zipfile
 import zlib
@@ -294,5 +295,5 @@ def opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays
     except _UNREADABLE as error:
-        told = error if not path.is_file() or zipfile.is_zipfile(path) else "it is none; numpy.savez writes one"
+        told = error if not os.path.isfile(path) or zipfile.is_zipfile(path) else "it is none; numpy.savez writes one"
         raise BadInput(f"{path} cannot be read as an .npz file: {told}") from error

@@ -14,7 +14,8 @@ follow each other, and those after its last whole window are left out. A line th
 the window closes over the gap.
 
 Excel's files are read too: with semicolons or tabs between columns, and then perhaps with decimal commas; in UTF-16;
-with rows whose cells are all empty.
+with rows whose cells are all empty. Where lines may be left out, each is read by itself: below the header no cell has a
+line break.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def read_csv(
             header = [one_form(name.strip()) for name in next(reader, [])]
             columns = _columns(path, header, input_shape, outputs, series=series)
             places = columns + [header.index(name) for name in outputs if name in header]
-            table, texts = _table(path, reader, header, places, skipped, comma_separated=separator == ",")
+            rows = _each(reader) if skipped is None else _each_alone(lines, separator, reader.line_num, skipped)
+            table, texts = _table(path, rows, header, places, skipped, comma_separated=separator == ",")
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not {error.encoding.upper()} ({error.reason}); save it as CSV UTF-8") from error
     except (OSError, csv.Error) as error:
@@ -180,7 +182,7 @@ def _columns(
 
 def _table(
     path: Path,
-    reader: Any,
+    rows: Iterator[tuple[int, list[str]]],
     header: Sequence[str],
     places: Sequence[int],
     skipped: list[str] | None,
@@ -194,7 +196,9 @@ def _table(
     texts: dict[str, list[str]] = {name: [] for name in (LABEL, DEVICE) if name in header}
     blocks, count = [np.empty((0, len(places)), np.float32)], 0
     marks = set(".") if comma_separated else set[str]()
-    for line, row in _rows(reader, skipped):
+    for line, row in rows:
+        if not any(map(str.strip, row)):
+            continue
         if count % _BLOCK == 0:
             # A block whose first line was left out is still empty, and gives its place to this one.
             blocks[count // _BLOCK + 1 :] = [np.empty((_BLOCK, len(places)), np.float32)]
@@ -212,20 +216,24 @@ def _table(
     return table, {name: np.array(column, dtype=str) for name, column in texts.items()}
 
 
-def _rows(reader: Any, skipped: list[str] | None) -> Iterator[tuple[int, list[str]]]:
-    """Each line with a cell that is not empty, and its number. Raises `csv.Error` unless lines may be `skipped`."""
-    while True:
+def _each(reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """Each row and its number. Raises `csv.Error`."""
+    for row in reader:
+        yield reader.line_num, row
+
+
+def _each_alone(
+    lines: Iterator[str], separator: str, before: int, skipped: list[str]
+) -> Iterator[tuple[int, list[str]]]:
+    """Each line and its number, read by itself: a quote that is never closed must not take the lines after it along.
+
+    :param before: number of lines before these.
+    """
+    for number, line in enumerate(lines, before + 1):
         try:
-            row = next(reader)
-        except StopIteration:
-            return
+            yield number, next(csv.reader([line], delimiter=separator, strict=True), [])
         except csv.Error as error:
-            if skipped is None:
-                raise
-            skipped.append(f"line {reader.line_num}: {error}")
-        else:
-            if any(map(str.strip, row)):
-                yield reader.line_num, row
+            skipped.append(f"line {number}: {error}")
 
 
 def _read_row(
@@ -233,17 +241,19 @@ def _read_row(
 ) -> None:
     """Writes the numbers of a line into `out`. Raises `BadInput` for a line that cannot be used.
 
-    :param marks: the decimal marks that the file has had so far; of a file with commas between columns the point.
+    :param marks: the decimal marks that the file has had so far, in lines that can be used; of a file with commas
+        between columns the point.
     """
     if len(row) != len(header):
         raise BadInput(f"{len(row)} fields, and the header has {len(header)}")
+    found = set(marks)
     for target, column in enumerate(columns):
         text = row[column]
-        if marks != {"."}:
-            marks |= {",", "."}.intersection(text)
+        if found != {"."}:
+            found |= {",", "."}.intersection(text)
             text = text.replace(",", ".")
         try:
-            if len(marks) > 1:
+            if len(found) > 1:
                 raise ValueError("one of the two separates thousands")
             with np.errstate(over="ignore"):  # becomes infinite, which is refused below
                 out[target] = float(text)
@@ -256,3 +266,4 @@ def _read_row(
     for name in (LABEL, DEVICE):
         if name in header and not row[header.index(name)].strip():
             raise BadInput(f"{name!r} is empty; give it one, or leave the line out")
+    marks |= found

@@ -118,7 +118,7 @@ def scan_folder(
     channels = input_shape[0]
     if channels not in (1, 3):
         raise BadInput(f"the model takes {channels} channels; images can give 1 (grey) or 3 (RGB)")
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise BadInput(f"the data folder {path} does not exist or is not a folder")
     label_of = {one_form(name): label for label, name in enumerate(class_names)}
     images: list[npt.NDArray[np.uint8]] = []

@@ -52,16 +52,21 @@ def check_present(labels: np.ndarray, where: str, *, names: Collection[str] = ()
         )
 
 
-def check_one_reading(labels: np.ndarray, class_names: Sequence[str], where: str) -> None:
-    """Raises `BadInput` for a whole number that is one class's name and another's place: either may be meant."""
+def have_two_readings(labels: np.ndarray, class_names: Sequence[str]) -> np.ndarray:
+    """Marks the labels that are one class's name and another's place, bool of their shape: either may be meant."""
     place_of = {name: place for place, name in enumerate(class_names)}
-    for number in np.unique(labels) if labels.dtype.kind in "iuf" else ():
-        name = f"{number:.17g}"  # of a fraction this is no class
-        if name in place_of and place_of[name] != number:
-            raise BadInput(
-                f"{where}: the label {name} may be the name of a class or its place from 0, and the task's classes are "
-                f"{', '.join(class_names[:8])}; give labels as texts, as y.astype(str) does"
-            )
+    numbers = np.unique(labels) if labels.dtype.kind in "iuf" else ()
+    # the text of a fraction is no class
+    return np.isin(labels, [number for number in numbers if place_of.get(f"{number:.17g}", number) != number])
+
+
+def check_one_reading(labels: np.ndarray, class_names: Sequence[str], where: str) -> None:
+    """Raises `BadInput` for the first of the labels that `have_two_readings`."""
+    for number in labels[have_two_readings(labels, class_names)][:1]:
+        raise BadInput(
+            f"{where}: the label {number:.17g} may be the name of a class or its place from 0, and the task's classes "
+            f"are {', '.join(class_names[:8])}; give labels as texts, as y.astype(str) does"
+        )
 
 
 def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: str) -> np.ndarray:

@@ -482,4 +482,8 @@ def test_a_board_that_hides_how_long_it_trains_counts_no_new_samples(
     bench.until(lambda: bench.entry_status(1) == "acked")
     open_next(bench, 2)
     bench.until(lambda: bench.entry_status(2) == "acked")
-    assert not (config.store_path.parent / "trained_samples").exists()
+    noted = config.store_path.parent / "trained_samples"
+    assert not noted.exists()
+    noted.write_bytes(b"of a time when its owner let it tell")
+    bench.restart(limits=config.limits)
+    assert not noted.exists(), "digests of samples go with the leave to tell"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from hushfleet.edge_client.net.store_check import FIRST_WAIT_S
-from hushfleet.wire.format.messages import MAX_MESSAGE_BYTES, ServerState
+from hushfleet.wire.format.messages import MAX_MESSAGE_BYTES, Missing, ServerState
 from hushfleet.wire.link.interface import Delivery
 from support.edge import DEVICE, Bench
 from support.local_link import Chaos
@@ -403,3 +404,26 @@ def test_a_round_that_closes_ends_its_upload(make_bench: MakeBench) -> None:
     bench.steps()
     assert bench.agent.rounds.upload is None
     assert len(bench.server.chunks_seen) <= 4
+
+
+def test_an_update_that_its_owner_has_come_to_forbid_is_not_sent(make_bench: MakeBench) -> None:
+    """It was committed, and before it was sent the owner has written stricter limits and started the client again."""
+    bench = make_bench()
+    bench.agent.topics.chunk = lambda device: "nowhere"  # type: ignore[method-assign] - the link is lost
+    bench.server.open_round(1)
+    bench.until(lambda: bench.entry_status(1) == "pending")
+    limits = replace(bench.config.limits, min_noise_multiplier=100.0)
+    bench.restart(limits=limits)
+    bench.server.offers.clear()
+    bench.until(lambda: bench.server.declines != [])
+    assert bench.server.declines[0].code == "no-privacy"
+    assert "limits.min_noise_multiplier" in bench.server.declines[0].reason
+    entry = bench.store.outbox("digits-test", 1)
+    assert entry is not None
+    bench.server.send(bench.server.topics.down(DEVICE), Missing(entry.task, 1, entry.digest, ()))
+    bench.server.open_round(1, deadline_s=900.0)
+    bench.steps()
+    bench.restart(limits=replace(limits, min_noise_multiplier=0.0))
+    bench.steps()
+    assert (bench.server.offers, bench.server.updates) == ([], [])
+    assert [entry.round for entry in bench.store.ledger.entries()] == [1], "it stays charged"

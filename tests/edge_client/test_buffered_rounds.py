@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hushfleet.edge_client.board.config import DeviceConfig
+from hushfleet.edge_client.rounds import RETRY_S
 from support.edge import Bench
 
 MakeBench = Callable[..., Bench]
@@ -157,3 +158,23 @@ def test_an_owners_limit_of_a_period_holds_for_each_version(make_bench: MakeBenc
     begin(bench, 3)
     bench.until(acked(bench, 3))
     assert charged(bench) == [1, 3]
+
+
+def test_a_version_that_was_declined_is_looked_at_again(make_bench: MakeBench) -> None:
+    """It is open until enough boards have come, perhaps until this one's period has passed. Nothing is announced."""
+    bench = make_bench()
+    begin(bench, 1)
+    bench.until(acked(bench, 1))
+    once = bench.store.ledger.epsilon_server(delta=bench.config.limits.delta)
+    bench.restart(limits=replace(bench.config.limits, epsilon_server=1.1 * once, per="30d", epsilon_lifetime=9 * once))
+    begin(bench, 2)
+    bench.until(lambda: len(bench.server.declines) == 1)
+    asked = len(bench.server.asks)
+    bench.clock.now += RETRY_S
+    bench.until(lambda: len(bench.server.declines) == 2)
+    assert [decline.code for decline in bench.server.declines] == ["budget", "budget"]
+    assert len(bench.server.asks) == asked
+    bench.clock.now += 31 * 86400
+    bench.until(acked(bench, 2))
+    assert len(bench.server.asks) > asked, "the aggregator took its note of the charge back, and takes it again"
+    assert charged(bench) == [1, 2]

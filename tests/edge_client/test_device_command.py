@@ -26,6 +26,7 @@ from hushfleet.graphs.session import GradientGraph
 from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import decode_message
 from hushfleet.wire.link.interface import Delivery
+from support.closed import close
 from support.edge import DEVICE, Bench, Package, write_samples
 from support.local_link import LocalHub
 from support.secure_fleet import SecureFleet, with_secure_sums
@@ -201,6 +202,19 @@ def test_predict_without_a_model_or_an_image(
     bench.until(lambda: bench.entry_status(1) == "acked")
     assert main(["predict", str(device_toml), str(tmp_path / "none.png")]) == 2
     assert "cannot be read as an image" in capsys.readouterr().err
+
+
+def test_what_another_user_owns_is_said(
+    device_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has typed the command without sudo -u hushfleet."""
+    close(tmp_path / "etc", monkeypatch)
+    assert main(["status", str(tmp_path / "etc/device.toml")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+    close(tmp_path / "state", monkeypatch)
+    for command in (["status"], ["add", "--label", "cat", "photo.jpg"]):
+        assert main([command[0], str(device_toml), *command[1:]]) == 1
+        assert "cannot be opened: [Errno 13] Permission denied" in capsys.readouterr().err
 
 
 def test_exit_codes_of_mistakes(device_toml: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,6 +121,15 @@ def test_images_without_labels_serve_the_final_head_of_a_small_fleet_alone(
     assert ("; and 2 images without labels" in choice.plain) == bool(used)
 
 
+def test_a_final_model_of_another_size_is_not_fetched(bench: Bench) -> None:
+    """It would fill the memory of the board, and then its card."""
+    take_part(bench)
+    before = kept(bench), len(bench.server.wants)
+    bench.server.open_round(5, phase="finished", global_digest=bytes(32), global_bytes=1 << 30)
+    bench.steps()
+    assert (kept(bench), len(bench.server.wants)) == before
+
+
 def test_who_was_in_no_round_has_a_head_too(bench: Bench) -> None:
     final = finish(bench)
     bench.until(lambda: kept(bench) == final)

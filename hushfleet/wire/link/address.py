@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from hushfleet.errors import BadInput
+from hushfleet.user_files import is_closed
 
 _DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
 
@@ -45,6 +48,11 @@ class BrokerAddress:
         :param username: goes before the one in the URL.
         :param password_file: its first line goes before the password in the URL.
         """
+        if "@" in url and "@" not in re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]:
+            raise BadInput(  # before the URL is read: an error would show a part of the password
+                f"the user name or password in the broker's URL {_format_url(url)} has one of / ? #; write %2F, %3F or "
+                "%23 for it, or name a password_file"
+            )
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -92,8 +100,9 @@ class BrokerAddress:
         if not self.tls:
             return None
         for path in (self.ca_file, self.cert_file, self.key_file):
-            if path is not None and not path.is_file():
-                raise BadInput(f"the TLS file {path} does not exist")
+            if path is not None and not os.path.isfile(path):
+                closed = ", or a folder above it is closed to this user" * is_closed(path)
+                raise BadInput(f"the TLS file {path} does not exist{closed}")
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except (ssl.SSLError, OSError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hushfleet.data.targets import Targets
 from hushfleet.edge_client.board.config import DeviceConfig, OwnDataSection
 from hushfleet.edge_client.board.local_data import LocalData
 from hushfleet.edge_client.board.notes import notes_in, read_data_use
+from hushfleet.edge_client.storage.arrivals import sample_key
 from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.methods import method_of
 from hushfleet.model.anomaly import divided
@@ -75,6 +76,7 @@ def test_a_photograph_is_in_the_window_in_which_it_came(board: Board, tmp_path: 
     assert board.seen(FIRST) == [10]
     assert board.seen() == [10, 20]
     board.seen(SECOND)
+    board.seen()  # as for the own head, which is made of all samples
     use = read_data_use(tmp_path)
     assert use is not None
     assert (use.used, use.other_windows) == (1, 1)
@@ -103,6 +105,24 @@ def test_a_deleted_photograph_is_gone_and_comes_back_to_its_own_window(board: Bo
     board.now = SECOND.start
     board.photograph("cat/1.png", 10)
     assert (board.seen(SECOND), board.seen(FIRST)) == ([], [10, 20])
+
+
+def test_a_photograph_that_changes_while_the_others_are_looked_at_waits(board: Board) -> None:
+    """Thousands of files are looked at for minutes, and a camera may write over its last picture meanwhile."""
+    board.photograph("cat/latest.png", 10)
+    os.utime(board.path / "cat/latest.png", (1, 1))
+    noted = board.data._arrivals
+    assert noted is not None
+
+    def meanwhile(keys: Sequence[bytes]) -> list[int]:
+        board.photograph("cat/latest.png", 20)
+        return noted(keys)
+
+    board.data._arrivals = meanwhile
+    assert board.seen(FIRST) == []
+    board.data._arrivals = noted
+    board.now = SECOND.start
+    assert (board.seen(SECOND), board.seen(FIRST)) == ([20], [])
 
 
 @pytest.mark.parametrize("kind", ["arrays", "csv"])
@@ -265,6 +285,30 @@ def test_a_round_follows_from_its_own_window_alone(
         assert after is not None
         ends.append(after.own)
     assert np.array_equal(*ends) == bool(window_s)
+
+
+def test_before_the_first_charge_samples_arrive_anew_at_each_start(
+    make_bench: Callable[..., Bench],  # noqa: F811
+    config: DeviceConfig,  # noqa: F811
+    package: Package,  # noqa: F811
+) -> None:
+    """A board without a battery has read its data in 1970, and lost its power before it could train."""
+    privacy = PrivacySpec("record", "strict", 1.0, 1.0, 1e-5, sample_rate=0.5, batches=2)
+    task = package.with_spec(method="fedper", privacy=privacy, data_window_s=DAY)
+    bench = make_bench(package=task)
+    images = np.load(config.data.path)["images"]
+    keys = [sample_key(image.tobytes()) for image in images]
+    bench.store.arrivals.of(keys, now=60)
+    bench.restart()
+    bench.server.open_round(1, cohort={DEVICE: method_of(task.spec).init_state().public.digest()})
+    bench.until(lambda: bench.entry_status(1) == "acked")
+    (entry,) = bench.store.ledger.entries()
+    arrived = bench.store.arrivals.of(keys, now=60)
+    assert {entry.window.holds(at) for at in arrived} == {True}
+    bench.restart()
+    bench.server.announce()
+    bench.until(lambda: bench.agent.tasks.runtime is not None)
+    assert bench.store.arrivals.of(keys, now=60) == arrived, "what was trained on never arrives again"
 
 
 def write(folder: Path, seed: int) -> None:

@@ -7,8 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from hushfleet.config.spec import BlobRef, ModelSpec
 from hushfleet.edge_client.board.config import OwnDataSection
-from hushfleet.edge_client.board.local_data import describe_data
+from hushfleet.edge_client.board.local_data import LocalData, describe_data
+from hushfleet.errors import BadInput
+from hushfleet.params import ParamLayout
+from support.closed import close
+
+MODEL = ModelSpec(
+    "own",
+    ParamLayout(("w",), ((2,),)),
+    (1, 4, 4),
+    ("cat", "dog"),
+    (0.5,),
+    (0.25,),
+    (),
+    BlobRef(bytes(32), 1),
+    BlobRef(bytes(32), 1),
+)
 
 
 def made(folder: Path, *files: str) -> None:
@@ -42,6 +58,22 @@ def test_what_is_missing_is_said(tmp_path: Path, kind: str, path: str, held_out:
     held = None if held_out is None else str(tmp_path / held_out)
     said = describe_data(OwnDataSection(kind, str(tmp_path / path), held))  # type: ignore[arg-type]
     assert said is None if words is None else re.search(words, said or "")
+
+
+@pytest.mark.parametrize("key", ["path", "held_out", "inbox", "unlabelled"])
+def test_a_closed_home_is_said(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raspberry Pi OS closes the homes of users; the client starts all the same."""
+    made(tmp_path, "images/cat/1.jpg")
+    home = tmp_path / "home"
+    close(home, monkeypatch)
+    places = {"path": str(tmp_path / "images"), key: str(home / "images")}
+    assert re.search(
+        f"data.{key} = .*home/images.*: a folder above it is closed",
+        describe_data(OwnDataSection("folder", **places)) or "",
+    )
+    data = LocalData(OwnDataSection("folder", str(home / "images")), MODEL)
+    with pytest.raises(BadInput, match="does not exist or is not a folder"):
+        data.samples()
 
 
 def test_what_cannot_be_deleted_or_labelled_is_said(tmp_path: Path) -> None:

@@ -201,6 +201,19 @@ def test_a_board_refuses_what_a_simulation_refuses(tmp_path, model):
         assert LocalData(section, model, may_be_empty=True).samples().labels.tolist() == [0, 1, 0]
 
 
+def test_a_number_that_may_be_a_name_takes_no_other_sample_along(tmp_path, model):
+    """An aggregator may call classes as it likes: by one such sample it would see whether a board has any."""
+    np.savez(tmp_path / "d.npz", x=SERIES, y=[0, 1, 2, 0])
+    task, note = replace(model, class_names=("sit", "walk", "1")), notes_in(tmp_path)[0]
+    with pytest.raises(BadInput, match=r"the label 1 may be the name of a class or its place from 0, .* sit, walk, 1;"):
+        samples("arrays", tmp_path / "d.npz", task)
+    section = OwnDataSection("arrays", str(tmp_path / "d.npz"))
+    assert LocalData(section, task, may_be_empty=True, note=note).samples().labels.tolist() == [0, 2, 0]
+    use = read_data_use(tmp_path)
+    assert use is not None
+    assert (use.left_out, use.why.startswith("1: its label may be the name of a class")) == (1, True)
+
+
 def test_a_board_warns_of_row_numbers_and_takes_names_in_either_form(tmp_path, model, caplog):
     task = replace(model, class_names=("café", "thé"))
     names = [unicodedata.normalize("NFD", "café"), "thé"] * 10

@@ -125,6 +125,22 @@ def test_a_folder_of_csv_files_grows(tmp_path: Path, model: ModelSpec, may_be_em
         assert said in caplog.text
 
 
+@pytest.mark.parametrize(
+    "line", ['sit;"3,5;4,5', '"sit;3,5;4,5', "sit;1.234,5;4,5", 'sit;3,5;4,5"', "sit;3,5"], ids=lambda line: line
+)
+def test_a_bad_line_takes_no_other_line_along(line: str, tmp_path: Path, model: ModelSpec) -> None:
+    """With the unit `record`, a line that comes or goes may change its own gradient alone."""
+    file = tmp_path / "log.csv"
+    file.write_text(f"label;a;b\nsit;1,5;2,5\n{line}\nwalk;5,5;6,5\nwalk;7;8\n")
+    note, _ = notes_in(tmp_path)
+    data = LocalData(OwnDataSection("csv", str(file)), model, may_be_empty=True, note=note)
+    assert data.samples().x.ravel().tolist() == [1.5, 2.5, 5.5, 6.5, 7, 8]
+    use = read_data_use(tmp_path)
+    assert use is not None
+    assert (use.used, use.left_out) == (3, 1)
+    assert "line 3" in use.why
+
+
 def test_a_folder_without_a_csv_file_is_said(tmp_path: Path, model: ModelSpec) -> None:
     with pytest.raises(BadInput, match=r"holds no CSV file that can be read$"):
         LocalData(OwnDataSection("csv", str(tmp_path)), model).samples()

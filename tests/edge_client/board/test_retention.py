@@ -110,6 +110,26 @@ def test_the_oldest_go_until_the_rest_fits(images: Path, monkeypatch: pytest.Mon
     assert len(names(images)) == 3, "never more than needed"
 
 
+def test_what_comes_while_the_clock_is_behind_is_not_the_oldest(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board without a battery starts in 1970, and its camera goes on; dates of files cannot be set by a test."""
+    monkeypatch.setattr(retention, "MIB", 1100)
+    section, wall = OwnDataSection("folder", str(images), max_mib=4), Wall()
+    looks(section, wall, 0)
+    new = images / "leaf/new.jpg"
+    new.write_bytes(bytes(1000))
+    found = Retention._files
+
+    def dated(self: Retention) -> list[Any]:
+        files = found(self)
+        return [file._replace(came=60.0) if file.path.endswith("new.jpg") else file for file in files]
+
+    monkeypatch.setattr(Retention, "_files", dated)
+    monkeypatch.setattr(Wall, "__call__", lambda self: 3600.0)
+    looks(section, wall, 0)
+    assert len(names(images)) == 4, "5000 bytes of 4400"
+    assert new.exists()
+
+
 def test_only_files_of_the_data_are_deleted(images: Path, tmp_path: Path) -> None:
     others = tmp_path / "others"
     (others / "holiday").mkdir(parents=True)

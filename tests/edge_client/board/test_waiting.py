@@ -136,3 +136,7 @@ def test_status_says_how_right_the_own_model_is_on_held_out_images(
     samples = task.data.samples()
     right = int((task.inference(own.own, samples.x).argmax(axis=1) == samples.y).sum())
     assert (model["right"], model["images"], model["which"]) == (right, len(samples), "held-out images")
+    away = replace(bench.config, data=replace(config.data, held_out="/media/stick/held-out"))
+    report = status(away, bench.store)
+    assert report["epsilon_server"] > 0, "what was spent is told, though the disk with these images was taken out"
+    assert any("cannot be measured: /media/stick/held-out cannot be read" in line for line in format_status(report))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import io
 import json
@@ -130,6 +131,22 @@ def test_taps_are_undone_the_last_first(owner: Browser, inbox: Path, photographs
     assert (shown["image"], shown["said"]) == ("first.png", "first.png waits again; it was labelled leaf.")
     assert (files(inbox), files(photographs)) == before
     assert owner.ask("/undo", "{}") == (409, {"error": "there is no tap to undo"})
+
+
+def test_a_tap_that_could_not_be_undone_can_be_undone_later(
+    owner: Browser, inbox: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner.tap("first.png", "leaf")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", full)
+        status, said = owner.ask("/undo", "{}")
+        assert (status, "free some space" in said["error"]) == (409, True)
+    _, shown = owner.ask("/undo", "{}")
+    assert (shown["image"], shown["said"]) == ("first.png", "first.png waits again; it was labelled leaf.")
 
 
 def test_an_image_that_is_known_does_not_come_in_twice(owner: Browser, inbox: Path, photographs: Path) -> None:

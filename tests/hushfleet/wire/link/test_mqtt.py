@@ -391,6 +391,8 @@ def test_closing_twice_or_without_opening_is_harmless(mosquitto: Broker) -> None
         ("localhost:1883", "must begin with mqtt"),
         ("http://h", "must begin with mqtt"),
         ("mqtt://[::1", "has no valid host or port"),
+        ("mqtt://me:secret/1@h", r"broker's URL 'mqtt://h' has one of / \? #"),
+        ("mqtts://me:secret#1@h:1883", r"broker's URL 'mqtts://h:1883' has one of / \? #"),
         ("mqtt://", "names no host"),
         ("mqtt://h:99999", "port"),
         ("mqtt://h:x", "port"),
