@@ -20,7 +20,8 @@ Deviation: one gradient serves Eqs. (9) and (10); `sequential` takes a second on
 personal part has moved, as Algorithm 2, lines 6-7, has it.
 Deviation: the log-odds of Algorithm 1 have no limit, and after some hundred rounds e^h would be no number and a layer's
 bound 0, with which no update can be released. A weight counts as at least e^-40 of the largest.
-Deviation: the next mask comes from the values as sent, after the codec, so that both sides can compute it.
+Deviation: the next mask comes from the values as sent, after the codec, so that both sides can compute it. With
+`wire.codec = "one-bit"` these have one size in a layer: then the first parameters turn personal, whatever they are.
 Deviation: `accounting = "strict"` compares norms of the noised values in Algorithm 1, and does not divide the
 noise by n; its ledger then holds without trust in the server.
 """
