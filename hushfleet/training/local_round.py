@@ -250,5 +250,5 @@ class OneClient:
             return batch
         assert self.noise is not None
         batch.subsets = self.record.subsets(len(y), self.rng)
-        total = self.scratch.setdefault("total", np.empty_like(out))
+        total = self.scratch.setdefault("total", np.empty(out.shape, np.float64))
         return NoisedBatch(batch, [self.record], [self.noise], total)
