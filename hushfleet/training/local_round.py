@@ -113,7 +113,7 @@ class LocalRound:
         """
         measured = self.samples.evaluate(own) if self.method.parts.evaluates else None
         context = replace(self.context, measured=measured, remembered=remembered)
-        return Trained(context, end, own, loss, *rest, former=self.state.own)
+        return Trained(context, end, own, loss, *rest)._replace(former=self.state.own)
 
 
 class BatchStep(NamedTuple):
