@@ -10,6 +10,7 @@ from typing import cast
 from rich.console import Console
 from rich.markup import escape
 
+from hushfleet.aggregator.config.notes import notes_of
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.observe.display import FleetDisplay
 from hushfleet.aggregator.observe.progress import show_progress
@@ -17,7 +18,6 @@ from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report import write_report
 from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
-from hushfleet.privacy.terms import AS_PUBLISHED
 from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.boards import read_boards
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
@@ -84,8 +84,8 @@ def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) 
 
 
 def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> Result:
-    if simulation.task.privacy.accounting == "as-published":
-        console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)
+    for note in notes_of(simulation.task):
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     with _workers(options) as workers:
         runtime = ON_DEVICES
         if options.engine == "live":

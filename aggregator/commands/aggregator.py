@@ -98,6 +98,7 @@ def aggregator(
         write_results,
     )
     from hushfleet.aggregator.commands.older_copy import refuse_older_copy
+    from hushfleet.aggregator.config.notes import notes_of
     from hushfleet.aggregator.config.task import load_task
     from hushfleet.aggregator.devices.devices_file import read_devices
     from hushfleet.aggregator.devices.register import FILES, DeviceRegister
@@ -117,7 +118,6 @@ def aggregator(
         next_epoch,
     )
     from hushfleet.aggregator.storage.store import AggregatorStore, refuse_used
-    from hushfleet.privacy.terms import AS_PUBLISHED
     from hushfleet.user_files import checked_folder, refuse_others
     from hushfleet.wire.format.topics import check_name
     from hushfleet.wire.link.address import BrokerAddress
@@ -155,8 +155,8 @@ def aggregator(
         policy = enrolment_of(store, known, listed, closed=closed, fleet=of_fleet, console=console)
         with show_progress(console):
             prepared = prepared_under_its_id(task, store, data_dir=options.data_dir, run_id=options.run_id)
-        if task.privacy.accounting == "as-published":
-            console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)
+        for note in notes_of(task):
+            console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
         model = prepared.spec.model
         advice = worth_it(task, classes=len(model.class_names), shape=model.image_shape)
         if advice is not None and advice.warning is not None:

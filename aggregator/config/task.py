@@ -100,7 +100,7 @@ class Task(Checked):
             raise ValueError(f"method.name = {self.method.name!r}: {error}") from error
 
     def _check_epsilon(self) -> None:
-        """A task that asks for an epsilon gets it, or is refused."""
+        """A task that asks for an epsilon gets noise for it, or is refused."""
         epsilon = self.privacy.epsilon
         if epsilon is not None and self.privacy.unit == "device" and not self.parts().stages:
             raise ValueError(

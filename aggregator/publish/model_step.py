@@ -107,7 +107,9 @@ def _steps(
         span = slice(start, start + count)
         start += count
         change = target[span].astype(np.float64) - before[span]
-        step = wire.downlink_step * std or wire.relative_step * _rms(change)
+        # A method may move the model by less than the mean: a step of the mean's noise would then round all of it off.
+        moved = _rms(change)
+        step = wire.downlink_step * min(std, 2 * moved) or wire.relative_step * moved
         largest = float(np.abs(change).max(initial=0.0))
         # half of the levels, so that no rounding leads above the highest
         steps.append(min(max(step, 2 * largest / MAX_LEVEL, MIN_STEP), MAX_STEP))

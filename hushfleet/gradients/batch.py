@@ -27,8 +27,8 @@ class GradientFunction(Protocol):
     the distillation for each sample, float32 `[B]`.
 
     Three things are optional. A function with the attribute `takes_part = True` takes a slice `part`, and may leave the
-    gradient of other entries at zero. `clipped_sum` sums clipped gradients, `squared_sum` squared ones; see
-    `hushfleet.models.native`.
+    gradient of other entries at zero. `clipped_sum` sums clipped gradients, into float32 or float64, `squared_sum`
+    squared ones; see `hushfleet.models.native`.
     """
 
     def __call__(
@@ -84,8 +84,8 @@ class Batch:
     # what DP-SGD asks of a plain batch
 
     def clipped_sum(self, params: Array, clip_norm: float, out: Array, entries: Entries) -> Any:
-        """The sum of single gradients on `entries`, each clipped, in `out`; zeros elsewhere. Mean losses `[...]`, 0 for
-        an empty batch."""
+        """The sum of single gradients on `entries`, each clipped, in `out`, float64 `[..., d]`; zeros elsewhere. Mean
+        losses `[...]`, 0 for an empty batch."""
         raise NotImplementedError
 
 
@@ -178,7 +178,7 @@ class NoisedBatch(Batch):
 
     :param mechanisms: of each client; they differ in nothing but the noise.
     :param noises: of each client.
-    :param total: float32 `[..., d]`, where the noised mean is written.
+    :param total: float64 `[..., d]`, where gradients are added up.
     """
 
     batch: Batch
@@ -200,7 +200,9 @@ class NoisedBatch(Batch):
         rows = [total] if total.ndim == 1 else total
         for row, mechanism, noise in zip(rows, self.mechanisms, self.noises, strict=True):
             mechanism.noised_mean(row, noise)  # in place
-        return loss, total
+        out = self.batch.out
+        out[...] = total
+        return loss, out
 
     def each(self, params: Array) -> tuple[Array, Array]:
         raise TypeError("a method sees noised gradients only with privacy unit 'record'")

@@ -13,6 +13,7 @@ from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import can_clip, clip_factors
 
 WHOLE = slice(None)
+_RECORDS = 1024
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class LinearClipping:
         :param params: float32 `[d]`; `x`: float32 `[B, ...]`, F numbers a record; `y`: int64 `[B]` or float32 `[B, C]`.
             B may be 0.
         :param clip_norm: C, above zero; or a function that is given the norms and returns it.
-        :param out: float32 `[d]`, needed.
+        :param out: float32 or float64 `[d]`, needed. Sums are taken in float64.
         :param part: of whole layers, W or b or both; gradients are their part, and `out` gets zeros elsewhere.
         :return: losses float64 `[B]` and norms float64 `[B]`, before clipping.
         """
@@ -71,10 +72,18 @@ class LinearClipping:
         # Once more: beside large inputs slopes may be denormal by now, and those are rounded up by as much as they are.
         slopes[np.sqrt((slopes.astype(np.float64) ** 2).sum(1) * inputs) > bound] = 0
         by_weight, by_bias = self.layout.unflatten(out).values()
-        # Of no records einsum may give NaN: where a stride is 0 it reads one value all the same (NumPy 2.4.6).
-        by_weight[...] = np.einsum("bc,bf->cf", slopes, rows) * wanted[0] if len(rows) else 0.0
-        by_bias[...] = slopes.sum(0) * wanted[1]
+        by_weight[...] = _sum_of_products(slopes, rows) if wanted[0] else 0.0
+        by_bias[...] = slopes.sum(0, dtype=np.float64) * wanted[1]
         return losses, norms
+
+
+def _sum_of_products(slopes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """float64 `[C, F]`, of `[B, C]` and `[B, F]`: some records at a time, since copies of all would take much room."""
+    total = np.zeros((slopes.shape[1], rows.shape[1]))
+    for first in range(0, len(rows), _RECORDS):
+        some = (each[first : first + _RECORDS].astype(np.float64) for each in (slopes, rows))
+        total += np.einsum("bc,bf->cf", *some)
+    return total
 
 
 def _within(place: slice, part: slice, size: int) -> bool:

@@ -7,9 +7,9 @@ Local training starts from the global model, with the loss alpha CE + (1 - alpha
 rest) against the device's own last model; what it ends with is the personal model. The update is clipped to C^t as a
 whole and noised with (sigma C^t)^2 / |P|. `clipping` says who chooses C^t: `ppo` the paper's agent
 (`hushfleet.methods.clip_agent`), which learns from the devices' accuracies and losses; `fixed` nobody (DP-pFSD);
-`quantile`
-the AQC baseline of Table 3 (Andrew, Thakkar, McMahan, Ramaswamy: "Differentially Private Learning with Adaptive
-Clipping", NeurIPS 2021, Algorithm 1; Theorem 1 splits the charge). Without noise and with `clip_norm = inf` it is pFSD.
+`quantile` the AQC baseline of Table 3 (Andrew, Thakkar, McMahan, Ramaswamy: "Differentially Private Learning with
+Adaptive Clipping", NeurIPS 2021, Algorithm 1; Theorem 1 splits the charge). Without noise and with `clip_norm = inf` it
+is pFSD.
 
 Reading: alpha is not stated; 1/2. KT is stated for pFedSD only, as 3, and taken here too.
 Reading: "Q = 5 local training iterations" are five batches in Algorithm 2 (`local_steps = 5`) and five passes over the

@@ -7,7 +7,8 @@ After each round a score of up to 100 is made of the length of the model's step,
 validation set, and the round's number; above 50, sigma becomes p sigma. Device i noises its gradients with
 sigma_i = (R_i / L) sigma. The server sees noised updates and its own, public, validation images only, so the score
 costs no privacy; the ledger of each device counts the noise that it added, and its budget stops it (section 4.2 counts
-one standard device and stops all).
+one standard device and stops all). A task's `privacy.epsilon` is what all rounds cost at the first sigma; as it falls,
+more is spent.
 
 DP-FL of the paper's tables is `decay = 1` without preferences; DP-FedProx is the same with `mu` above 0.
 
@@ -111,6 +112,10 @@ class FallingNoise(ServerHalf):
     learning_rate: float
     rounds: int
     step_score: StepScore = "doubled"
+
+    @property
+    def lowers_noise(self) -> bool:
+        return self.decay < 1
 
     def aggregate(self, state: ServerArrays, global_params: Array, sums: Array, weights: Array) -> Array:
         return super().aggregate(state, global_params, self.learning_rate * sums, weights)

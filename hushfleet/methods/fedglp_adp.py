@@ -18,7 +18,10 @@ Reading: p grows with the device's own participations, so a device that misses r
 Reading: gamma is not stated for Table 1; 0.2 is the value of Table 4 closest to it.
 Deviation: one gradient serves Eqs. (9) and (10); `sequential` takes a second one for the shared part, after the
 personal part has moved, as Algorithm 2, lines 6-7, has it.
-Deviation: the next mask comes from the values as sent, after the codec, so that both sides can compute it.
+Deviation: the log-odds of Algorithm 1 have no limit, and after some hundred rounds e^h would be no number and a layer's
+bound 0, with which no update can be released. A weight counts as at least e^-40 of the largest.
+Deviation: the next mask comes from the values as sent, after the codec, so that both sides can compute it. With
+`wire.codec = "one-bit"` these have one size in a layer: then the first parameters turn personal, whatever they are.
 Deviation: `accounting = "strict"` compares norms of the noised values in Algorithm 1, and does not divide the
 noise by n; its ledger then holds without trust in the server.
 """
@@ -42,6 +45,9 @@ from hushfleet.methods.stages import ClipLayers, Gaussian, LayerBounds
 from hushfleet.methods.state import PrivateArrays, PublicState, RoundContext, divided, largest
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
+
+_RANGE = 40.0  # of log-odds that count; e^-_RANGE is the least weight
+_LOWEST = -30.0  # below it e^h is the weight itself, so that all of them may be shifted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +187,10 @@ class TrendBounds(LayerBounds):
         return {"log_odds": np.log(share / (1 - share)), "norms": np.full(len(sizes), np.nan)}
 
     def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
-        weights = 1 / (1 + np.exp(-memory["log_odds"]))
+        log_odds = memory["log_odds"]
+        highest = min(float(log_odds.max()), 0.0)
+        counted = np.maximum(log_odds, highest - _RANGE) - min(highest - _LOWEST, 0.0)
+        weights = 1 / (1 + np.exp(-counted))
         return (weights / weights.sum()) ** 0.5
 
     def remember(self, memory: PrivateArrays, seen: Array, layout: ParamLayout) -> PrivateArrays:

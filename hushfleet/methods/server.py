@@ -46,6 +46,11 @@ class ServerHalf:
         """Whether `weight` may be other than 1: a median has no weights, and then noises do not simply add up."""
         return False
 
+    @property
+    def lowers_noise(self) -> bool:
+        """Whether `controls` may lower the noise, so that all rounds cost more than at the task's own multiplier."""
+        return False
+
     def initial(self, seed: int) -> ServerArrays:
         """Named arrays that the server carries from round to round."""
         return {}

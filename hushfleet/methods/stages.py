@@ -98,6 +98,7 @@ class KeepLargest(Transform):
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
         """Returns the update, `[d]`, with the other entries 0."""
         magnitude = np.where(context.mask, -1.0, np.abs(update))
+        magnitude[np.isnan(magnitude)] = np.inf  # it stays, so that the clipping sees that the training has diverged
         stays = largest(magnitude, kept_count(self.share, int(np.count_nonzero(~context.mask))))
         return np.where(stays, update, np.zeros_like(update))
 

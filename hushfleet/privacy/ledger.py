@@ -365,11 +365,14 @@ def rounds_left(charges: Sequence[Charge], following: Charge, *, delta: float, l
 def _epsilon_of(
     charges: Sequence[Charge], delta: float, accountant: Accountant, adjacency: Adjacency = "add-or-remove"
 ) -> float:
-    """Returns epsilon of the noised values that these charges stand for."""
-    to_records = any(charge.unit == "record" for charge in charges)
+    """Returns epsilon of the noised values that these charges stand for.
+
+    In an exchange of records, too, an update moves by two clip norms at most: that is what `exchange` counts anyhow.
+    """
+    halves = adjacency == "add-or-remove" and any(charge.unit == "record" for charge in charges)
     steps = [
         Step(
-            charge.noise_multiplier / 2 if to_records and charge.unit == "device" else charge.noise_multiplier,
+            charge.noise_multiplier / 2 if halves and charge.unit == "device" else charge.noise_multiplier,
             charge.sample_rate,
             charge.steps,
         )

@@ -35,8 +35,10 @@ floor(x + v + u). The difference is v rounded at random, by w = x + u modulo 1: 
 
 with a probability of beta at most, which adds e^epsilon beta to delta; d = |v|. For all other u the sensitivity is
 Delta, and so it is for their mixture (at an epsilon delta is convex). Nothing is rounded again: a device cannot hold to
-what it would send without some record. A sum over records is computed in floating point, and its last bits may change
-with one record, so d = 1.005 D: `tests/hushfleet/methods/test_record_sums.py` measures how little float32 needs of it.
+what it would send without some record. A sum over records is taken in float64 (`hushfleet.privacy.record`) and then
+rounded to float32: as a mean, times the learning rate, and where it is clipped the factor and the product. Each of
+these four moves it by 2^-24 of its norm at most, which is that of n records, with the record and without it. So
+d = (1 + max(0.005, n 2^-21)) D: `tests/hushfleet/methods/test_record_sums.py` measures how little float32 needs of it.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ _DEVIATIONS = 6.5  # of a sum's coordinate that fit into half of the ring
 _SUSPECTED = 6.0
 _RECORD_TAIL = math.sqrt(2 * math.log(1e20))
 _RECORD_SPARE = 5e-3
+_RECORD_ROUNDING = 2.0**-21  # for each of a device's records
 _RECORD_ENOUGH = 2.5e-3
 _ENOUGH = 1e-3  # extra noise below which a finer scale is of no use
 _MOST_EXTRA = 0.01
@@ -116,6 +119,7 @@ def scale_for(
     rounded = ROUNDED_STD**2 if z2 else 0.0
     # Delta^2 = c^2 + t c + k/4 + t sqrt(k)/2 for c steps in a clip norm: their Proposition 22, t = sqrt(2 log(1/beta))
     t, spare, enough = (_RECORD_TAIL, _RECORD_SPARE, _RECORD_ENOUGH) if records else (1.0, 0.0, _ENOUGH)
+    spare = max(spare, records * _RECORD_ROUNDING)
     added = size / 4 + t * math.sqrt(size) / 2
     room = (prime / 2 / _DEVIATIONS) ** 2 - devices / 4 - rounded * parts
     bound = room / ((devices * max(1, records)) ** 2 / size + z2 * parts)
@@ -144,7 +148,8 @@ def least_bits(
     primes: Mapping[Bits, int], *, noise_multiplier: float, honest_devices: int, devices: int, size: int,
     records: int = 0,
 ) -> Bits:  # fmt: skip
-    """The fewest bits a value whose ring costs less than 1 % of extra noise. Raises `PrivacyError` if none does.
+    """The fewest bits a value whose ring costs less than 1 % of extra noise, beside what float32 makes of the sum of so
+    many records. Raises `PrivacyError` if none does.
 
     :param primes: of each width in bits; the others as of `scale_for`.
     """
@@ -162,7 +167,7 @@ def least_bits(
         except PrivacyError as error:
             reason = str(error)
             continue
-        if found.extra < _MOST_EXTRA:
+        if found.extra < _MOST_EXTRA + max(0.0, records * _RECORD_ROUNDING - _RECORD_SPARE):
             return bits
         reason = f"{bits} bits a value cost {100 * found.extra:.1f} % of extra noise"
     raise PrivacyError(f"no ring is fine enough: {reason}")

@@ -40,6 +40,7 @@ class Trained(NamedTuple):
     :param step: of a sum over records, float32 `[d]`: `OneClient.step`.
     :param failures: with the unit `record`, why something was left out that nothing else may follow: the first record
         without a gradient, the own model.
+    :param former: the own model that the device began the round with, whether the round could see it or not.
     """
 
     context: RoundContext
@@ -48,6 +49,7 @@ class Trained(NamedTuple):
     loss: float
     step: np.ndarray | None = None
     failures: Sequence[str] = ()
+    former: np.ndarray | None = None
 
     @property
     def update(self) -> np.ndarray:
@@ -58,7 +60,7 @@ class Trained(NamedTuple):
     def without_training(self) -> Trained:
         """The device as if it had not trained in this round."""
         context, begin = self.context, self.context.global_params
-        own = begin if context.state.own is None else context.state.own
+        own = begin if self.former is None else self.former
         context = replace(context, start=begin, remembered=context.state.private)
         return Trained(context, begin, own, self.loss, np.zeros_like(begin))
 
@@ -111,7 +113,7 @@ class LocalRound:
         """
         measured = self.samples.evaluate(own) if self.method.parts.evaluates else None
         context = replace(self.context, measured=measured, remembered=remembered)
-        return Trained(context, end, own, loss, *rest)
+        return Trained(context, end, own, loss, *rest)._replace(former=self.state.own)
 
 
 class BatchStep(NamedTuple):
@@ -248,5 +250,5 @@ class OneClient:
             return batch
         assert self.noise is not None
         batch.subsets = self.record.subsets(len(y), self.rng)
-        total = self.scratch.setdefault("total", np.empty_like(out))
+        total = self.scratch.setdefault("total", np.empty(out.shape, np.float64))
         return NoisedBatch(batch, [self.record], [self.noise], total)

@@ -107,7 +107,7 @@ class NativeGradient:
         :param dropout: and the other arrays: as for a call; a batch may be empty.
         :param clip_norm: C, positive; the sum is of g_i * min(1, C / |g_i|). A function is given the norms and
             returns C; then there is a second backward pass, through the layers of `summed`.
-        :param out: float32 `[d]`, needed.
+        :param out: float32 `[d]`, needed; or float64, into which the float32 sum is copied.
         :param part: whole layers; g_i is their part of the gradient, and `out` gets zeros everywhere else.
         :param summed: the entries of `part` whose sum is wanted; with a function, other layers get zeros.
         :return: losses float64 `[B]` and norms float64 `[B]`, before clipping.
@@ -117,6 +117,11 @@ class NativeGradient:
             raise ValueError(f"clip_norm = {clip_norm!r}: must be positive (inf: no clipping)")
         if out is None:
             raise ValueError("out must be given: it receives the sum")
+        if out.dtype == np.float64:
+            single = np.empty(out.shape, np.float32)
+            found = self.clipped_sum(params, x, y, dropout, clip_norm, single, teacher, distill, part, summed)
+            out[...] = single
+            return found
         self._check_out(out, params)
         layers = self._layers(part)
         first, end, _ = part.indices(self.layout.size)

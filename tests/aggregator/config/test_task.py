@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 
 import hushfleet
+from hushfleet.aggregator.config.notes import notes_of
 from hushfleet.aggregator.config.sections import OWN_DATA, DataSetName, Partition
 from hushfleet.aggregator.config.task import Task, load_task, parse_task
 from hushfleet.data.partition import KINDS
@@ -20,7 +21,7 @@ from hushfleet.methods.hush_rule import PAYS_FROM, signal
 from hushfleet.models import get_model
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
-from hushfleet.privacy.terms import TRUST
+from hushfleet.privacy.terms import AS_PUBLISHED, TRUST
 
 TASKS = sorted((Path(hushfleet.__file__).parent.parent / "tasks").glob("*.toml"))
 SHAPES = {
@@ -525,3 +526,20 @@ def test_rules_that_a_fleet_can_just_meet_are_taken() -> None:
 def test_a_committee_that_could_never_open_a_sum_is_refused() -> None:
     with pytest.raises(BadInput, match=r"privacy.honest_fraction = 0.2: of 96 members of a committee 96 may"):
         of_sums(data={"devices": 300}, privacy={"honest_fraction": 0.2}, round={"min_updates": 300})
+
+
+@pytest.mark.parametrize(
+    ("method", "privacy", "said"),
+    [
+        ({"name": "apdp-fl"}, {"epsilon": 2.0}, ["privacy.epsilon = 2 is what all rounds cost at the first noise"]),
+        ({"name": "apdp-fl", "decay": 1.0}, {"epsilon": 2.0}, []),
+        ({"name": "apdp-fl"}, {"noise_multiplier": 2.0}, []),
+        ({"name": "hush"}, {"epsilon": 2.0}, []),
+        ({"name": "apdp-fl"}, {"epsilon": 2.0, "accounting": "as-published"}, [AS_PUBLISHED, "privacy.epsilon = 2 is"]),
+    ],
+)
+def test_a_run_says_where_its_epsilon_is_not_what_boards_are_promised(
+    method: dict[str, Any], privacy: dict[str, Any], said: list[str]
+) -> None:
+    notes = notes_of(task(method=method, privacy=privacy))
+    assert [note[: len(each)] for note, each in zip(notes, said, strict=True)] == said

@@ -221,3 +221,14 @@ def test_steps_follow_the_noise_or_else_the_change_and_never_overflow() -> None:
     assert steps[3] == pytest.approx(2e6 / MAX_LEVEL, rel=1e-3)
     assert np.array_equal(made.result[1500:3000], before[1500:3000])
     assert np.abs(made.result - before - change)[:1000].max() <= steps[0] / 2 * 1.001
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.01])
+def test_a_model_that_moves_by_less_than_the_mean_is_not_rounded_off(rate: float) -> None:
+    """As by `method.server_learning_rate`: the step of the mean's noise would leave the model as it is."""
+    rng = np.random.default_rng(2)
+    before = rng.normal(size=4000).astype(np.float32)
+    target = (before + rate * rng.normal(0.3, 1.0, 4000)).astype(np.float32)
+    made = make_difference(before, target, task="t", round=1, counts=[4000], noise_stds=[1.0], wire=WireSection())
+    assert np.mean(made.result - before) == pytest.approx(np.mean(target - before), rel=0.1)
+    assert np.sqrt(np.mean(np.square(made.result - target))) < 0.35 * rate

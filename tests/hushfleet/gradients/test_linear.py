@@ -76,6 +76,16 @@ def test_sums_are_those_of_single_clipped_gradients(
     assert not out[~inside].any()
 
 
+def test_records_are_added_up_in_float64() -> None:
+    layout, (params, x, y) = layout_of(3, 4), drawn(layout_of(3, 4), 3000, seed=1)
+    whole, one = np.empty(layout.size), np.empty(layout.size)
+    LinearClipping(layout)(params, x, y, clip_norm=0.5, out=whole)
+    for place in range(len(y)):
+        LinearClipping(layout)(params, x[place : place + 1], y[place : place + 1], clip_norm=0.5, out=one)
+        whole -= one
+    assert np.abs(whole).max() < 1e-10
+
+
 def test_no_records_sum_to_zeros_whatever_lies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy's einsum multiplies 0 by what lies behind an empty array whose strides are 0, as slopes of a batch of 0
     have: NaN, where NaN lies there."""

@@ -118,6 +118,15 @@ def test_the_trend_moves_the_log_odds_by_gamma() -> None:
     np.testing.assert_allclose(clip_weights(method, two), sigmoid / sigmoid.sum(), rtol=1e-12)
 
 
+@pytest.mark.parametrize(("log_odds", "apart"), [((-900, -800), 40), ((900, -900), -40), ((-900, -900.5), -0.5)])
+def test_after_any_number_of_rounds_each_layer_has_a_bound(log_odds: tuple[float, float], apart: float) -> None:
+    method = fedglp()
+    state = method.init_state()
+    weights = clip_weights(method, replace(state, private={"log_odds": np.array(log_odds, float)}))
+    assert weights.sum() == pytest.approx(1)
+    assert np.log(weights[1] / weights[0]) == pytest.approx(apart)
+
+
 def test_strict_trend_reads_the_sent_values_only() -> None:
     method = fedglp(spec=privacy(accounting="strict"))
     zeros = np.zeros(10, np.float32)

@@ -20,7 +20,7 @@ from hushfleet.methods import METHODS, TaskMethod, make_method
 from hushfleet.methods.state import RoundTerms
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.noise import SeededNoise
-from hushfleet.privacy.ring import Ring, Scale, scale_for
+from hushfleet.privacy.ring import Ring, Scale, least_bits, scale_for
 from hushfleet.secure.prime_field import PRIMES
 from support.methods import train_round
 
@@ -200,10 +200,15 @@ def test_the_rounded_difference_has_the_tail_that_the_proof_takes(size: int) -> 
     assert above <= 0.05 * 1000
 
 
+def test_many_records_have_a_ring_all_the_same() -> None:
+    found = least_bits(PRIMES, noise_multiplier=3.0, honest_devices=80, devices=100, size=5130, records=65_536)
+    assert found in (24, 32)
+
+
 @given(
     multiplier=st.floats(0.5, 60),
     devices=st.integers(2, 200),
-    records=st.integers(1, 5000),
+    records=st.integers(1, 65_536),
     size=st.integers(1, 50_000),
 )
 def test_the_noise_over_what_a_record_moves_is_the_multiplier(
@@ -214,7 +219,7 @@ def test_the_noise_over_what_a_record_moves_is_the_multiplier(
         prime=PRIMES[32], noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size,
         records=records,
     )  # fmt: skip
-    moved, tail = 1.005 * scale.steps, math.sqrt(2 * math.log(1e20))
+    moved, tail = (1 + max(0.005, records * 2.0**-21)) * scale.steps, math.sqrt(2 * math.log(1e20))
     assert moved**2 + tail * (moved + math.sqrt(size) / 2) + size / 4 == pytest.approx(scale.bound, rel=1e-9)
     assert scale.multiplier == pytest.approx(multiplier, rel=1e-9)
     assert scale.multiplier >= multiplier

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushfleet.config.spec import PrivacySpec
+from hushfleet.errors import PrivacyError
 from hushfleet.methods import make_method
 from hushfleet.methods.stages import KeepLargest
 from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
@@ -77,6 +78,14 @@ def test_the_update_is_thinned_then_clipped_and_every_entry_noised(name: str) ->
     np.testing.assert_allclose(release.values, [1.6, 1.0, 1.0, 0.2], atol=2**-10)  # on the noise's grid
     np.testing.assert_allclose(release.noise_stds, 1.0)
     assert release.charge.noise_multiplier == 1.0
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+@pytest.mark.parametrize("share", [0.25, 1.0])
+@pytest.mark.parametrize("name", ["blur-lus", "dp-fedsam"])
+def test_what_has_diverged_is_not_thinned_into_something_else(name: str, share: float, broken: float) -> None:
+    with pytest.raises(PrivacyError, match="not finite"):
+        released(method_of(name, keep_share=share), np.array([1, broken, 3, 4], np.float32))
 
 
 @pytest.mark.parametrize("name", ["blur-lus", "dp-fedsam"])

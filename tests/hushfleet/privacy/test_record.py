@@ -232,6 +232,31 @@ def test_the_least_bound_is_one_that_float32_holds_to(size: int, norm: float, ev
     assert 0.999 * LEAST_CLIP_NORM <= np.linalg.norm(found) <= LEAST_CLIP_NORM
 
 
+class OfLabels:
+    """Gradients of one parameter, each record's by its label."""
+
+    def __init__(self, gradients: list[float]) -> None:
+        self.gradients = np.array(gradients, np.float32)
+
+    def __call__(self, params, x, y, dropout=(), out=None, **distilled):
+        out[:] = self.gradients[y].mean()
+        return 0.0, out
+
+
+def test_one_record_moves_a_sum_of_thousands_by_no_more_than_its_bound() -> None:
+    """In float32 it moves this one by 1.0625: without it the sum is below 1024, where others are rounded otherwise."""
+    step = float(np.spacing(np.float32(1024)))
+    others = [1.0] * 1023 + [0.25] + [0.25 + 0.6 * step, -0.25 - 0.4 * step] * 512
+    layout, ends = ParamLayout(("w",), ((1,),)), []
+    for gradients in ([1.0, *others], [0.0, *others]):
+        data = Samples(np.zeros((len(gradients), 1, 1, 1), np.uint8), np.arange(len(gradients)), (0.0,), (1.0,))
+        privacy = spec(clip_norm=1.0, noise_multiplier=0.0, sample_rate=1.0, batches=1)
+        config = {"optimizer": "sgd", "learning_rate": 1.0, "batch_size": 1}
+        method = make_method("dp-fedavg", config, privacy, layout, rounds=1)
+        ends.append(train(method, np.zeros(1), OfLabels(gradients), data).end[0])
+    assert ends[1] - ends[0] == pytest.approx(1.0, abs=2 * step)
+
+
 def test_a_runtimes_own_clipping_gives_the_same() -> None:
     one, other = (trained(method_of(), samples(30), gradient=each) for each in (Gradient(), ClipsItself()))
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -14,9 +14,10 @@ from hushfleet.gradients.draws import Inputs, draw_dropout, samples_trained, shu
 from hushfleet.methods import make_method
 from hushfleet.methods.local import Penalty, Sgd
 from hushfleet.methods.method import Method
-from hushfleet.methods.state import PublicState
+from hushfleet.methods.state import DeviceState, PublicState, RoundTerms
 from hushfleet.methods.task_method import TaskMethod, bind
 from hushfleet.params import ParamLayout
+from hushfleet.training.local_round import LocalRound
 from support.methods import trained as run
 
 PRIVACY = PrivacySpec(unit="device", accounting="strict", clip_norm=1.0, noise_multiplier=0.0, delta=0.1)
@@ -248,3 +249,12 @@ def test_a_device_without_samples_stays_where_it_is_by_steps_as_by_epochs() -> N
     for config in ({"local_steps": 4}, {"local_epochs": 4}):
         end, _, gradient = train(samples_of([]), start=3.0, **config)
         assert (end.tolist(), gradient.batches) == ([3.0], [])
+
+
+@pytest.mark.parametrize("unit", ["device", "record"])
+def test_a_round_that_cannot_be_released_leaves_a_second_model_as_it_was(unit: str) -> None:
+    ditto = make_method("ditto", {}, replace(PRIVACY, unit=unit, noise_multiplier=1.0), LAYOUT, rounds=1)
+    own, after, published = (np.full(1, each, np.float32) for each in (2.0, np.inf, 0.0))
+    state = DeviceState(PublicState.initial(1), own)
+    done = LocalRound(ditto, state, published, RoundTerms(), None).ended(after, after, 0.0, {})
+    assert done.without_training().own is own

@@ -31,8 +31,8 @@ FLOAT_BYTES = 4
 VECTORS = 7
 MOMENTS = {"adam": 2, "sgd": 0}
 
-# With privacy unit `record`: one record's gradient, and that clipped.
-RECORD_VECTORS = 2
+# With privacy unit `record`: one record's gradient, and that clipped; and the sum is twice as wide.
+RECORD_VECTORS = 3
 
 # Of each sample, where a method asks for single gradients: its gradient, and what the method makes of it.
 SAMPLE_VECTORS = 2

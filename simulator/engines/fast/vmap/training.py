@@ -318,7 +318,7 @@ class _ManyClients:
         )
         shape, device = (len(group), method.layout.size), trainer.device
         self._out = torch.empty(shape, device=device)
-        self._total = torch.empty(shape if self._mechanisms else (0, 0), device=device)
+        self._total = torch.empty(shape if self._mechanisms else (0, 0), dtype=torch.float64, device=device)
         self._scratch: dict[str, Tensor] = {}
         self._loss_sums = torch.zeros(len(group), dtype=torch.float64, device=device)
         self._seen = torch.zeros(len(group), dtype=torch.int64, device=device)

@@ -78,7 +78,7 @@ def test_what_a_method_needs_beyond_plain_training_is_counted() -> None:
     # By record: hardly ever more than 40 + 6 * 6 + 1 samples, but one at a time.
     record = RecordMechanism(1.0, 1.0, sample_rate=0.1, batches=9, gradients_per_batch=1, batch_size=40)
     one = pass_bytes(gradient, 2, batch_size=1, dropout=()) // 2
-    expected = (4 * (7 + 2) + 1) * size + one + 77 * 4 * 64
+    expected = (4 * (7 + 3) + 1) * size + one + 77 * 4 * 64
     assert bytes_per_client(gradient, **usual, record=record) == expected
     teaching = TorchGradient(gradient.model, objective=Objective("distillation", temperature=3.0))
     assert bytes_per_client(teaching, **usual) > plain + 400 * 4 * 10
