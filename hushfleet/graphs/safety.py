@@ -231,12 +231,15 @@ class _Constants:
         found = len(raw) // ELEMENT_BYTES[kind] if raw else len(tensor.get(_TYPED_DATA[kind], []))
         if found != count or len(raw) % ELEMENT_BYTES[kind]:
             raise GraphRefused(f"the constant {name!r} of shape {shape} has {found} elements, not {count}")
+        for value in tensor.get("int32_data", []):  # other parsers would keep 32 bits of a larger one
+            _require(-(1 << 31) <= value < 1 << 31, f"value of the constant {name!r}", value)
         return name, Tensor(kind, tuple(shape), _integers(kind, raw, tensor, shape))
 
 
 def _integers(kind: int, raw: bytes | memoryview, tensor: Message, shape: list[int]) -> np.ndarray | None:
     """The values of a few integers, which may be a shape, axes or pads."""
-    if kind not in _INTEGERS or math.prod(shape) > MAX_KNOWN:
+    count = math.prod(shape)
+    if kind not in _INTEGERS or count > MAX_KNOWN or (not count and len(shape) > 1):  # which NumPy may find too large
         return None
     values = np.frombuffer(raw, _INTEGERS[kind]).tolist() if raw else tensor.get(_TYPED_DATA[kind], [])
     return np.array(values, object).reshape(shape)

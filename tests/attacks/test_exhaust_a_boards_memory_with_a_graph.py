@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 
@@ -130,6 +131,21 @@ def counting_beyond_all_numbers() -> bytes:
     return graph([numbers, node("Cast", ["i"], ["a"], to=1)], low=low, high=high, one=np.int64(1))
 
 
+def counting_by_a_step_that_becomes_1() -> bytes:
+    """One number by 64 bits, 2^31 by the 32 that a cast keeps of the step."""
+    nodes = [node("Cast", ["step"], ["one"], to=6), node("Range", ["zero", "many", "one"], ["i"])]
+    step, many = np.int64((1 << 32) + 1), np.int32((1 << 31) - 1)
+    return graph([*nodes, node("Cast", ["i"], ["a"], to=1)], zero=np.int32(0), many=many, step=step)
+
+
+def large_where_windows_with_gaps_are_few() -> bytes:
+    """The rule says four windows, ONNX Runtime finds one: a range that begins three before the end is then longer."""
+    windows = node(
+        "MaxPool", ["x"], ["p"], kernel_shape=[10, 10], strides=[7, 7], dilations=[3, 3], auto_pad="SAME_UPPER"
+    )
+    return graph([windows, node("Slice", ["p", "from", "to", "axis"], ["a"])], **{"from": [-3]}, to=[2], axis=[2])
+
+
 def gathering() -> bytes:
     """The same small tensor, taken again and again."""
     nodes = [node("Concat", ["y"] * 1000, ["i"], axis=0), node("Gather", ["x", "i"], ["a"], axis=0)]
@@ -213,6 +229,8 @@ TRICKS = [
     (doubling_by_concat, "gives it"),
     (squaring_sizes, "too large to be followed"),
     (counting_beyond_all_numbers, "too large to be followed"),
+    (counting_by_a_step_that_becomes_1, "cannot be told"),
+    (large_where_windows_with_gaps_are_few, "windows with gaps"),
     (gathering, "gives it"),
     (gathering_of_gathered, "gives it"),
     (transposed_convolution, "gives it"),
@@ -246,6 +264,32 @@ def test_the_same_graphs_pass_where_they_are_small() -> None:
     ]
     for data in harmless:
         assert check_cost(check_graph(data), batch=BATCH, memory_bytes=MEMORY_BYTES).held_bytes < 1 << 24
+
+
+def test_a_constant_is_no_larger_than_its_type() -> None:
+    """Protobuf keeps 32 bits of a larger number: of the step of a range that would be one long number, 1 is left."""
+    model = onnx.load_from_string(graph([node("Cast", ["c"], ["a"], to=1)], c=np.int32(0)))
+    model.graph.initializer[0].CopyFrom(helper.make_tensor("c", TensorProto.INT32, [1], [7]))
+    data = model.SerializeToString()
+    check_graph(data)
+    # the field `int32_data`, packed, of one byte; and of five, in a constant and a graph that are longer by as much
+    model.graph.initializer[0].int32_data[:] = [-1]
+    check_graph(model.SerializeToString())
+    long = model.SerializeToString().replace(b"\xff" * 9 + b"\x01", b"\x81\x80\x80\x80\x90\x80\x80\x80\x80\x00")
+    assert onnx.load_from_string(long).graph.initializer[0].int32_data[:] == [1]
+    with pytest.raises(GraphRefused, match="value of the constant 'c'"):
+        check_graph(long)
+
+
+def test_a_shape_of_nothing_is_no_error_of_numpy() -> None:
+    model = onnx.load_from_string(graph([node("Cast", ["c"], ["a"], to=1)], c=np.int64(0)))
+    model.graph.initializer[0].CopyFrom(helper.make_tensor("c", TensorProto.INT64, [0, 1 << 40, 1 << 40], []))
+    with pytest.raises(GraphRefused, match="empty tensor"):
+        check_cost(check_graph(model.SerializeToString()), batch=BATCH)
+    shape = node("Reshape", ["c", "n"], ["a"], allowzero=1)
+    data = graph([shape], c=np.zeros(0, np.int64), n=[0, 1 << 40, 1 << 40])
+    with pytest.raises(GraphRefused, match="empty tensor"):
+        check_cost(check_graph(data), batch=BATCH)
 
 
 def test_constants_in_the_file_are_capped_by_themselves() -> None:
