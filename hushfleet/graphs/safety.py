@@ -10,13 +10,13 @@ What it will need in memory and work is bounded by `hushfleet.graphs.shapes`, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hushfleet.config.spec import MAX_GRAPH_BYTES
+from hushfleet.config.spec import MAX_GRAPH_BYTES, DropoutSpec
 from hushfleet.errors import GraphRefused, Malformed
 from hushfleet.graphs.node import MAX_KNOWN, Node, Tensor
 from hushfleet.graphs.operators import OPERATORS
@@ -111,6 +111,13 @@ def check_graph(
         return _model(memoryview(graph), max_initializer_bytes)
     except Malformed as error:
         raise GraphRefused(f"the graph is not an ONNX file that may be used: {error}") from error
+
+
+def check_masks(facts: GraphFacts, dropout: Sequence[DropoutSpec]) -> None:
+    """Raises `GraphRefused` unless the graph takes the masks that the task names, which the device draws."""
+    named = {f"dropout.{place}": each.shape for place, each in enumerate(dropout)}
+    taken = {name: value.shape[1:] for name, value in facts.inputs.items() if name.startswith("dropout.")}
+    _require(taken == named, f"masks, where the task has {named},", taken)
 
 
 def _model(data: memoryview, max_initializer_bytes: int) -> GraphFacts:

@@ -13,9 +13,10 @@ import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 
+from hushfleet.config.spec import DropoutSpec
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs.operators import OPERATORS
-from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.safety import check_graph, check_masks
 from hushfleet.graphs.shapes import check_cost
 
 MEMORY_BYTES = 512 << 20
@@ -290,6 +291,26 @@ def test_a_shape_of_nothing_is_no_error_of_numpy() -> None:
     data = graph([shape], c=np.zeros(0, np.int64), n=[0, 1 << 40, 1 << 40])
     with pytest.raises(GraphRefused, match="empty tensor"):
         check_cost(check_graph(data), batch=BATCH)
+
+
+@pytest.mark.parametrize("name", ["dropout.0", "teacher"])
+def test_an_input_that_the_board_makes_counts(name: str) -> None:
+    """Without a mask or a teacher the board makes one of ones or zeros, as large as the graph's input."""
+    model = onnx.load_from_string(graph([node("ReduceMax", ["x"], ["a"])]))
+    model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 1 << 40]))
+    with pytest.raises(GraphRefused, match="gives it"):
+        check_cost(check_graph(model.SerializeToString()), batch=BATCH, memory_bytes=MEMORY_BYTES)
+
+
+def test_masks_are_those_of_the_task() -> None:
+    """The board draws the task's masks before a graph is asked; their sizes are then counted as the graph's."""
+    model = onnx.load_from_string(graph([node("ReduceMax", ["x"], ["a"])]))
+    model.graph.input.append(helper.make_tensor_value_info("dropout.0", TensorProto.FLOAT, ["batch", 7]))
+    facts = check_graph(model.SerializeToString())
+    check_masks(facts, [DropoutSpec((7,), 0.5)])
+    for named in ([], [DropoutSpec((1 << 20,), 0.5)], [DropoutSpec((7,), 0.5)] * 2):
+        with pytest.raises(GraphRefused, match="masks"):
+            check_masks(facts, named)
 
 
 def test_constants_in_the_file_are_capped_by_themselves() -> None:
