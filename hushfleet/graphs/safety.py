@@ -23,7 +23,7 @@ from hushfleet.graphs.operators import OPERATORS
 from hushfleet.graphs.protobuf import Schema, fields, read_message
 
 MAX_NODES = 16_384
-MAX_VALUES = 1 << 17  # fields of one message; inputs, outputs and attributes' values of all nodes together
+MAX_VALUES = 1 << 17  # fields of one message; inputs, outputs, attributes and their values of all nodes together
 MAX_NAME_CHARS = 512
 MAX_RANK = 8
 MAX_INITIALIZER_BYTES = 1 << 20  # weights are inputs; constants are small
@@ -157,7 +157,7 @@ def _graph(graph: Message, max_initializer_bytes: int) -> GraphFacts:
 def _node(data: memoryview, known: set[str], constants: _Constants) -> Node:
     """Checks one node and adds its outputs to what is known."""
     node = _read(data, _NODE, "NodeProto")
-    constants.count(node.get("input", []), node.get("output", []))
+    constants.count(*(node.get(many, []) for many in ("input", "output", "attribute")))
     operator, domain = _one(node, "op_type", ""), _one(node, "domain", "")
     _require(_is_standard(domain), f"domain of the operator {operator!r}", domain)
     _require(operator in OPERATORS, "operator", operator)

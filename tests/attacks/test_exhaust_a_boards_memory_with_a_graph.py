@@ -15,6 +15,7 @@ from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 
 from hushfleet.config.spec import DropoutSpec
 from hushfleet.errors import GraphRefused
+from hushfleet.graphs import safety
 from hushfleet.graphs.operators import OPERATORS
 from hushfleet.graphs.safety import check_graph, check_masks
 from hushfleet.graphs.shapes import check_cost
@@ -331,6 +332,14 @@ def test_nodes_that_name_ever_more_values_are_refused_while_they_are_read(nodes:
     """A file of 32 MiB has room for ten million, for which a board would take minutes and its memory."""
     with pytest.raises(GraphRefused, match="more than 131072 values in all"):
         check_graph(graph(nodes))
+
+
+def test_attributes_without_values_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 13 MiB had a million of them, which took half a minute to read here."""
+    monkeypatch.setattr(safety, "MAX_VALUES", 100)
+    check_graph(graph([node("Relu", ["x"], [f"a{i}"], u=0) for i in range(20)]))
+    with pytest.raises(GraphRefused, match="more than 100 values in all"):
+        check_graph(graph([node("Relu", ["x"], [f"a{i}"], u=0, v=0, w=0, x=0) for i in range(20)]))
 
 
 @pytest.mark.parametrize("operator", ["Loop", "If", "Scan", "SequenceMap", "Tile", "Resize", "NonZero", "TopK"])
