@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hushfleet.config.spec import MAX_GRAPH_BYTES, TaskSpec
+from hushfleet.config.spec import TaskSpec
 from hushfleet.edge_client.board.accelerator import AcceleratedGradient, AcceleratorTrial
 from hushfleet.edge_client.board.config import DeviceConfig
 from hushfleet.edge_client.board.consent import check_stored
@@ -33,7 +33,7 @@ from hushfleet.edge_client.storage.store import DeviceStore
 from hushfleet.edge_client.trainer import DeviceRound, Trainer
 from hushfleet.errors import GraphRefused, Malformed
 from hushfleet.graphs.features import FeatureGraph, check_features, features_folder
-from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.safety import check_graph, check_masks
 from hushfleet.graphs.session import GradientGraph, InferenceGraph
 from hushfleet.graphs.shapes import check_cost
 from hushfleet.methods import method_of
@@ -76,16 +76,16 @@ class TaskRuntime:
             raise Malformed(f"method {spec.method!r} is defined for classes alone, and the task has other targets")
         objective = spec.model.targets.objective(method.objective)
         # The sizes are the task's: whether a graph is refused must not tell how many samples this device has.
-        cost, _ = (
-            check_cost(check_graph(graph, max_bytes=MAX_GRAPH_BYTES), batch=batch, memory_bytes=config.memory_mib << 20)
-            for graph, batch in ((gradient, method.config.batch_size), (inference, EVALUATION_BATCH))
-        )
+        facts, memory_bytes = check_graph(gradient), config.memory_mib << 20
+        check_masks(facts, spec.model.dropout)
+        cost = check_cost(facts, batch=method.config.batch_size, memory_bytes=memory_bytes)
+        check_cost(check_graph(inference), batch=EVALUATION_BATCH, memory_bytes=memory_bytes)
         # One thread in a simulation: many devices share the machine, and sums must not depend on its cores.
         threads = 1 if simulation else os.cpu_count() or 1
         self.features: FeatureGraph | None = None
         if spec.model.features is not None:
             features = features or b""
-            check_features(features, spec.model.features, memory_bytes=config.memory_mib << 20)
+            check_features(features, spec.model.features, memory_bytes=memory_bytes)
             shared = None if simulation is None or simulation.common_test is None else Path(simulation.common_test)
             cache = None if shared is None else features_folder(shared.parent)
             self.features = FeatureGraph(

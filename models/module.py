@@ -228,7 +228,7 @@ def _network(
     check_parts(module, name, by_record=by_record)
     masks = _Masks()
     for parent in list(module.modules()):
-        for child_name, child in parent.named_children():
+        for child_name, child in list(parent._modules.items()):  # `named_children` has one of two names of a child
             if isinstance(child, (nn.Dropout, *_CHANNELWISE)) and child.p > 0:
                 setattr(parent, child_name, _Masked(child, masks))
     check_outputs(module, name, classes, shape, masks.record)

@@ -161,7 +161,12 @@ def check_gradients(module: nn.Module, name: str, shape: tuple[int, ...]) -> Non
             f"model.name = {name!r}: no gradient comes through its forward: look for torch.no_grad(), detach() or .data"
         )
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
-    found = torch.autograd.grad((logits * weights).sum(), list(trained.values()), allow_unused=True)
+    try:
+        found = torch.autograd.grad((logits * weights).sum(), list(trained.values()), allow_unused=True)
+    except RuntimeError as error:  # of an operator without one, such as floor_divide
+        raise BadInput(
+            f"model.name = {name!r}: PyTorch cannot compute its gradient: {format_error(error)}. Take another operator"
+        ) from error
     unused = [where for where, value in zip(trained, found, strict=True) if value is None]
     unused += wanted.keys() - trained.keys()  # of a lazy layer that was never called
     if unused:

@@ -100,13 +100,16 @@ class Task(Checked):
             raise ValueError(f"method.name = {self.method.name!r}: {error}") from error
 
     def _check_epsilon(self) -> None:
-        """A task that asks for an epsilon gets noise for it, or is refused."""
-        epsilon = self.privacy.epsilon
-        if epsilon is not None and self.privacy.unit == "device" and not self.parts().stages:
-            raise ValueError(
-                f"privacy.epsilon = {epsilon:g}: method.name = {self.method.name!r} adds no noise to updates, so no "
-                "epsilon holds; take for example 'dp-fedavg', or leave epsilon out"
-            )
+        """A task that asks for an epsilon, or for noise, gets it, or is refused."""
+        privacy = self.privacy
+        if privacy.unit == "record" or self.parts().stages:
+            return
+        for key, value in (("epsilon", privacy.epsilon), ("noise_multiplier", privacy.noise_multiplier)):
+            if value:
+                raise ValueError(
+                    f"privacy.{key} = {value:g}: method.name = {self.method.name!r} adds no noise to updates, so no "
+                    f"epsilon holds; take for example 'dp-fedavg', or leave {key} out"
+                )
 
     def _check_window(self) -> None:
         """In a window without new samples a device must send noise: a decline would tell that nothing has arrived."""

@@ -76,7 +76,7 @@ def boards_needed(task: Task, *, blocked: int = 0) -> int:
     rules, drawn = task.round, task.privacy.accounting == "secure"
     least = least_devices(rules, devices=task.data.devices, drawn=drawn)
     whole = not (rules.min_devices or (rules.cohort_size and not drawn))
-    return max(1, least - blocked) if whole else least
+    return max(rules.min_updates, least - blocked) if whole else least
 
 
 def too_few(task: str, needed: int, boards: int) -> str:

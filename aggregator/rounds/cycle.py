@@ -288,7 +288,7 @@ class RoundCycle:
         rules, least = self._engine.prepared.task.round, self._engine.min_devices
         rate = self._engine.drawn_at
         if not (rules.min_devices or (rules.cohort_size and rate is None)):  # the whole fleet: of it, none blocked
-            least = max(1, least - self._enrolment.blocked)
+            least = max(rules.min_updates, least - self._enrolment.blocked)  # with fewer, all would be spent in vain
         waited_s = now - self._idle_since
         if waited_s >= self._rhythm.left_s() / 3:  # a quarter of the window: who is not there comes in the next one
             waited_s = math.inf

@@ -15,6 +15,7 @@ import numpy as np
 from hushfleet.graphs.node import (
     BOOL,
     FLOAT32,
+    FLOAT64,
     INT64,
     Call,
     Node,
@@ -44,6 +45,7 @@ def _elementwise(least: int, kind_of: int | None = None, first: int = 0) -> Rule
     return rule
 
 
+_FLOATING = {FLOAT32, FLOAT64}
 _ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {"Add": np.add, "Mul": np.multiply}
 
 
@@ -54,6 +56,18 @@ def _computed(node: Node, given: list[Tensor], kind: int) -> np.ndarray | None:
     if function is None or len(known) != 2 or any(values is None for values in known) or kind not in (6, INT64):
         return None
     return followed(function(*known))
+
+
+def _division(call: Call) -> NodeCost:
+    """Whole numbers are divided by known ones above zero alone: by 0, and of the least one by -1, the process may end.
+
+    An end that depends on a label would tell of it.
+    """
+    a, b = call.first(2)
+    if {a.kind, b.kind} - _FLOATING:
+        known = b.known is not None and all(n > 0 for n in b.known.ravel())
+        require(known, "it divides whole numbers by something else than known numbers above zero")
+    return _elementwise(2)(call)
 
 
 def _same(least: int = 1, *, scratch: int = 0) -> Rule:
@@ -110,6 +124,7 @@ def _windows(call: Call, spatial: list[int], kernel: list[int], pads: list[int])
         reach = (width - 1) * dilations[i] + 1
         require(width > 0 and reach > 0, "its kernel is empty")
         if mode in ("SAME_UPPER", "SAME_LOWER"):
+            require(dilations[i] == 1, f"its auto_pad {mode!r} is not defined for windows with gaps")  # runtimes differ
             counts.append(-(-size // strides[i]))
             continue
         require(mode in ("NOTSET", "VALID"), f"its auto_pad {mode!r} is not known")
@@ -201,10 +216,10 @@ def _layer_norm(call: Call) -> NodeCost:
 
 
 def _batch_norm(call: Call) -> NodeCost:
-    data, scale, *_ = call.first(5)
-    moments = Tensor(scale.kind, scale.shape)
-    outputs = (Tensor(data.kind, data.shape), moments, moments, moments, moments)
-    return NodeCost(outputs[: call.results], 8 * data.size)
+    """In training ONNX Runtime writes new averages over the old ones, and so a graph would remember other records."""
+    data, *_ = call.first(5)
+    require(call.results == 1 and not call.number("training_mode"), "it keeps averages of what it was given")
+    return one_output(Tensor(data.kind, data.shape), work=7 * data.size)
 
 
 def _each(names: str, rule: Rule) -> dict[str, Rule]:
@@ -212,7 +227,8 @@ def _each(names: str, rule: Rule) -> dict[str, Rule]:
 
 
 COMPUTING: Mapping[str, Rule] = (
-    _each("Add Sub Mul Div Pow PRelu And Or Xor", _elementwise(2))
+    _each("Add Sub Mul Pow PRelu And Or Xor", _elementwise(2))
+    | _each("Div", _division)
     | _each("Max Min Mean Sum", _elementwise(1))
     | _each("Equal Greater GreaterOrEqual Less LessOrEqual", _elementwise(2, BOOL))
     | _each("Where", _elementwise(3, first=1))

@@ -58,7 +58,8 @@ def _reshape(call: Call) -> NodeCost:
 
 
 def _view(data: Tensor, shape: tuple[Size, ...]) -> NodeCost:
-    return one_output(Tensor(data.kind, shape, None if data.known is None else _reshaped(data.known, shape)))
+    known = None if data.known is None or not data.size else _reshaped(data.known, shape)
+    return one_output(Tensor(data.kind, shape, known))
 
 
 def _reshaped(values: np.ndarray, shape: tuple[Size, ...]) -> np.ndarray:
@@ -248,6 +249,8 @@ def _range(call: Call) -> NodeCost:
 def _cast(call: Call) -> NodeCost:
     kind = call[1].kind if call.node.operator == "CastLike" else call.number("to")
     known = call[0].known if kind in (6, INT64) else None
+    if known is not None and kind != INT64:
+        known = followed(known)  # of a larger number the cast keeps 32 bits
     return one_output(Tensor(kind, call[0].shape, known))
 
 

@@ -20,7 +20,7 @@ from hushfleet.errors import GraphRefused
 from hushfleet.graphs.sizes import Size, fixed
 
 MAX_KNOWN = 64  # integers of one tensor whose values are followed; a shape, axes or pads need no more
-INT64, FLOAT32, BOOL = 7, 1, 9
+INT64, FLOAT32, FLOAT64, BOOL = 7, 1, 11, 9
 
 
 class Tensor(NamedTuple):

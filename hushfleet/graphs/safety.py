@@ -10,20 +10,20 @@ What it will need in memory and work is bounded by `hushfleet.graphs.shapes`, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hushfleet.config.spec import MAX_GRAPH_BYTES
+from hushfleet.config.spec import MAX_GRAPH_BYTES, DropoutSpec
 from hushfleet.errors import GraphRefused, Malformed
 from hushfleet.graphs.node import MAX_KNOWN, Node, Tensor
 from hushfleet.graphs.operators import OPERATORS
 from hushfleet.graphs.protobuf import Schema, fields, read_message
 
 MAX_NODES = 16_384
-MAX_VALUES = 1 << 17  # fields of one message; inputs, outputs and attributes' values of all nodes together
+MAX_VALUES = 1 << 17  # fields of one message; inputs, outputs, attributes and their values of all nodes together
 MAX_NAME_CHARS = 512
 MAX_RANK = 8
 MAX_INITIALIZER_BYTES = 1 << 20  # weights are inputs; constants are small
@@ -113,6 +113,13 @@ def check_graph(
         raise GraphRefused(f"the graph is not an ONNX file that may be used: {error}") from error
 
 
+def check_masks(facts: GraphFacts, dropout: Sequence[DropoutSpec]) -> None:
+    """Raises `GraphRefused` unless the graph takes the masks that the task names, which the device draws."""
+    named = {f"dropout.{place}": each.shape for place, each in enumerate(dropout)}
+    taken = {name: value.shape[1:] for name, value in facts.inputs.items() if name.startswith("dropout.")}
+    _require(taken == named, f"masks, where the task has {named},", taken)
+
+
 def _model(data: memoryview, max_initializer_bytes: int) -> GraphFacts:
     model = _read(data, _MODEL, "ModelProto")
     _require(_one(model, "ir_version", 0) in IR_VERSIONS, "IR version", _one(model, "ir_version", 0))
@@ -150,7 +157,7 @@ def _graph(graph: Message, max_initializer_bytes: int) -> GraphFacts:
 def _node(data: memoryview, known: set[str], constants: _Constants) -> Node:
     """Checks one node and adds its outputs to what is known."""
     node = _read(data, _NODE, "NodeProto")
-    constants.count(node.get("input", []), node.get("output", []))
+    constants.count(*(node.get(many, []) for many in ("input", "output", "attribute")))
     operator, domain = _one(node, "op_type", ""), _one(node, "domain", "")
     _require(_is_standard(domain), f"domain of the operator {operator!r}", domain)
     _require(operator in OPERATORS, "operator", operator)
@@ -231,12 +238,15 @@ class _Constants:
         found = len(raw) // ELEMENT_BYTES[kind] if raw else len(tensor.get(_TYPED_DATA[kind], []))
         if found != count or len(raw) % ELEMENT_BYTES[kind]:
             raise GraphRefused(f"the constant {name!r} of shape {shape} has {found} elements, not {count}")
+        for value in tensor.get("int32_data", []):  # other parsers would keep 32 bits of a larger one
+            _require(-(1 << 31) <= value < 1 << 31, f"value of the constant {name!r}", value)
         return name, Tensor(kind, tuple(shape), _integers(kind, raw, tensor, shape))
 
 
 def _integers(kind: int, raw: bytes | memoryview, tensor: Message, shape: list[int]) -> np.ndarray | None:
     """The values of a few integers, which may be a shape, axes or pads."""
-    if kind not in _INTEGERS or math.prod(shape) > MAX_KNOWN:
+    count = math.prod(shape)
+    if kind not in _INTEGERS or count > MAX_KNOWN or (not count and len(shape) > 1):  # which NumPy may find too large
         return None
     values = np.frombuffer(raw, _INTEGERS[kind]).tolist() if raw else tensor.get(_TYPED_DATA[kind], [])
     return np.array(values, object).reshape(shape)

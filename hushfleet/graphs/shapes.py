@@ -4,7 +4,8 @@ Every size is followed for all batch sizes at once (`hushfleet.graphs.sizes`), a
 largest batch. Refused is a graph with a size that cannot be told, and one above a cap:
 
 - `memory`: what is held at once when nodes run in the file's order, without the parameters and gradients, which are the
-  caller's. A kernel's own copies count where kernels make them. No single tensor may be larger either.
+  caller's, but with masks of dropout and a teacher's logits. A kernel's own copies count where kernels make them. No
+  single tensor may be larger either.
 - `MAX_REORDERED` times `memory`: all that the graph ever computes. ONNX Runtime may choose another order; in whichever,
   no more than this can be held.
 - `MAX_WORK_PER_SAMPLE` multiply-adds for each sample of a batch, and `MAX_WORK` in one run.
@@ -27,6 +28,7 @@ MEMORY_BYTES = 2 << 30  # where no device says how much it has
 MAX_REORDERED = 16
 MAX_WORK_PER_SAMPLE = 1 << 36
 MAX_WORK = 1 << 42
+_MADE_HERE = ("dropout.", "teacher")  # inputs that a device makes as large as the graph says
 _MOST_ELEMENTS = 1 << 62  # of a tensor that is followed: a product of larger sizes would fill the memory by itself
 
 
@@ -73,7 +75,10 @@ def graph_cost(facts: GraphFacts, batch: int) -> GraphCost:
     """Bounds the cost of one run with `batch` samples. Raises `GraphRefused` if it is unknown."""
     steps = _steps(facts)
     last_use = {name: place for place, step in enumerate(steps) for name in step.node.inputs}
-    held = largest = total = work = most = 0
+    inputs = [tensor for name, tensor in _inputs(facts).items() if name.startswith(_MADE_HERE)]
+    made = [at(tensor.size, batch) * ELEMENT_BYTES[tensor.kind] for tensor in inputs]
+    held = total = most = sum(made)
+    largest, work = max(made, default=0), 0
     alive: dict[str, int] = {}
     for place, step in enumerate(steps):
         scratch = 4 * at(step.scratch, batch)

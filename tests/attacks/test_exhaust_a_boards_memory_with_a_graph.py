@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 
+from hushfleet.config.spec import DropoutSpec
 from hushfleet.errors import GraphRefused
+from hushfleet.graphs import safety
 from hushfleet.graphs.operators import OPERATORS
-from hushfleet.graphs.safety import check_graph
+from hushfleet.graphs.safety import check_graph, check_masks
 from hushfleet.graphs.shapes import check_cost
 
 MEMORY_BYTES = 512 << 20
@@ -130,6 +133,21 @@ def counting_beyond_all_numbers() -> bytes:
     return graph([numbers, node("Cast", ["i"], ["a"], to=1)], low=low, high=high, one=np.int64(1))
 
 
+def counting_by_a_step_that_becomes_1() -> bytes:
+    """One number by 64 bits, 2^31 by the 32 that a cast keeps of the step."""
+    nodes = [node("Cast", ["step"], ["one"], to=6), node("Range", ["zero", "many", "one"], ["i"])]
+    step, many = np.int64((1 << 32) + 1), np.int32((1 << 31) - 1)
+    return graph([*nodes, node("Cast", ["i"], ["a"], to=1)], zero=np.int32(0), many=many, step=step)
+
+
+def large_where_windows_with_gaps_are_few() -> bytes:
+    """The rule says four windows, ONNX Runtime finds one: a range that begins three before the end is then longer."""
+    windows = node(
+        "MaxPool", ["x"], ["p"], kernel_shape=[10, 10], strides=[7, 7], dilations=[3, 3], auto_pad="SAME_UPPER"
+    )
+    return graph([windows, node("Slice", ["p", "from", "to", "axis"], ["a"])], **{"from": [-3]}, to=[2], axis=[2])
+
+
 def gathering() -> bytes:
     """The same small tensor, taken again and again."""
     nodes = [node("Concat", ["y"] * 1000, ["i"], axis=0), node("Gather", ["x", "i"], ["a"], axis=0)]
@@ -213,6 +231,8 @@ TRICKS = [
     (doubling_by_concat, "gives it"),
     (squaring_sizes, "too large to be followed"),
     (counting_beyond_all_numbers, "too large to be followed"),
+    (counting_by_a_step_that_becomes_1, "cannot be told"),
+    (large_where_windows_with_gaps_are_few, "windows with gaps"),
     (gathering, "gives it"),
     (gathering_of_gathered, "gives it"),
     (transposed_convolution, "gives it"),
@@ -248,6 +268,52 @@ def test_the_same_graphs_pass_where_they_are_small() -> None:
         assert check_cost(check_graph(data), batch=BATCH, memory_bytes=MEMORY_BYTES).held_bytes < 1 << 24
 
 
+def test_a_constant_is_no_larger_than_its_type() -> None:
+    """Protobuf keeps 32 bits of a larger number: of the step of a range that would be one long number, 1 is left."""
+    model = onnx.load_from_string(graph([node("Cast", ["c"], ["a"], to=1)], c=np.int32(0)))
+    model.graph.initializer[0].CopyFrom(helper.make_tensor("c", TensorProto.INT32, [1], [7]))
+    data = model.SerializeToString()
+    check_graph(data)
+    # the field `int32_data`, packed, of one byte; and of five, in a constant and a graph that are longer by as much
+    model.graph.initializer[0].int32_data[:] = [-1]
+    check_graph(model.SerializeToString())
+    long = model.SerializeToString().replace(b"\xff" * 9 + b"\x01", b"\x81\x80\x80\x80\x90\x80\x80\x80\x80\x00")
+    assert onnx.load_from_string(long).graph.initializer[0].int32_data[:] == [1]
+    with pytest.raises(GraphRefused, match="value of the constant 'c'"):
+        check_graph(long)
+
+
+def test_a_shape_of_nothing_is_no_error_of_numpy() -> None:
+    model = onnx.load_from_string(graph([node("Cast", ["c"], ["a"], to=1)], c=np.int64(0)))
+    model.graph.initializer[0].CopyFrom(helper.make_tensor("c", TensorProto.INT64, [0, 1 << 40, 1 << 40], []))
+    with pytest.raises(GraphRefused, match="empty tensor"):
+        check_cost(check_graph(model.SerializeToString()), batch=BATCH)
+    shape = node("Reshape", ["c", "n"], ["a"], allowzero=1)
+    data = graph([shape], c=np.zeros(0, np.int64), n=[0, 1 << 40, 1 << 40])
+    with pytest.raises(GraphRefused, match="empty tensor"):
+        check_cost(check_graph(data), batch=BATCH)
+
+
+@pytest.mark.parametrize("name", ["dropout.0", "teacher"])
+def test_an_input_that_the_board_makes_counts(name: str) -> None:
+    """Without a mask or a teacher the board makes one of ones or zeros, as large as the graph's input."""
+    model = onnx.load_from_string(graph([node("ReduceMax", ["x"], ["a"])]))
+    model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 1 << 40]))
+    with pytest.raises(GraphRefused, match="gives it"):
+        check_cost(check_graph(model.SerializeToString()), batch=BATCH, memory_bytes=MEMORY_BYTES)
+
+
+def test_masks_are_those_of_the_task() -> None:
+    """The board draws the task's masks before a graph is asked; their sizes are then counted as the graph's."""
+    model = onnx.load_from_string(graph([node("ReduceMax", ["x"], ["a"])]))
+    model.graph.input.append(helper.make_tensor_value_info("dropout.0", TensorProto.FLOAT, ["batch", 7]))
+    facts = check_graph(model.SerializeToString())
+    check_masks(facts, [DropoutSpec((7,), 0.5)])
+    for named in ([], [DropoutSpec((1 << 20,), 0.5)], [DropoutSpec((7,), 0.5)] * 2):
+        with pytest.raises(GraphRefused, match="masks"):
+            check_masks(facts, named)
+
+
 def test_constants_in_the_file_are_capped_by_themselves() -> None:
     with pytest.raises(GraphRefused, match="constants need"):
         check_graph(graph([node("Neg", ["c"], ["a"])], c=np.zeros(1 << 19, np.float32)))
@@ -266,6 +332,14 @@ def test_nodes_that_name_ever_more_values_are_refused_while_they_are_read(nodes:
     """A file of 32 MiB has room for ten million, for which a board would take minutes and its memory."""
     with pytest.raises(GraphRefused, match="more than 131072 values in all"):
         check_graph(graph(nodes))
+
+
+def test_attributes_without_values_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 13 MiB had a million of them, which took half a minute to read here."""
+    monkeypatch.setattr(safety, "MAX_VALUES", 100)
+    check_graph(graph([node("Relu", ["x"], [f"a{i}"], u=0) for i in range(20)]))
+    with pytest.raises(GraphRefused, match="more than 100 values in all"):
+        check_graph(graph([node("Relu", ["x"], [f"a{i}"], u=0, v=0, w=0, x=0) for i in range(20)]))
 
 
 @pytest.mark.parametrize("operator", ["Loop", "If", "Scan", "SequenceMap", "Tile", "Resize", "NonZero", "TopK"])

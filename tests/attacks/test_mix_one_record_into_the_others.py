@@ -1,4 +1,4 @@
-"""The aggregator's graphs make each record's features, or its teacher, of the records beside it.
+"""The aggregator's graphs make each record's features, or its teacher, of the records beside it, or before it.
 
 With the unit `record` noise hides what one record changes: its own clipped gradient. Features were once made of two
 images together, so that a record that was left out gave all that follow it another neighbour; here it moved a sum by 62
@@ -8,15 +8,18 @@ clip norms.
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto, helper
+import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from hushfleet.config.spec import BlobRef, FeatureSpec
 from hushfleet.data.samples import Samples
+from hushfleet.errors import GraphRefused
 from hushfleet.gradients.linear import LinearClipping
 from hushfleet.gradients.own_samples import LoadedSamples
 from hushfleet.graphs.features import FeatureGraph, check_features
 from hushfleet.graphs.safety import check_graph
 from hushfleet.graphs.session import InferenceGraph
+from hushfleet.graphs.shapes import check_cost
 from hushfleet.models.onnx_nodes import Graph
 from hushfleet.params import ParamLayout
 
@@ -77,3 +80,24 @@ def test_a_teacher_sees_one_record() -> None:
     images[images == 255] = 200
     images[5] = 255  # the brightest decides how far apart they are
     np.testing.assert_array_equal(np.delete(taught_by(images), 5, 0), taught_by(np.delete(images, 5, 0)))
+
+
+@pytest.mark.parametrize(("opset", "attributes", "outputs"), [(13, {}, 5), (18, {"training_mode": 1}, 3)])
+def test_a_graph_remembers_no_record(opset: int, attributes: dict[str, int], outputs: int) -> None:
+    """ONNX Runtime wrote a batch normalization's new averages over the constants that it had begun with: all gradients
+    after that of one record told of it, each within its own bound."""
+    names = ["normed", "mean", "variance", "saved_mean", "saved_variance"][:outputs]
+    nodes = [
+        helper.make_node("Reshape", ["x", "rows"], ["rows_of_x"]),
+        helper.make_node("BatchNormalization", ["rows_of_x", *["ones"] * 4], names, **attributes),
+        helper.make_node("ReduceSum", ["mean"], ["loss"], keepdims=0),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1, 2, 2])
+    loss = helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])
+    constants = {"rows": np.array([-1, 2, 2]), "ones": np.ones(2, np.float32)}
+    made = helper.make_graph(
+        nodes, "g", [x], [loss], [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    with pytest.raises(GraphRefused, match="keeps averages"):
+        check_cost(check_graph(model.SerializeToString()), batch=1)

@@ -98,6 +98,13 @@ def test_dropout_is_a_mask_of_its_shape_in_the_order_of_its_use():
     torch.testing.assert_close(dropped, tensors["head.bias"].expand(2, 4))
 
 
+def test_a_dropout_of_two_names_is_two_masks():
+    once = nn.Dropout(0.5)
+    network = Own(lambda self, x: self.second(self.head(self.first(self.body(x)))), first=once, second=once)
+    model = model_of(network, name="own", classes=4, input_shape=VECTOR)
+    assert [drop.shape for drop in model.dropout] == [(5,), (4,)]
+
+
 def test_layout_is_what_is_trained_and_a_shared_weight_is_there_once():
     model = model_of(Tied, name="own", classes=4, input_shape=VECTOR)
     assert model.layout.names == ("mixed.weight", "mixed.bias", "head.weight", "head.bias")
@@ -222,6 +229,7 @@ def plain(self, x):
             Own(lambda self, x: plain(self, x).squeeze()),
             r"gives \[4\] .* for B = 1. squeeze\(\) without",
         ),
+        (Own(lambda self, x: self.head(self.body(x) // 2)), "cannot compute its gradient: .*floor_divide"),
         (Own(torch.no_grad()(plain)), "no gradient comes through its forward"),
         (Own(plain, more=[nn.Linear(4, 4)]), "more is a list of layers, which PyTorch does not see.*ModuleList"),
         (Own(plain, more={"a": nn.Linear(4, 4)}), "more is a dict of layers"),

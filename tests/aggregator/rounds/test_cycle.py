@@ -115,6 +115,16 @@ def test_a_fleet_that_has_shrunk_goes_on_after_a_deadlines_wait(make_field: Make
     assert (field.plan.phase, sorted(field.plan.cohort)) == ("open", ["dev-0", "dev-1"])
 
 
+def test_no_round_opens_that_could_not_close_with_a_model(make_field: MakeField) -> None:
+    """Without the device that is blocked the others would train, and be charged, for rounds that change nothing."""
+    field = make_field(min_updates=3, deadline_s=5)
+    for name in ("dev-0", "dev-1"):
+        field.join(name)
+    field.coordinator.enrolment.block("dev-2", "stolen")
+    field.run(20)
+    assert field.plan.phase == "closed"
+
+
 def test_the_end_is_announced_even_if_the_link_was_down_when_it_came(make_field: MakeField) -> None:
     field = make_field(rounds=1, deadline_s=5)
     field.join_all()

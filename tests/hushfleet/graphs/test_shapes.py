@@ -249,6 +249,24 @@ def test_a_single_number_is_not_padded() -> None:
         shapes(check_graph(model.SerializeToString()))
 
 
+@pytest.mark.parametrize(("divisor", "fits"), [([2, 3], True), ([2, 0], False), ([-1, 1], False), (None, False)])
+def test_whole_numbers_are_divided_by_known_ones_above_zero(divisor: list[int] | None, fits: bool) -> None:
+    """ONNX Runtime ends the process where it divides the least int64 by -1: a -1 that is made of some label would end
+    it on the boards that have the label."""
+    y = helper.make_tensor_value_info("y", TensorProto.INT64, ["batch", 2])
+    by = numpy_helper.from_array(np.array(divisor or [1, 1]), "by")
+    nodes = [helper.make_node("Div", ["y", "y" if divisor is None else "by"], ["a"])]
+    made = helper.make_graph(nodes, "g", [y], [helper.make_tensor_value_info("a", TensorProto.INT64, None)], [by])
+    facts = check_graph(
+        helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=8).SerializeToString()
+    )
+    if fits:
+        assert shapes(facts) == {"a": (BATCH, 2)}
+        return
+    with pytest.raises(GraphRefused, match="known numbers above zero"):
+        shapes(facts)
+
+
 def test_every_allowed_operator_is_one_that_onnx_knows() -> None:
     assert {operator for operator in OPERATORS if not onnx.defs.has(operator)} == set()
 
