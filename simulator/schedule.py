@@ -111,7 +111,8 @@ def schedule_of(task: Task, devices: Sequence[str]) -> Schedule:
                 )
     schedule = make_schedule(task.scenario, devices, seed=task.seed)
     waiting = {window.target for window in schedule.windows if window.begins_s is None and window.at_round}
-    needed = least_devices(task.round, devices=task.data.devices)
+    drawn = task.privacy.accounting == "secure"
+    needed = least_devices(task.round, devices=task.data.devices, drawn=drawn)
     if waiting and len(devices) - len(waiting) < needed:
         raise BadInput(
             f"scenario.late: {len(waiting)} of {len(devices)} devices wait for a round to open, and round 1 opens "

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from hushfleet.simulator.engines.clock.links import LinkOptions
+from hushfleet.simulator.engines.clock.sums import Drawn, SummedClock
 from hushfleet.wire.format.messages import Ask, Birth
 from support.virtual_clock import (
     ARRIVES,
@@ -131,3 +134,27 @@ def test_days_and_nights_are_followed_and_energy_is_counted_by_day_only() -> Non
     assert end > 2 * 12 * 7.95 - 100, "half of the time it sleeps"
     assert 0.4 < spent.on_s / end < 0.8
     assert spent.charged == {1: 12}
+
+
+def test_who_has_begun_anew_after_a_deadline_goes_on_after_a_cut() -> None:
+    slow = replace(PLAIN, model_s=10.0, step_s=5.0)  # gives up at 20.35, and has the model
+    cut = {"outage": [{"devices": ["a"], "at_s": BORN + 25, "for_s": 2.0}]}
+    (only,) = run(clock([slow], scenario=cut, deadline_s=20, options=PROMPT))
+    assert (arrivals(only), only.extensions) == ({"a": round(BORN + 20.35 + 15.5 + 0.1, 6)}, 1)
+
+
+def test_who_comes_back_while_a_committee_answers_does_not_train() -> None:
+    class Draws:
+        rate = 1.0
+
+        def of(self, round: int) -> Drawn:
+            return Drawn(["a", "b", "c"], ["b", "c"], 2, 100)
+
+    away = {"drop_out": [{"devices": ["c"], "at_s": 3.0, "for_s": 80.0}]}
+    kind: Any = partial(SummedClock, draws=Draws())
+    fleet = clock([PLAIN, PLAIN, PLAIN], kind=kind, min_updates=2, scenario=away, logging=True)
+    (only,) = run(fleet)
+    kinds = [event.event for event in only.events if event.event in ("unmask", "answer")]
+    assert (kinds, only.lost, only.used) == (["unmask", "answer", "answer"], ("c",), True)
+    trainings = [event.at_s for event in only.events if event.fields.get("state") == "training"]
+    assert max(trainings) < 3
