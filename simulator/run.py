@@ -34,7 +34,7 @@ from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
-from hushfleet.simulator.sweep import sweep_noise, with_seeds, with_sweep
+from hushfleet.simulator.sweep import sweep_noise, tasks_at, with_seeds, with_sweep
 from hushfleet.simulator.units import format_seconds
 from hushfleet.simulator.watch import Watch
 
@@ -44,6 +44,7 @@ LIVE_RESTARTS = 3
 
 def opened(task: Task, folder: RunFolder, options: RunOptions, console: Console) -> Simulation:
     """Begins the run in the folder, or goes on with it. Raises `BadInput`."""
+    tasks_at(task, options.noise_multipliers, clocked=options.clocked)  # refused before anything is begun
     mix = read_boards(options.boards, devices=task.data.devices, seed=task.seed) if options.boards else None
     with show_progress(console):
         return open_simulation(task, folder.path, data_dir=options.data_dir, mix=mix, resume=options.resume)
@@ -104,7 +105,8 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> R
                 choose_own_heads(simulation, workers, runtime=runtime)
             fleet = simulation.fleet.devices if options.local_only and trains else ()
             alone = list(train_alone(simulation, workers, runtime=runtime)) if fleet else []
-            points = list(sweep_noise(simulation, workers, options.noise_multipliers, alone, runtime=runtime))
+            noises, clocked = options.noise_multipliers, options.clocked
+            points = list(sweep_noise(simulation, workers, noises, alone, runtime=runtime, clocked=clocked))
             result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
             if trains:
                 result = with_answers(result, simulation, workers, alone, runtime=runtime)

@@ -250,5 +250,6 @@ def write_comparison(
 
 
 def _bytes_a_round(result: Result) -> float | None:
-    updates = sum(row.participants for row in result.rounds)
+    # also of rounds with too few updates for a model, whose bytes are counted
+    updates = sum(result.details.rounds_accepted) or sum(row.participants for row in result.rounds)
     return result.uplink_bytes / updates if updates and result.uplink_bytes else None

@@ -51,6 +51,15 @@ def test_the_page_holds_the_table_and_says_where_the_whole_reports_are(tmp_path:
     assert "sums/report.html" in text
 
 
+def test_bytes_are_over_all_updates_that_were_sent() -> None:
+    """A round whose updates were too few for a model has their bytes, and no participants."""
+    result = sample(2, 4)
+    rounds = [row.model_copy(update={"participants": 0} if row.round > 1 else {}) for row in result.rounds]
+    runs = {"few": result.model_copy(update={"rounds": rounds}), "all": result}
+    (sent,) = [values for first, *values in comparison_rows(runs) if first == "sent up by a device, a round"]
+    assert sent == ["1\N{NO-BREAK SPACE}kB"] * 2
+
+
 def seeded(seed: int, own: float, *, epsilon: float = 2.0) -> Result:
     task = f'name = "t"\nseed = {seed}\nprivacy.epsilon = {epsilon}'
     made = Rerun(command="hushfleet simulate t.toml", task=task, digests={})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.scenario import DropOutEntry
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.errors import HushfleetError
@@ -40,6 +41,15 @@ def test_a_round_a_day_is_at_the_same_time_of_day_until_the_last_day() -> None:
 def test_rounds_are_in_the_window() -> None:
     fleet = clock([PLAIN], rounds=4, calendar=calendar(every="1d", between="01:00-05:00", days=("mon", "wed")))
     assert hours(run(fleet)) == [1, 49, 7 * 24 + 1, 9 * 24 + 1]
+
+
+def test_the_last_moment_of_a_window_is_followed_by_its_end() -> None:
+    """Too few devices are there, and the window ends in less than a millisecond."""
+    nights = calendar(between="01:00-05:00")
+    assert nights.opens(HOUR * 5 - 5e-4) == HOUR * 5 - 5e-4
+    again = nights.look_again(HOUR * 5 - 5e-4, RoundSection())
+    assert again is not None
+    assert nights.opens(again) == 25 * HOUR
 
 
 def test_who_is_off_at_night_is_waited_for_only_for_a_while() -> None:
