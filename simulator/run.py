@@ -20,7 +20,7 @@ from hushfleet.errors import BadInput
 from hushfleet.privacy.terms import AS_PUBLISHED
 from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.boards import read_boards
-from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
+from hushfleet.simulator.engines.clock.rounds import VirtualTime, keep_costs, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime, unavailable
@@ -81,6 +81,7 @@ def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) 
                 mix=simulation.mix,
                 resume=folder.task.exists(),
             )
+        keep_costs(other.folder, simulation.folder)
         yield _run_one(other, options, console)
 
 

@@ -14,10 +14,9 @@ from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint, last_measured
-from hushfleet.atomic_file import write_whole
 from hushfleet.errors import BadInput
 from hushfleet.progress import counted
-from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
+from hushfleet.simulator.engines.clock.rounds import VirtualTime, keep_costs, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
@@ -122,9 +121,8 @@ def _run_with(
         point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
     every = 1 if task.round.patience else task.round.rounds  # with patience any round may be the last one
     if clocked:
-        time, costs = VirtualTime(), simulation.folder.clock
-        if not point.folder.clock.exists():  # the boards are as quick as in the run itself
-            write_whole(point.folder.clock, costs.read_bytes(), durable=False)
+        time = VirtualTime()
+        keep_costs(point.folder, simulation.folder)
         with EventLog(point.folder.events, clock=time) as events:
             run_clocked_rounds(
                 point, workers, events, time, mix=simulation.mix, runtime=runtime, evaluate_every=every

@@ -146,7 +146,8 @@ def traffic(result: Result) -> Section:
         ("cost in signal to noise, dB", cost_db(wire) if wire else "not recorded"),
         ("received", size(down) + received),
     ]
-    note = "Payload of updates with their headers, without MQTT and TCP framing."
+    what = "updates and of a committee's answers" if any(row.answer_bytes for row in result.rounds) else "updates"
+    note = f"Payload of {what} with their headers, without MQTT and TCP framing."
     lead = "Fewer bytes are shorter radio time and a smaller bill."
     return Section("bytes", title, lead, [Plot(figure, "Sent up per round", note), Prose(words), Facts(facts)])
 
