@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from hushfleet.aggregator.config.schedule import ScheduleSection
+from hushfleet.simulator.engines.clock.calendar import Calendar
 from hushfleet.simulator.engines.clock.links import LinkOptions
 from hushfleet.simulator.engines.clock.sums import Drawn, SummedClock
 from hushfleet.wire.format.messages import Ask, Birth
@@ -143,18 +145,45 @@ def test_who_has_begun_anew_after_a_deadline_goes_on_after_a_cut() -> None:
     assert (arrivals(only), only.extensions) == ({"a": round(BORN + 20.35 + 15.5 + 0.1, 6)}, 1)
 
 
-def test_who_comes_back_while_a_committee_answers_does_not_train() -> None:
+def summed(fleet: int, *, members: list[str], scenario: dict[str, Any], **rules: Any) -> SummedClock:
+    """Devices of PLAIN with secure sums, which two of the members open."""
+
     class Draws:
         rate = 1.0
 
         def of(self, round: int) -> Drawn:
-            return Drawn(["a", "b", "c"], ["b", "c"], 2, 100)
+            return Drawn(["a", "b", "c", "d"][:fleet], members, 2, 100)
 
-    away = {"drop_out": [{"devices": ["c"], "at_s": 3.0, "for_s": 80.0}]}
     kind: Any = partial(SummedClock, draws=Draws())
-    fleet = clock([PLAIN, PLAIN, PLAIN], kind=kind, min_updates=2, scenario=away, logging=True)
-    (only,) = run(fleet)
+    made: SummedClock = clock([PLAIN] * fleet, kind=kind, scenario=scenario, logging=True, **rules)
+    return made
+
+
+def test_who_comes_back_while_a_committee_answers_does_not_train() -> None:
+    away = {"drop_out": [{"devices": ["c"], "at_s": 3.0, "for_s": 80.0}]}
+    (only,) = run(summed(3, members=["b", "c"], scenario=away, min_updates=2))
     kinds = [event.event for event in only.events if event.event in ("unmask", "answer")]
     assert (kinds, only.lost, only.used) == (["unmask", "answer", "answer"], ("c",), True)
     trainings = [event.at_s for event in only.events if event.fields.get("state") == "training"]
     assert max(trainings) < 3
+
+
+def test_a_sum_waits_for_a_lost_member_as_in_the_field() -> None:
+    """c is lost before it answers, and back after two more deadlines; only after the third is the round given up."""
+    for away_s, used in ((230.0, True), (500.0, False)):
+        away = {"drop_out": [{"devices": ["c"], "at_s": BORN + ARRIVES + 0.05, "for_s": away_s}]}
+        (only,) = run(summed(3, members=["b", "c"], scenario=away, min_devices=2, min_updates=3, deadline_s=100))
+        answers = [event.fields["device"] for event in only.events if event.event == "answer"]
+        assert (only.used, answers) == (used, ["b", "c"] if used else ["b"])
+        if not used:
+            assert round(only.closed_s - BORN - ARRIVES) == 400
+
+
+def test_a_committee_has_its_time_after_the_window() -> None:
+    """The window ends while nobody can answer; its end extends no deadline, and answers may come by day."""
+    nights = Calendar(ScheduleSection(timezone="UTC", between="00:00-01:00"))
+    away = {"drop_out": [{"devices": ["b", "c"], "at_s": BORN + ARRIVES + 0.05, "for_s": 4000.0}]}
+    fleet = summed(3, members=["b", "c"], scenario=away, calendar=nights, min_updates=3, deadline_s=2000)
+    (only,) = run(fleet)
+    assert (only.used, only.extensions) == (True, 2)
+    assert 4000 < only.closed_s < 4100
