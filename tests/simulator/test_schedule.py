@@ -399,6 +399,9 @@ def test_a_run_that_could_never_begin_is_refused() -> None:
     drawn = replace(drawn, privacy=section, method=replace(drawn.method, name="dp-fedavg"))
     with pytest.raises(BadInput, match="round 1 opens with 4 devices"):  # of whom two are drawn
         schedule_of(drawn, NAMES)
+    whole_sum = replace(drawn, round=replace(drawn.round, cohort_size=0, min_devices=2, min_updates=3))
+    with pytest.raises(BadInput, match="wait for round 1 to close, and it closes with 3 updates only"):
+        schedule_of(whole_sum, NAMES)
     for task in (
         whole(late({"at_s": 5})),
         whole(late({"at_round": 2}), min_devices=2, cohort_size=4),

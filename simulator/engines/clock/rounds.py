@@ -204,7 +204,8 @@ class VirtualRounds:
         self._write_events(events, {}, last=None)
         check_participation(engine, plan)
         time.now = closed.closed_s
-        self._events.write("round_close", **engine.close().to_dict())
+        # a committee is not asked here, and the clock knows whether enough of it answered
+        self._events.write("round_close", **engine.close(opens=closed.used).to_dict())
 
     def _play(self, closed: ClockRound, plan: RoundPlan, events: Iterator[LogEvent], train: Train) -> None:
         """Trains who commits, and hands over what arrives."""
