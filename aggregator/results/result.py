@@ -162,8 +162,8 @@ class WireInfo(JsonRecord):
 
 
 class Repeated(JsonRecord):
-    """The run with another setting, accuracies as last measured. The gain is `accuracy_own_common` (where devices choose
-    heads of their own, `accuracy_global`) over local-only's, with its standard error over devices."""
+    """The run with another setting, accuracies as last measured. The gain is `accuracy_own_common` (where devices have
+    heads of their own: `accuracy_global`) over local-only's, with its standard error over devices."""
 
     accuracy_own_common: Fraction = None
     accuracy_own_local: Fraction = None
