@@ -85,6 +85,9 @@ def test_seeds_of_one_configuration_are_one_column_beside_another() -> None:
     rows = {name: values for name, *values in comparison_rows(runs)}
     assert rows[""] == ["two-0, 2 seeds", "four-0, 2 seeds", "eight"]
     assert rows["task: privacy.epsilon"] == ["2.0", "4.0", "8.0"]
+    runs["four-1"] = runs["four-1"].model_copy(update={"rounds": runs["four-1"].rounds[:2]})
+    (told,) = [values for name, *values in comparison_rows(runs) if name == "devices, rounds"]
+    assert told == ["2, 3", "2, 2 to 3", "2, 3"]
     assert "task: seed" not in rows
     assert [each.replace("\N{NO-BREAK SPACE}", "") for each in rows["federated, common test"]] == [
         "76.0% (sd 1.4)",

@@ -14,7 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.planning.advice import Question
+from hushfleet.aggregator.planning.advice import Advice, Question
+from hushfleet.aggregator.planning.year import Year
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -149,6 +150,16 @@ def test_a_slow_board_takes_longer() -> None:
 def test_it_needs_no_torch() -> None:
     code = "import sys; import hushfleet.simulator.studies.plan.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_limit_that_lasts_longer_than_is_computed_is_not_told_to_end() -> None:
+    asked = replace(ASKED, devices=200, epsilon=1.0)
+    needed = needs(asked)
+    rounds, multiplier = needed.rounds, needed.noise_multiplier
+    year = Year.of(Advice.on(asked), rounds=rounds, multiplier=multiplier, per="1d", lifetime=2000.0)
+    assert epsilon([Step(multiplier, 1.0, rounds * 10_001)], delta=1e-5) < 1000
+    assert (year.periods, year.ends_after_s) == (None, None)
+    assert year.rows()["the budget ends"] == "not in 10,000 periods"
 
 
 def test_a_year_of_periods_is_composed_exactly_and_ends_with_the_lifetime_limit(app: typer.Typer) -> None:
