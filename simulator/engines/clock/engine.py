@@ -307,7 +307,7 @@ class FleetClock:
         self._accounts.end_attempt(device, attempt, stopped_at)
         device.free_at = stopped_at
         self._decline(device, current, "busy", "the round's deadline passed before training had ended")
-        if not current.closing:
+        if not (current.closing or current.rests):
             self._begin_attempt(device, current, stopped_at)
 
     def _close_round(self, current: OpenRound, life: int) -> None:

@@ -89,9 +89,15 @@ def test_images_are_held_out_of_each_class(tmp_path: Path) -> None:
 
 def test_a_shape_is_three_numbers() -> None:
     assert read_shape("3, 32,32") == (3, 32, 32)
-    for text in ("32,32", "2,8,8", "3,x,8"):
+    for text in ("32,32", "2,8,8", "3,x,8", "3,0,8"):
         with pytest.raises(BadInput, match="such as 3,32,32"):
             read_shape(text)
+
+
+def test_features_that_no_task_has_are_refused(app: typer.Typer) -> None:
+    found = CliRunner().invoke(app, [*OPTIONS, "--features", "scatter"])
+    assert isinstance(found.exception, BadInput)
+    assert "--features scatter: there are scattering, filters" in str(found.exception)
 
 
 def test_the_file_that_it_writes_is_a_task_with_the_same_numbers(app: typer.Typer, tmp_path: Path) -> None:
