@@ -12,7 +12,6 @@ from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.terms import HONEST_FRACTION
 from hushfleet.simulator.options import DataDir, Json
 
-
 FEATURES = ("scattering", "filters")
 
 
