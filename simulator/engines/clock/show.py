@@ -54,10 +54,13 @@ _FIGURES: dict[str, Callable[[Forecast], str]] = {
 }
 
 
-def print_forecasts(console: Console, forecasts: Sequence[Forecast], costs: Costs, *, step_s: float) -> None:
+def print_forecasts(
+    console: Console, forecasts: Sequence[Forecast], costs: Costs, *, step_s: float, given: bool = False
+) -> None:
     """Prints a table with a column for each policy, then the stragglers with a row for each board.
 
     :param step_s: of a batch on one core of generic-x86.
+    :param given: whether the user has said so, and it was not measured.
     """
     first, rounds = forecasts[0], _same_rounds(forecasts)
     told = "" if rounds is None else f", {rounds} rounds"
@@ -75,9 +78,10 @@ def print_forecasts(console: Console, forecasts: Sequence[Forecast], costs: Cost
         )
     console.print(table)
     _print_boards(console, forecasts)
+    step, measured = f"a step {1000 * step_s:.3g} ms", "measured here, scaled to one core of generic-x86"
+    told = f"given: {step}; {measured}: the" if given else f"{measured}: {step}, the"
     console.print(
-        f"measured here, scaled to one core of generic-x86: a step {1000 * step_s:.3g} ms, the rest of a round "
-        f"{1000 * costs.release_s:.3g} ms. Energy, links and speeds are estimates from data sheets. epsilon is what "
+        f"{told} rest of a round {1000 * costs.release_s:.3g} ms. Energy, links and speeds are estimates from data sheets. epsilon is what "
         "the device that was charged most has spent against the server; unused, what of it went into no model where "
         "that is most.",
         highlight=False,
