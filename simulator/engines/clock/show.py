@@ -81,9 +81,9 @@ def print_forecasts(
     step, measured = f"a step {1000 * step_s:.3g} ms", "measured here, scaled to one core of generic-x86"
     told = f"given: {step}; {measured}: the" if given else f"{measured}: {step}, the"
     console.print(
-        f"{told} rest of a round {1000 * costs.release_s:.3g} ms. Energy, links and speeds are estimates from data sheets. epsilon is what "
-        "the device that was charged most has spent against the server; unused, what of it went into no model where "
-        "that is most.",
+        f"{told} rest of a round {1000 * costs.release_s:.3g} ms. Energy, links and speeds are estimates from data "
+        "sheets. epsilon is what the device that was charged most has spent against the server; unused, what of it "
+        "went into no model where that is most.",
         highlight=False,
     )
 
