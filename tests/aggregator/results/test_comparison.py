@@ -16,7 +16,8 @@ from hushfleet.aggregator.results.report.comparison import (
     write_comparison,
 )
 from hushfleet.aggregator.results.report.readable import gained
-from hushfleet.aggregator.results.result import Rerun, Result
+from hushfleet.aggregator.results.report.sweeps import seed_table
+from hushfleet.aggregator.results.result import Rerun, Result, SeedPoint
 from hushfleet.errors import BadInput
 from support.report_samples import sample
 
@@ -76,6 +77,18 @@ def test_runs_of_other_seeds_have_their_mean_and_its_spread() -> None:
     assert not differ_by_seed([seeded(0, 0.7), seeded(1, 0.7, epsilon=4.0)])
     assert not differ_by_seed([seeded(0, 0.7), seeded(0, 0.8)])
     assert not differ_by_seed(list(RUNS.values())), "files that do not say their task"
+
+
+def test_seeds_of_which_one_has_learned_nothing_have_no_mean_gain() -> None:
+    """As `comparison_rows` has it: a model that guesses gains nothing, however little devices reach alone."""
+    points = [
+        SeedPoint(seed=seed, accuracy_own_common=own, gain_over_local_only=own - 0.2)
+        for seed, own in ((0, 0.3), (1, 0.9))
+    ]
+    result = sample()
+    result = result.model_copy(update={"details": result.details.model_copy(update={"seeds": points})})
+    *_, mean, _ = seed_table(result).rows
+    assert (mean[0], mean[-1]) == ("mean", "learned nothing")
 
 
 def test_seeds_of_one_configuration_are_one_column_beside_another() -> None:
