@@ -88,6 +88,8 @@ def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) 
 def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> Result:
     if simulation.task.privacy.accounting == "as-published":
         console.print(f"[yellow]note:[/] {escape(AS_PUBLISHED)}", highlight=False, soft_wrap=True)
+    for words in _not_played(simulation, options):
+        console.print(words, style="yellow", highlight=False, soft_wrap=True)
     with _workers(options) as workers:
         runtime = ON_DEVICES
         if options.engine == "live":
@@ -138,6 +140,14 @@ def _schedule(simulation: Simulation) -> Schedule:
     return schedule_of(simulation.task, [device.name for device in simulation.fleet.devices])
 
 
+def _not_played(simulation: Simulation, options: RunOptions) -> Iterator[str]:
+    """What the task says of time, and this engine leaves out."""
+    if not options.clocked and simulation.task.schedule.is_set:
+        yield "the schedule is not played, and rounds follow each other: it takes --boards, without --engine live"
+    if not options.clocked and options.engine != "live" and not _schedule(simulation).is_calm:
+        yield "the scenario is not played: it takes --engine live, or --boards"
+
+
 def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> None:
     schedule, hosts = _schedule(simulation), _hosts(simulation, options.own_processes)
     if hosts and not schedule.is_calm:
@@ -169,8 +179,6 @@ def _hosts(simulation: Simulation, own_processes: int) -> dict[str, list[str]]:
 
 
 def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, runtime: str, console: Console) -> None:
-    if not options.clocked and not _schedule(simulation).is_calm:
-        console.print("the scenario is not played: it takes --engine live, or --boards", style="yellow")
     every = options.evaluate_every
     if not options.clocked:
         with EventLog(simulation.folder.events) as events, _watch(simulation, options, console):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hushfleet.aggregator.config.task import Task, parse_task
 from hushfleet.errors import BadInput
 from hushfleet.simulator.options import RunOptions
+from hushfleet.simulator.run import _not_played
 from hushfleet.simulator.sweep import noise_point, seed_point, tasks_at
 from support.report_samples import sample
 
@@ -54,6 +56,21 @@ def test_a_sweep_that_cannot_be_run_is_refused_before_the_run() -> None:
         tasks_at(buffered, (1.0,), clocked=False)
     assert list(tasks_at(buffered, (1.0,), clocked=True)) == [1.0]
     assert tasks_at(buffered, (), clocked=False) == {}
+
+
+def test_what_an_engine_leaves_out_is_told() -> None:
+    timed = task(schedule={"every": "24h"}, scenario={"outage": [{"devices": 1, "at_s": 1, "for_s": 1}]})
+    devices = [SimpleNamespace(name=f"device-{number}") for number in range(4)]
+    simulation: Any = SimpleNamespace(task=timed, fleet=SimpleNamespace(devices=devices))
+    told = {
+        name: [words.split(" is not played")[0] for words in _not_played(simulation, options)]
+        for name, options in {
+            "fast": RunOptions(),
+            "live": RunOptions(engine="live"),
+            "clock": RunOptions(boards="generic-x86"),
+        }.items()
+    }
+    assert told == {"fast": ["the schedule", "the scenario"], "live": ["the schedule"], "clock": []}
 
 
 def test_a_point_has_what_was_measured_last_where_the_last_round_measured_nothing() -> None:
