@@ -71,8 +71,7 @@ class FleetClock:
         self._open: OpenRound | None = None
         self._stale: tuple[tuple[str, int], ...] = ()
         self._closed: ClockRound | None = None
-        self._busy_until = 0.0  # the aggregator's thread
-        self._life = 0  # of the aggregator: what it was about to do in an earlier one is void
+        self._busy_until, self._life = 0.0, 0  # of the aggregator; what it would have done in an earlier life is void
         self._went_at: float | None = None
 
     def rounds(self) -> Iterator[ClockRound]:
@@ -389,7 +388,8 @@ class FleetClock:
             self._queue.log("link", state="up")
         else:
             self._queue.log("run")
-            self._busy_until = now
+            self._busy_until = self._calendar.idle_since = now
+            self._queue.at(now + self._rules.deadline_s + _ROUNDING_S, self._open_round)
             self._rule = closing_rule(self._rules, least_ready=self._least)
             if current is not None:
                 self._wait_again(current)

@@ -125,6 +125,18 @@ def test_a_dead_aggregator_takes_nothing_and_a_dead_broker_cuts_everybody() -> N
     assert fleet.fleet[0].spent.charged == {1: 1}
 
 
+def test_an_aggregator_that_starts_again_waits_anew_for_who_is_away() -> None:
+    """The second round waits for b for a deadline: since the first one has closed, or since the new start."""
+    gone = {"drop_out": [{"devices": ["b"], "at_s": BORN + ARRIVES - 0.01, "for_s": 5000.0}]}
+    rules: dict[str, Any] = {"rounds": 2, "quorum": 0.5, "deadline_s": 100}
+    fleet = [PLAIN, replace(PLAIN, step_s=2.1)]
+    first, second = run(clock(fleet, scenario=gone, **rules))
+    assert second.opened_s - first.closed_s == pytest.approx(100, abs=0.01)
+    crash = {"crash": [{"process": "aggregator", "at_s": BORN + ARRIVES + 50.0, "for_s": 2.0}]}
+    first, second = run(clock(fleet, scenario=gone | crash, **rules))
+    assert second.opened_s - first.closed_s == pytest.approx(50 + 5 + 100, abs=0.01)
+
+
 def test_days_and_nights_are_followed_and_energy_is_counted_by_day_only() -> None:
     night = {"day": [{"devices": "all", "period_s": 100.0, "share": 0.5}]}
     fleet = clock([PLAIN], scenario=night, rounds=12, deadline_s=400, logging=True)
