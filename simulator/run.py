@@ -34,7 +34,7 @@ from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
-from hushfleet.simulator.sweep import sweep_noise, tasks_at, with_seeds, with_sweep
+from hushfleet.simulator.sweep import Rounds, sweep_noise, tasks_at, with_seeds, with_sweep
 from hushfleet.simulator.units import format_seconds
 from hushfleet.simulator.watch import Watch
 
@@ -108,7 +108,8 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> R
                 choose_own_heads(simulation, workers, runtime=runtime)
             fleet = simulation.fleet.devices if options.local_only and trains else ()
             alone = list(train_alone(simulation, workers, runtime=runtime)) if fleet else []
-            noises, clocked = options.noise_multipliers, options.clocked
+            noises = options.noise_multipliers
+            clocked = _on_same_boards(simulation, workers, runtime) if options.clocked else None
             points = list(sweep_noise(simulation, workers, noises, alone, runtime=runtime, clocked=clocked))
             result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
             if trains:
@@ -117,6 +118,18 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> R
     result = with_sweep(result, points)
     _write(result, simulation.folder)
     return result
+
+
+def _on_same_boards(simulation: Simulation, workers: WorkerPool, runtime: str) -> Rounds:
+    """Makes what runs a sweep's points under the virtual clock, on boards that are as quick as in the run itself."""
+
+    def play(point: Simulation, every: int) -> None:
+        keep_costs(point.folder, simulation.folder)
+        clock, mix = VirtualTime(), point.mix
+        with EventLog(point.folder.events, clock=clock) as events:
+            run_clocked_rounds(point, workers, events, clock, mix=mix, runtime=runtime, evaluate_every=every)
+
+    return play
 
 
 def _write(result: Result, folder: RunFolder) -> None:

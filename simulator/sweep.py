@@ -6,7 +6,7 @@ is a run of its own in `sweep/`, so an interrupted sweep goes on where it stoppe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -16,13 +16,15 @@ from hushfleet.aggregator.results.gains import common_test
 from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint, last_measured
 from hushfleet.errors import BadInput
 from hushfleet.progress import counted
-from hushfleet.simulator.engines.clock.rounds import VirtualTime, keep_costs, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble, with_baseline
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
+
+Rounds = Callable[[Simulation, int], None]
+"""Runs the rounds of a point; devices' own models are tested every so many rounds."""
 
 
 def tasks_at(task: Task, multipliers: Sequence[float], *, clocked: bool) -> dict[float, Task]:
@@ -51,13 +53,14 @@ def sweep_noise(
     alone: Sequence[Alone],
     *,
     runtime: str = "onnx",
-    clocked: bool = False,
+    clocked: Rounds | None = None,
 ) -> Iterator[SweepPoint]:
     """One point for each multiplier, in rising order.
 
-    :param clocked: whether rounds take the time of the fleet's boards, as those of the run itself did.
+    :param clocked: runs rounds that take the time of the fleet's boards, as those of the run itself did; None: they
+        have no time.
     """
-    tasks = tasks_at(simulation.task, multipliers, clocked=clocked)
+    tasks = tasks_at(simulation.task, multipliers, clocked=clocked is not None)
     for multiplier, task in counted(tasks.items(), "the same run at other noise", total=len(tasks)):
         result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime, clocked=clocked)
         yield noise_point(with_baseline(result, alone))
@@ -109,7 +112,7 @@ def _reached(result: Result) -> dict[str, float | None]:
 
 
 def _run_with(
-    simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str, *, clocked: bool
+    simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str, *, clocked: Rounds | None
 ) -> Result:
     """The result of the run in `sweep/NAME`, which is begun, gone on with, or there already."""
     folder = RunFolder(simulation.folder.path / "sweep" / name)
@@ -120,13 +123,8 @@ def _run_with(
     else:
         point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
     every = 1 if task.round.patience else task.round.rounds  # with patience any round may be the last one
-    if clocked:
-        time = VirtualTime()
-        keep_costs(point.folder, simulation.folder)
-        with EventLog(point.folder.events, clock=time) as events:
-            run_clocked_rounds(
-                point, workers, events, time, mix=simulation.mix, runtime=runtime, evaluate_every=every
-            )  # fmt: skip
+    if clocked is not None:
+        clocked(point, every)
     else:
         with EventLog(point.folder.events) as events:
             run_rounds(point, workers, events, runtime=runtime, evaluate_every=every)

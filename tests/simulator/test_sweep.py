@@ -15,6 +15,7 @@ from hushfleet.simulator.boards import FleetMix
 from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run import _on_same_boards
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.sweep import sweep_noise
 
@@ -84,7 +85,7 @@ def test_under_the_virtual_clock_a_sweep_keeps_the_time_of_its_boards(short_task
     with Workers(1) as workers:
         with EventLog(begun.folder.events, clock=time) as events:
             run_clocked_rounds(begun, workers, events, time, mix=mix)
-        (_,) = sweep_noise(begun, workers, [0.5], [], clocked=True)
+        (_,) = sweep_noise(begun, workers, [0.5], [], clocked=_on_same_boards(begun, workers, "onnx"))
     point = go_on(begun.folder.path / "sweep" / "noise-0.5", data_dir=None)
     assert point.folder.clock.read_bytes() == begun.folder.clock.read_bytes()
     result = Result.load(point.folder.result)
