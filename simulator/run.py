@@ -154,7 +154,7 @@ def _schedule(simulation: Simulation) -> Schedule:
 
 
 def _not_played(simulation: Simulation, options: RunOptions) -> Iterator[str]:
-    """What the task says of time, and this engine leaves out."""
+    """Names the parts of the task that this engine leaves out."""
     if not options.clocked and simulation.task.schedule.is_set:
         yield "the schedule is not played, and rounds follow each other: it takes --boards, without --engine live"
     if not options.clocked and options.engine != "live" and not _schedule(simulation).is_calm:
