@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,8 +67,7 @@ class MetricsFile:
             delta=privacy.delta, task=spec.task, extra=release.charge, accountant=privacy.accountant
         )
         line["train_s"] = float(f"{train_s:.3f}")
-        with self.path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(to_json(line), allow_nan=False) + "\n")  # as the event log writes numbers
+        append_line(self.path, line)
 
     def _evaluate(self, trained: Trained, model: ModelSpec, logits_of: LogitsOf) -> dict[str, Evaluation]:
         results: dict[str, Evaluation] = {}
@@ -84,6 +84,15 @@ class MetricsFile:
 
     def _load(self, path: Path, model: ModelSpec) -> LabelledSamples:
         return inputs_of(load_arrays(path, model), self.features)
+
+
+def append_line(path: Path, line: Mapping[str, object]) -> None:
+    """Appends JSON, with numbers as the event log has them. What a full disk has cut stays a line of its own."""
+    with path.open("a+b") as out:
+        if out.tell():
+            out.seek(-1, os.SEEK_END)
+        begin = "" if out.read(1) in (b"", b"\n") else "\n"
+        out.write(f"{begin}{json.dumps(to_json(line), allow_nan=False)}\n".encode())
 
 
 def _clip_weights(clip_norms: Sequence[float], clip_norm: float) -> list[float | None]:

@@ -82,14 +82,14 @@ def trained_tensors(folder: RunFolder, which: str) -> dict[str, np.ndarray]:
             f"part, such as {', '.join(there[:3])}"
         )
     with store_of(files, which) as device:
-        own = device.own_params(spec.task)
-    if own is None:
-        raise BadInput(f"{which!r} was in no round of {folder.path}, so it has no model of its own")
-    if isinstance(own, NotKept):
+        own, state = device.own_params(spec.task), device.load_state(spec.task)
+    if own is None and state is not None and isinstance(state.own, NotKept):
         raise BadInput(
             f"the model of {which!r} is not kept in {folder.path}: a simulation keeps those of the first devices; run "
             "it with --engine live"
         )
+    if own is None:
+        raise BadInput(f"{which!r} was in no round of {folder.path}, so it has no model of its own")
     layout, made = spec.model.layout, spec.model.features
     if made is not None and len(own) != layout.size:  # an own head, which takes all features
         layout = _linear(len(spec.model.class_names), made.count).layout

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from hushfleet.aggregator.broker import BrokerKind
 from hushfleet.aggregator.options import Option
@@ -64,7 +65,7 @@ class TaskOptions(TaskSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a simulation runs. Raises `BadInput` for an option that the engine would ignore."""
+    """How a simulation runs. Raises `BadInput` for a value that an option cannot have, or that the engine would ignore."""
 
     # fmt: off
     engine: Annotated[Engine, Option(help="Engine. fast: no network. live: real broker and processes. ray: fast, on a Ray cluster.")] = "fast"
@@ -85,6 +86,8 @@ class RunOptions:
     # fmt: on
 
     def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():  # programs come without typer
+            _check_value(name, getattr(self, name), hint)
         for field in fields(self):
             engines = _ENGINES.get(field.name, (self.engine,))
             if self.engine not in engines and getattr(self, field.name) != field.default:
@@ -92,8 +95,6 @@ class RunOptions:
                     f"--{field.name.replace('_', '-')} does nothing with --engine {self.engine}: it is for --engine "
                     f"{' or '.join(engines)}"
                 )
-        if self.seeds < 1:
-            raise BadInput(f"--seeds {self.seeds}: the number of runs must be at least 1")
         if self.engine == "live" and self.runtime not in ("auto", "onnx"):
             raise BadInput(f"--runtime {self.runtime} does nothing with --engine live, whose devices run onnx")
         if self.emulate and self.own_processes:
@@ -107,11 +108,23 @@ class RunOptions:
 
     @property
     def noise_multipliers(self) -> tuple[float, ...]:
-        """The points of `sweep`. Raises `BadInput`."""
+        """The points of `sweep`, without repetitions and in rising order. Raises `BadInput`."""
         try:
-            return tuple(float(part) for part in self.sweep.split(",") if part.strip())
+            return tuple(sorted({float(part) for part in self.sweep.split(",") if part.strip()}))
         except ValueError as error:
             raise BadInput(f"--sweep {self.sweep!r}: give numbers such as 0,0.3,1,3") from error
+
+
+def _check_value(name: str, value: Any, hint: Any) -> None:
+    kind, *about = get_args(hint)
+    least = next((each.about["min"] for each in about if isinstance(each, Option) and "min" in each.about), None)
+    option = f"--{name.replace('_', '-')} {value!r}"
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        raise BadInput(f"{option}: must be one of {', '.join(get_args(kind))}")
+    if least is not None and not (isinstance(value, Integral) and int(value) >= least):
+        raise BadInput(f"{option}: must be a whole number of {least} or more")
+    if kind is str and not isinstance(value, str):
+        raise BadInput(f"{option}: must be a text")
 
 
 _ENGINES: dict[str, tuple[Engine, ...]] = {

@@ -6,8 +6,7 @@ out. Here it is a line in the device's metrics, as the measures of its rounds ar
 
 from __future__ import annotations
 
-import json
-
+from hushfleet.edge_client.metrics import append_line
 from hushfleet.edge_client.storage.kept import KeptHead
 from hushfleet.model.evaluation import evaluate
 from hushfleet.model.own_head import inputs_of_own, own_head_of, own_logits, takes_unlabelled
@@ -42,5 +41,4 @@ def _choose_one(job: AfterRound) -> None:
     for name, test in (("common", run.common_test), ("local", run.local_test(job.device))):
         found = evaluate(own_logits, head.params, inputs_of_own(test))
         line[f"accuracy_own_{name}"], line[f"loss_own_{name}"] = found.accuracy, found.loss
-    with files.metrics.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(line) + "\n")
+    append_line(files.metrics, line)

@@ -20,7 +20,7 @@ from hushfleet.aggregator.results.result import Result
 from hushfleet.errors import BadInput
 from hushfleet.simulator.answers import with_answers
 from hushfleet.simulator.boards import read_boards
-from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
+from hushfleet.simulator.engines.clock.rounds import VirtualTime, keep_costs, run_clocked_rounds
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
 from hushfleet.simulator.engines.fast.runtimes import ON_DEVICES, choose_runtime, unavailable
@@ -34,7 +34,7 @@ from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble
 from hushfleet.simulator.run_folder import RunFolder, Simulation, open_simulation
 from hushfleet.simulator.schedule import Schedule, schedule_of
-from hushfleet.simulator.sweep import sweep_noise, with_seeds, with_sweep
+from hushfleet.simulator.sweep import Rounds, sweep_noise, tasks_at, with_seeds, with_sweep
 from hushfleet.simulator.units import format_seconds
 from hushfleet.simulator.watch import Watch
 
@@ -44,6 +44,7 @@ LIVE_RESTARTS = 3
 
 def opened(task: Task, folder: RunFolder, options: RunOptions, console: Console) -> Simulation:
     """Begins the run in the folder, or goes on with it. Raises `BadInput`."""
+    tasks_at(task, options.noise_multipliers, clocked=options.clocked)  # refused before anything is begun
     mix = read_boards(options.boards, devices=task.data.devices, seed=task.seed) if options.boards else None
     with show_progress(console):
         return open_simulation(task, folder.path, data_dir=options.data_dir, mix=mix, resume=options.resume)
@@ -80,12 +81,15 @@ def _other_seeds(simulation: Simulation, options: RunOptions, console: Console) 
                 mix=simulation.mix,
                 resume=folder.task.exists(),
             )
+        keep_costs(other.folder, simulation.folder)
         yield _run_one(other, options, console)
 
 
 def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> Result:
     for note in notes_of(simulation.task):
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    for words in _not_played(simulation, options):
+        console.print(words, style="yellow", highlight=False, soft_wrap=True)
     with _workers(options) as workers:
         runtime = ON_DEVICES
         if options.engine == "live":
@@ -104,7 +108,9 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> R
                 choose_own_heads(simulation, workers, runtime=runtime)
             fleet = simulation.fleet.devices if options.local_only and trains else ()
             alone = list(train_alone(simulation, workers, runtime=runtime)) if fleet else []
-            points = list(sweep_noise(simulation, workers, options.noise_multipliers, alone, runtime=runtime))
+            noises = options.noise_multipliers
+            clocked = _on_same_boards(simulation, workers, runtime) if options.clocked else None
+            points = list(sweep_noise(simulation, workers, noises, alone, runtime=runtime, clocked=clocked))
             result = assemble(simulation, engine=options.engine, alone=alone, runtime=runtime)
             if trains:
                 result = with_answers(result, simulation, workers, alone, runtime=runtime)
@@ -112,6 +118,18 @@ def _run_one(simulation: Simulation, options: RunOptions, console: Console) -> R
     result = with_sweep(result, points)
     _write(result, simulation.folder)
     return result
+
+
+def _on_same_boards(simulation: Simulation, workers: WorkerPool, runtime: str) -> Rounds:
+    """Makes what runs a sweep's points under the virtual clock, on boards that are as quick as in the run itself."""
+
+    def play(point: Simulation, every: int) -> None:
+        keep_costs(point.folder, simulation.folder)
+        clock, mix = VirtualTime(), point.mix
+        with EventLog(point.folder.events, clock=clock) as events:
+            run_clocked_rounds(point, workers, events, clock, mix=mix, runtime=runtime, evaluate_every=every)
+
+    return play
 
 
 def _write(result: Result, folder: RunFolder) -> None:
@@ -133,6 +151,14 @@ def _watch(simulation: Simulation, options: RunOptions, console: Console) -> Wat
 
 def _schedule(simulation: Simulation) -> Schedule:
     return schedule_of(simulation.task, [device.name for device in simulation.fleet.devices])
+
+
+def _not_played(simulation: Simulation, options: RunOptions) -> Iterator[str]:
+    """Names the parts of the task that this engine leaves out."""
+    if not options.clocked and simulation.task.schedule.is_set:
+        yield "the schedule is not played, and rounds follow each other: it takes --boards, without --engine live"
+    if not options.clocked and options.engine != "live" and not _schedule(simulation).is_calm:
+        yield "the scenario is not played: it takes --engine live, or --boards"
 
 
 def _run_live(simulation: Simulation, options: RunOptions, console: Console) -> None:
@@ -166,8 +192,6 @@ def _hosts(simulation: Simulation, own_processes: int) -> dict[str, list[str]]:
 
 
 def _run_fast(simulation: Simulation, workers: WorkerPool, options: RunOptions, runtime: str, console: Console) -> None:
-    if not options.clocked and not _schedule(simulation).is_calm:
-        console.print("the scenario is not played: it takes --engine live, or --boards", style="yellow")
     every = options.evaluate_every
     if not options.clocked:
         with EventLog(simulation.folder.events) as events, _watch(simulation, options, console):

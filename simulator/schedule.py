@@ -101,7 +101,7 @@ def schedule_of(task: Task, devices: Sequence[str]) -> Schedule:
     """The schedule of a task's run with these devices.
 
     Raises `BadInput` for what `make_schedule` refuses, for rounds that the run does not have, and where so many
-    devices wait for a round to open that the first one never can.
+    devices wait for a round to open that the first one never opens, or never closes.
     """
     for kind in ("late", "drop_out", "crash", "outage"):
         for index, entry in enumerate(getattr(task.scenario, kind)):
@@ -111,11 +111,19 @@ def schedule_of(task: Task, devices: Sequence[str]) -> Schedule:
                 )
     schedule = make_schedule(task.scenario, devices, seed=task.seed)
     waiting = {window.target for window in schedule.windows if window.begins_s is None and window.at_round}
-    needed = least_devices(task.round, devices=task.data.devices)
+    drawn = task.privacy.accounting == "secure"
+    needed = least_devices(task.round, devices=task.data.devices, drawn=drawn)
     if waiting and len(devices) - len(waiting) < needed:
         raise BadInput(
             f"scenario.late: {len(waiting)} of {len(devices)} devices wait for a round to open, and round 1 opens "
             f"with {needed} devices only; set round.min_devices = {max(1, len(devices) - len(waiting))}, or say at_s"
+        )
+    later = {window.target for window in schedule.windows if window.begins_s is None and window.at_round > 1}
+    if later and len(devices) - len(later) < task.round.min_updates:  # of a secure sum, whose devices may be away
+        raise BadInput(
+            f"scenario.late: {len(later)} of {len(devices)} devices wait for round 1 to close, and it closes with "
+            f"{task.round.min_updates} updates only; set round.min_updates to {len(devices) - len(later)} or fewer, or "
+            "say at_s"
         )
     return schedule
 

@@ -1,4 +1,4 @@
-"""The same run at other noise, by the fast engine: what privacy costs.
+"""The same run at other noise, by the fast engine or under the virtual clock: what privacy costs.
 
 A run answers whether federating paid at its own noise; a sweep tells how much noise the gain would survive. Each point
 is a run of its own in `sweep/`, so an interrupted sweep goes on where it stopped.
@@ -6,13 +6,15 @@ is a run of its own in `sweep/`, so an interrupted sweep goes on where it stoppe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from hushfleet.aggregator.config.task import Task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.gains import common_test
-from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint
+from hushfleet.aggregator.results.result import Result, SeedPoint, SweepPoint, last_measured
+from hushfleet.errors import BadInput
 from hushfleet.progress import counted
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
@@ -20,6 +22,28 @@ from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.own_heads import choose_own_heads
 from hushfleet.simulator.results import assemble, with_baseline
 from hushfleet.simulator.run_folder import RunFolder, Simulation, begin, go_on
+
+Rounds = Callable[[Simulation, int], None]
+"""Runs the rounds of a point; devices' own models are tested every so many rounds."""
+
+
+def tasks_at(task: Task, multipliers: Sequence[float], *, clocked: bool) -> dict[float, Task]:
+    """The task at each of these noises, in rising order. Raises `BadInput` where a sweep of it cannot be run."""
+    if multipliers and task.statistic is not None:
+        raise BadInput("--sweep: a statistic trains nothing, so there is no accuracy to compare; leave --sweep out")
+    if multipliers and task.round.buffered and not clocked:
+        raise BadInput(
+            '--sweep runs in the fast engine, which has no time, and round.mode = "buffered" is about who comes when: '
+            "give the devices boards (--boards, without --engine live), or leave --sweep out"
+        )
+    tasks = {}
+    for multiplier in sorted(set(multipliers)):
+        try:
+            privacy = replace(task.privacy, noise_multiplier=multiplier, epsilon=None)
+            tasks[multiplier] = replace(task, privacy=privacy)
+        except ValueError as error:
+            raise BadInput(f"--sweep {multiplier:g}: {error}") from error
+    return tasks
 
 
 def sweep_noise(
@@ -29,13 +53,16 @@ def sweep_noise(
     alone: Sequence[Alone],
     *,
     runtime: str = "onnx",
+    clocked: Rounds | None = None,
 ) -> Iterator[SweepPoint]:
-    """One point for each multiplier, in rising order."""
-    chosen = sorted(set(multipliers))
-    for multiplier in counted(chosen, "the same run at other noise", total=len(chosen)):
-        privacy = replace(simulation.task.privacy, noise_multiplier=multiplier, epsilon=None)
-        task = replace(simulation.task, privacy=privacy)
-        result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime)
+    """One point for each multiplier, in rising order.
+
+    :param clocked: runs rounds that take the time of the fleet's boards, as those of the run itself did; None: they
+        have no time.
+    """
+    tasks = tasks_at(simulation.task, multipliers, clocked=clocked is not None)
+    for multiplier, task in counted(tasks.items(), "the same run at other noise", total=len(tasks)):
+        result = _run_with(simulation, workers, task, f"noise-{multiplier:g}", runtime, clocked=clocked)
         yield noise_point(with_baseline(result, alone))
 
 
@@ -78,14 +105,15 @@ def noise_point(result: Result) -> SweepPoint:
 
 
 def _reached(result: Result) -> dict[str, float | None]:
-    """The accuracies, and the gain over training alone where that was measured."""
-    last, gain = result.rounds[-1], common_test(result).gain
-    names = ("accuracy_own_common", "accuracy_own_local", "accuracy_global")
+    """The accuracies as last measured, and the gain over training alone where that was measured."""
+    gain, names = common_test(result).gain, ("accuracy_own_common", "accuracy_own_local", "accuracy_global")
     spread = {} if gain is None else {"gain_over_local_only": gain.mean, "gain_standard_error": gain.standard_error}
-    return {name: getattr(last, name) for name in names} | spread
+    return {name: last_measured(result.rounds, attrgetter(name)) for name in names} | spread
 
 
-def _run_with(simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str) -> Result:
+def _run_with(
+    simulation: Simulation, workers: WorkerPool, task: Task, name: str, runtime: str, *, clocked: Rounds | None
+) -> Result:
     """The result of the run in `sweep/NAME`, which is begun, gone on with, or there already."""
     folder = RunFolder(simulation.folder.path / "sweep" / name)
     if folder.result.exists():
@@ -95,8 +123,11 @@ def _run_with(simulation: Simulation, workers: WorkerPool, task: Task, name: str
     else:
         point = begin(task, folder.path, data_dir=simulation.data_dir, mix=simulation.mix)
     every = 1 if task.round.patience else task.round.rounds  # with patience any round may be the last one
-    with EventLog(point.folder.events) as events:
-        run_rounds(point, workers, events, runtime=runtime, evaluate_every=every)
+    if clocked is not None:
+        clocked(point, every)
+    else:
+        with EventLog(point.folder.events) as events:
+            run_rounds(point, workers, events, runtime=runtime, evaluate_every=every)
     choose_own_heads(point, workers, runtime=runtime)
     result = assemble(point, engine="fast")
     result.save(folder.result)

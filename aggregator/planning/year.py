@@ -31,7 +31,7 @@ class Year:
     :param gain: of one period's task over staying alone, by the gain table; a share of 1.
     :param gain_of_year: by the gain table, of one task with the whole epsilon of the first year, on the same data.
         Tasks that go on from each other's model were not measured.
-    :param periods: how many the lifetime limit pays for; None: it has no end.
+    :param periods: how many the lifetime limit pays for; None: it has no end, or more than `MOST_PERIODS`.
     """
 
     per: str
@@ -63,11 +63,10 @@ class Year:
                 f"--lifetime {lifetime:g}: must be at least --epsilon {asked.epsilon:g}, as one period spends"
             )
         charge = Charge("device", DEVICE_ADJACENCY, "gaussian", multiplier, steps=rounds)
-        periods = (
-            None
-            if math.isinf(lifetime)
-            else rounds_left([], charge, delta=asked.delta, limit=lifetime, at_most=MOST_PERIODS)
-        )
+        periods = None
+        if math.isfinite(lifetime):
+            paid = rounds_left([], charge, delta=asked.delta, limit=lifetime, at_most=MOST_PERIODS + 1)
+            periods = paid if paid <= MOST_PERIODS else None
 
         def in_all(years: int) -> float:
             done = max(1, int(years * YEAR_S / per_s))
@@ -90,14 +89,14 @@ class Year:
 
     @property
     def ends_after_s(self) -> float | None:
-        """When the lifetime limit is spent, seconds after the beginning; None: never."""
+        """When the lifetime limit is spent, seconds after the beginning; None: never, or later than is computed."""
         return None if self.periods is None else self.periods * self.per_s
 
     def rows(self) -> dict[str, str]:
         """Returns rows for people: what is asked, and the answer."""
         length, after = describe_duration(self.per_s), self.epsilon_in_all
         limit = "inf" if math.isinf(self.budget.lifetime) else f"{self.budget.lifetime:g}"
-        ends = "never: there is no limit over everything"
+        ends = "never: there is no limit over everything" if limit == "inf" else f"not in {MOST_PERIODS:,} periods"
         if self.ends_after_s is not None:
             years = f"{self.ends_after_s / YEAR_S:.1f} years"
             ends = f"after {self.periods} periods, {years}: the next would exceed {limit} over everything"

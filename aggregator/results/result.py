@@ -162,8 +162,8 @@ class WireInfo(JsonRecord):
 
 
 class Repeated(JsonRecord):
-    """The end of the run with another setting; the gain is `accuracy_own_common` over local-only's, with its standard
-    error over devices."""
+    """The run with another setting, accuracies as last measured. The gain is `accuracy_own_common` (where devices have
+    heads of their own: `accuracy_global`) over local-only's, with its standard error over devices."""
 
     accuracy_own_common: Fraction = None
     accuracy_own_local: Fraction = None
@@ -332,9 +332,12 @@ class Result(JsonRecord):
 
     @property
     def bits_per_value(self) -> float | None:
-        """The bits of an update per sent parameter, header and signature included; None: not recorded."""
-        values = sum(self.details.values_sent)
-        return 8 * self.uplink_bytes / values if values and self.uplink_bytes else None
+        """The bits of an update per sent parameter, header and signature included; None: not recorded.
+
+        A committee's answers are no updates.
+        """
+        values, answers = sum(self.details.values_sent), sum(row.answer_bytes for row in self.rounds)
+        return 8 * (self.uplink_bytes - answers) / values if values and self.uplink_bytes else None
 
     @model_validator(mode="after")
     def _lists_fit_together(self) -> Self:

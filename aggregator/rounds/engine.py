@@ -351,15 +351,15 @@ class RoundEngine:
         collected.ask(plan, excluded=self._excluded)
         return "wait"
 
-    def close(self) -> RoundSummary:
+    def close(self, *, opens: bool = True) -> RoundSummary:
         """Makes the next global model of what was accepted, and commits the round.
 
-        With fewer than `min_updates`, or where a secure sum cannot be opened, the model stays as it is. Raises
-        `StoreFull` if the disk is full; the round is then still open, and `close` may be called again.
+        With fewer than `min_updates`, or where a secure sum cannot be opened (in a simulation, not `opens`), the model
+        stays as it is. Raises `StoreFull` if the disk is full; `close` may be called again, as the round is still open.
         """
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
-        enough = len(updates) >= self._least_updates and self._open_sum.open()
+        enough = opens and len(updates) >= self._least_updates and self._open_sum.open()
         kind, opened = self.kind, self._open_sum if enough else None
         collected, answer = (opened, None) if kind.question is None else (None, opened)
         following = self.progress.next_model(plan.round, collected)

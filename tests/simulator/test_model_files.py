@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.graphs.session import InferenceGraph
-from hushfleet.simulator.engines.fast.device_file import store_of
+from hushfleet.simulator.engines.fast.device_file import DeviceFile, store_of
 from hushfleet.simulator.model_files import trained_tensors, write_models
 from hushfleet.simulator.run_folder import RunFolder, Simulation
 
@@ -61,6 +61,16 @@ def test_models_by_name_as_tensors(files: list[Path], calm: Simulation) -> None:
         trained_tensors(calm.folder, "nobody")
     with pytest.raises(BadInput, match="the run folder of a simulation"):
         trained_tensors(RunFolder(calm.folder.aggregator), "global")
+
+
+def test_a_model_that_was_not_kept_is_not_one_of_a_device_that_took_no_part(calm: Simulation, tmp_path: Path) -> None:
+    shutil.copytree(calm.folder.path, tmp_path / "run")
+    copy, name = RunFolder(tmp_path / "run"), calm.fleet.devices[0].name
+    with store_of(copy.device(name), name) as store:
+        assert isinstance(store, DeviceFile)
+        store._keep({**store._kept, "has_own": False, "left_out": True}, None)
+    with pytest.raises(BadInput, match=f"the model of '{name}' is not kept in"):
+        trained_tensors(copy, name)
 
 
 def test_the_batch_is_open(files: list[Path], calm: Simulation) -> None:

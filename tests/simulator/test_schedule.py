@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -393,6 +394,14 @@ def test_a_run_that_could_never_begin_is_refused() -> None:
         schedule_of(whole(late({"at_round": 2})), NAMES)
     with pytest.raises(BadInput, match="round 1 opens with 3 devices"):
         schedule_of(whole(late({"at_round": 2}), cohort_size=3), NAMES)
+    drawn = whole(late({"at_round": 2}), cohort_size=2)
+    section = replace(drawn.privacy, accounting="secure", epsilon=2.0, noise_multiplier=None)
+    drawn = replace(drawn, privacy=section, method=replace(drawn.method, name="dp-fedavg"))
+    with pytest.raises(BadInput, match="round 1 opens with 4 devices"):  # of whom two are drawn
+        schedule_of(drawn, NAMES)
+    whole_sum = replace(drawn, round=replace(drawn.round, cohort_size=0, min_devices=2, min_updates=3))
+    with pytest.raises(BadInput, match="wait for round 1 to close, and it closes with 3 updates only"):
+        schedule_of(whole_sum, NAMES)
     for task in (
         whole(late({"at_s": 5})),
         whole(late({"at_round": 2}), min_devices=2, cohort_size=4),

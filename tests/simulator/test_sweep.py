@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
+from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.result import Result, SweepPoint
+from hushfleet.simulator.boards import FleetMix
+from hushfleet.simulator.engines.clock.rounds import VirtualTime, run_clocked_rounds
 from hushfleet.simulator.engines.fast.local_only import Alone
 from hushfleet.simulator.engines.fast.workers import Workers
+from hushfleet.simulator.run import _on_same_boards
 from hushfleet.simulator.run_folder import Simulation, begin, go_on
 from hushfleet.simulator.sweep import sweep_noise
 
@@ -67,3 +71,22 @@ def test_without_a_baseline_there_is_no_gain(simulation: Simulation) -> None:
     with Workers(1) as workers:
         (point,) = sweep_noise(simulation, workers, [1.0], [])
     assert point.gain_over_local_only is None
+
+
+def test_under_the_virtual_clock_a_sweep_keeps_the_time_of_its_boards(short_task: Any, tmp_path: Path) -> None:
+    """One of two boards is too slow for the round's quorum: at no noise is its update in the model."""
+    task = short_task(
+        data={"devices": 2, "limit": 200},
+        round={"rounds": 1, "min_updates": 1, "quorum": 0.5},
+        privacy={"accounting": "strict", "noise_multiplier": 1.0},
+    )
+    mix = FleetMix.in_turn(("raspberry-pi-zero-2-w", "generic-x86"), 2)
+    begun, time = begin(task, tmp_path / "run", data_dir=None, mix=mix), VirtualTime()
+    with Workers(1) as workers:
+        with EventLog(begun.folder.events, clock=time) as events:
+            run_clocked_rounds(begun, workers, events, time, mix=mix)
+        (_,) = sweep_noise(begun, workers, [0.5], [], clocked=_on_same_boards(begun, workers, "onnx"))
+    point = go_on(begun.folder.path / "sweep" / "noise-0.5", data_dir=None)
+    assert point.folder.clock.read_bytes() == begun.folder.clock.read_bytes()
+    result = Result.load(point.folder.result)
+    assert (result.rounds[0].participants, result.details.rounds_accepted) == (1, [0, 1])

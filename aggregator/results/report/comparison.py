@@ -12,7 +12,7 @@ from rich.table import Table as TerminalTable
 from hushfleet.aggregator.results.gains import Gain, GainVerdict, MeanAccuracies
 from hushfleet.aggregator.results.report import page, sections
 from hushfleet.aggregator.results.report.page import PageCell, Table
-from hushfleet.aggregator.results.report.readable import gained, number, size, spread
+from hushfleet.aggregator.results.report.readable import from_to, gained, number, size, spread
 from hushfleet.aggregator.results.report.terminal import terminal_table
 from hushfleet.aggregator.results.report.verdict import (
     VERDICTS,
@@ -93,7 +93,7 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
         ["", *names],
         ["method", *(result.method for result in firsts)],
         ["parameters", *(f"{result.model.parameters:,}" for result in firsts)],
-        ["devices, rounds", *(f"{result.devices}, {len(result.rounds)}" for result in firsts)],
+        ["devices, rounds", *(f"{next(iter(each.values())).devices}, {_rounds(each)}" for each in columns)],
         ["trust model", *(result.trust or TRUST[result.accounting] for result in firsts)],
         [
             "epsilon_server (delta)",
@@ -116,6 +116,11 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
     sent = [[count for result in each.values() if (count := _bytes_a_round(result))] for each in columns]
     rows.append(["sent up by a device, a round", *(size(fmean(each) if each else None) for each in sent)])
     return [[*row, *[""] * (len(rows[0]) - len(row))] for row in rows]
+
+
+def _rounds(seeds: Mapping[str, Result]) -> str:
+    """The number of rounds, in which seeds may differ, as with `patience`."""
+    return from_to([len(result.rounds) for result in seeds.values()])
 
 
 def _gain(seeds: Sequence[MeanAccuracies]) -> Gain | None:
@@ -250,5 +255,6 @@ def write_comparison(
 
 
 def _bytes_a_round(result: Result) -> float | None:
-    updates = sum(row.participants for row in result.rounds)
+    # also of rounds with too few updates for a model, whose bytes are counted
+    updates = sum(result.details.rounds_accepted) or sum(row.participants for row in result.rounds)
     return result.uplink_bytes / updates if updates and result.uplink_bytes else None

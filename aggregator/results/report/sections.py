@@ -91,13 +91,13 @@ def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], head
 
 
 def devices_against_alone(result: Result, headline: Headline) -> Section:
-    detail = result.details
+    detail, heads = result.details, bool(result.details.own_heads)
     parts: list[SectionPart] = []
     for tests, grid, alone in (
         ("the common test", detail.accuracy_own_common, detail.local_only_common),
         ("own data", detail.accuracy_own_local, detail.local_only_local),
     ):
-        final, title = final_by_device(grid, len(detail.devices)), f"On {tests}"
+        final, title = final_by_device(grid, len(detail.devices)), f"On {tests}{', own heads' if heads else ''}"
         rows = zip(detail.devices, final, alone, strict=False)
         gains = {device: f - a for device, f, a in rows if f is not None and a is not None}
         if not gains:
@@ -112,7 +112,8 @@ def devices_against_alone(result: Result, headline: Headline) -> Section:
     compared = headline.common.gains
     if compared:
         below = sum(gain < 0 for gain in compared)
-        lead += f" Here {below or 'none'} of {len(compared)} would be, on the common test set."
+        shared = " with the shared head" if heads else ""
+        lead += f" Here {below or 'none'} of {len(compared)} would be, on the common test set{shared}."
     return Section("devices-alone", "Each device against training alone", lead, parts)
 
 
@@ -145,7 +146,8 @@ def traffic(result: Result) -> Section:
         ("cost in signal to noise, dB", cost_db(wire) if wire else "not recorded"),
         ("received", size(down) + received),
     ]
-    note = "Payload of updates with their headers, without MQTT and TCP framing."
+    what = "updates and of a committee's answers" if any(row.answer_bytes for row in result.rounds) else "updates"
+    note = f"Payload of {what} with their headers, without MQTT and TCP framing."
     lead = "Fewer bytes are shorter radio time and a smaller bill."
     return Section("bytes", title, lead, [Plot(figure, "Sent up per round", note), Prose(words), Facts(facts)])
 
@@ -308,7 +310,7 @@ def labels(result: Result) -> Section | None:
     classes = detail.class_names or [str(n) for n in range(len(counts[0]))]
     images = [sum(row) for row in counts]
     held = f"{sum(images):,} images on {len(images)} devices, {from_to(images)} on a device"
-    told = f"{held}, with those of its own test part."
+    told = f"{held}, with those that are held out of training for its own test."
     note = f"The stronger the colour, the more images. {told}"
     chart = charts.heat_map("Images", detail.devices, classes, counts, form="d", x="class", note=note)
     lead = f"Who holds which images: partition {result.partition}."

@@ -56,11 +56,18 @@ def seed_table(result: Result) -> Table:
     ]
     if rows:
         means = map(percent, map(fmean, columns.values()))
-        rows.append(("mean", *means, PageCell(gained(gain, ""), "" if gain is None else gain.outcome)))
+        rows.append(("mean", *means, _mean_gain(result, gain)))
         rows.append(
             ("deviation", *(f"{100 * stdev(each):.1f}" if len(each) > 1 else "" for each in columns.values()), "")
         )
     return Table(("seed", *(names[name] for name in columns), "gain"), rows)
+
+
+def _mean_gain(result: Result, gain: Gain | None) -> PageCell:
+    """The mean over the seeds; as in a comparison, none where a model has learned nothing."""
+    if any(verdict_of(result, run) == "nothing" for run in result.details.seeds):
+        return PageCell(VERDICTS["nothing"], "nothing")
+    return PageCell(gained(gain, ""), "" if gain is None else gain.outcome)
 
 
 def cost_db(wire: WireInfo) -> str:

@@ -68,7 +68,8 @@ class Calendar:
         patience_at = (
             self.idle_since + min(rules.deadline_s, (now + self.left_s(now) - self.idle_since) / 4) + _ROUNDING_S
         )
-        at = next(each for each in (self.idle_since, patience_at, now + self.left_s(now)) if each > now)
+        moments = (self.idle_since, patience_at, now + self.left_s(now), now + _ROUNDING_S)  # the last: a window ends
+        at = next(each for each in moments if each > now)
         if math.isinf(at) or at == self._looks_at:
             return None
         self._looks_at = at

@@ -123,7 +123,8 @@ def forecast(
         plain = {"costs": vars(costs), "policies": [each.to_plain() for each in forecasts]}
         typer.echo(json.dumps(plain, indent=2))
     else:
-        print_forecasts(console, forecasts, costs, step_s=costs.step_s(task.method.config().batch_size))
+        step_s, given = costs.step_s(task.method.config().batch_size), options.step_ms is not None
+        print_forecasts(console, forecasts, costs, step_s=step_s, given=given)
     if plot is not None:
         plot_forecasts(forecasts, plot)
         console.print(f"plot  {plot}", highlight=False)

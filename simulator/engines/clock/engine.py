@@ -4,9 +4,6 @@ Nothing waits and nothing is trained. Devices are rows of moments (`device.Attem
 live engine plays as well (`links`). The aggregator's own `policy` and `cohort` decide when a round opens, with whom,
 when it is extended and when it closes. It checks one update after the other, as they arrive.
 
-Devices are not processes of a simulation library: what a round came to is known when it closes, also for the devices
-that still train then. A row says whether such a device will commit; a process would have to be run on to know it.
-
 Simplified: aggregator and broker have all the network that they need, and a device without a network whose round
 closes meanwhile goes on until its own deadline.
 """
@@ -74,8 +71,7 @@ class FleetClock:
         self._open: OpenRound | None = None
         self._stale: tuple[tuple[str, int], ...] = ()
         self._closed: ClockRound | None = None
-        self._busy_until = 0.0  # the aggregator's thread
-        self._life = 0  # of the aggregator: what it was about to do in an earlier one is void
+        self._busy_until, self._life = 0.0, 0  # of the aggregator; what it would have done in an earlier life is void
         self._went_at: float | None = None
 
     def rounds(self) -> Iterator[ClockRound]:
@@ -168,7 +164,7 @@ class FleetClock:
         self._begin_waiting(current)
         for name in current.arrivals:
             self._rule.accept(name)
-        self._rule.answer(*current.declined)
+        self._rule.decline(*current.declined)
 
     def _takes(self, current: OpenRound) -> bool:
         """Whether this round is open, and not about to be closed."""
@@ -234,7 +230,7 @@ class FleetClock:
     def _decline(self, device: ClockDevice, current: OpenRound, code: str, reason: str) -> None:
         if not self._collects(current) or not device.linked or not self._rule.expects(device.name):
             return
-        self._rule.answer(device.name)
+        self._rule.decline(device.name)
         current.declined[device.name] = None
         self._queue.log("decline", round=current.number, device=device.name, code=code, reason=reason)
         self._check_close(current)
@@ -242,14 +238,16 @@ class FleetClock:
     def _check_close(self, current: OpenRound) -> None:
         if not self._takes(current) or current.rests or not self._links.server_up:
             return
-        now = self._queue.now
+        now, over = self._queue.now, self._calendar.left_s(self._queue.now) <= 0
+        if over and not self._rule.extensions and self._collects(current):
+            self._rule.ask_again()  # in the next window
         decision = self._rule.decide(now, ready=len(self._present))
         if decision == "close" and self._is_over(current):
             current.closing = True
             # at once: updates that have come and were not looked at yet are late
             self._busy_until = now + self._costs.close_s
             self._queue.at(self._busy_until, self._close_round, current, self._life)
-        elif self._collects(current) and self._calendar.left_s(now) <= 0:
+        elif over and self._collects(current):
             self._rest(current)
         elif decision == "extend":
             self._limit(current)
@@ -272,6 +270,7 @@ class FleetClock:
 
     def _end_rest(self, current: OpenRound) -> None:
         current.rests = False
+        self._rule.ask_again()
         self._rule.wait_longer(self._queue.now)
         self._limit(current)
         self._queue.log("round_extended", round=current.number, accepted=self._rule.accepted)
@@ -290,7 +289,7 @@ class FleetClock:
             return
         for name in current.cohort:
             device, attempt = self._by_name[name], self._by_name[name].attempt
-            if attempt is None or not device.linked or not self._rule.expects(name):
+            if attempt is None or not device.linked:
                 continue
             times = device.times
             heard_at = now + times.heard_after(plan_bytes)
@@ -307,7 +306,7 @@ class FleetClock:
         self._accounts.end_attempt(device, attempt, stopped_at)
         device.free_at = stopped_at
         self._decline(device, current, "busy", "the round's deadline passed before training had ended")
-        if not current.closing:
+        if not (current.closing or current.rests):
             self._begin_attempt(device, current, stopped_at)
 
     def _close_round(self, current: OpenRound, life: int) -> None:
@@ -389,7 +388,8 @@ class FleetClock:
             self._queue.log("link", state="up")
         else:
             self._queue.log("run")
-            self._busy_until = now
+            self._busy_until = self._calendar.idle_since = now
+            self._queue.at(now + self._rules.deadline_s + _ROUNDING_S, self._open_round)
             self._rule = closing_rule(self._rules, least_ready=self._least)
             if current is not None:
                 self._wait_again(current)
@@ -415,12 +415,12 @@ class FleetClock:
         """
         self._greet(device)
         current, attempt = self._open, device.attempt
-        if current is None or current.closing or current.rests or not self._rule.expects(device.name):
+        if current is None or current.rests or not self._collects(current):
             return
-        if attempt is None:
-            self._begin_late(device, current, linked_at)
-        else:
+        if attempt is not None:
             self._go_on(device, attempt, linked_at, went_at=went_at)
+        elif self._rule.expects(device.name):
+            self._begin_late(device, current, linked_at)
 
     def _greet(self, device: ClockDevice) -> None:
         """The aggregator learns that a device is there."""

@@ -43,7 +43,7 @@ from hushfleet.simulator.engines.fast.sums import key_of, write_roster
 from hushfleet.simulator.engines.fast.workers import WorkerPool
 from hushfleet.simulator.engines.live.emulation import machine_speed
 from hushfleet.simulator.engines.live.engine import RECONNECT_S
-from hushfleet.simulator.run_folder import Simulation
+from hushfleet.simulator.run_folder import RunFolder, Simulation
 from hushfleet.simulator.schedule import schedule_of
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import attach_public
@@ -112,6 +112,12 @@ def run_clocked_rounds(
             engine.progress.ended = not engine.finished  # after the schedule's last day
         rounds.end()
     close_engine(simulation)
+
+
+def keep_costs(again: RunFolder, first: RunFolder) -> None:
+    """A repetition of a run has boards that are as quick as the first ones; it may have begun already."""
+    if first.clock.exists() and not again.clock.exists():
+        write_whole(again.clock, first.clock.read_bytes(), durable=False)
 
 
 def fleet_clock(simulation: Simulation, mix: FleetMix, *, roster: Roster | None = None) -> FleetClock:
@@ -198,7 +204,8 @@ class VirtualRounds:
         self._write_events(events, {}, last=None)
         check_participation(engine, plan)
         time.now = closed.closed_s
-        self._events.write("round_close", **engine.close().to_dict())
+        # a committee is not asked here, and the clock knows whether enough of it answered
+        self._events.write("round_close", **engine.close(opens=closed.used).to_dict())
 
     def _play(self, closed: ClockRound, plan: RoundPlan, events: Iterator[LogEvent], train: Train) -> None:
         """Trains who commits, and hands over what arrives."""

@@ -54,16 +54,22 @@ _FIGURES: dict[str, Callable[[Forecast], str]] = {
 }
 
 
-def print_forecasts(console: Console, forecasts: Sequence[Forecast], costs: Costs, *, step_s: float) -> None:
+def print_forecasts(
+    console: Console, forecasts: Sequence[Forecast], costs: Costs, *, step_s: float, given: bool = False
+) -> None:
     """Prints a table with a column for each policy, then the stragglers with a row for each board.
 
     :param step_s: of a batch on one core of generic-x86.
+    :param given: whether the user has said so, and it was not measured.
     """
-    first = forecasts[0]
-    table = Table(title=f"{first.devices:,} devices, {first.rounds} rounds, on the virtual clock", title_justify="left")
+    first, rounds = forecasts[0], _same_rounds(forecasts)
+    told = "" if rounds is None else f", {rounds} rounds"
+    table = Table(title=f"{first.devices:,} devices{told}, on the virtual clock", title_justify="left")
     table.add_column("")
     for each in forecasts:
         table.add_column(each.policy, justify="right", overflow="fold")
+    if rounds is None:
+        table.add_row("rounds", *(f"{each.rounds:,}" for each in forecasts))
     for heading, figure in _FIGURES.items():
         table.add_row(heading, *map(figure, forecasts))
     for heading in dict.fromkeys(name for each in forecasts if each.days for name in each.days.rows()):
@@ -72,13 +78,20 @@ def print_forecasts(console: Console, forecasts: Sequence[Forecast], costs: Cost
         )
     console.print(table)
     _print_boards(console, forecasts)
+    step, measured = f"a step {1000 * step_s:.3g} ms", "measured here, scaled to one core of generic-x86"
+    told = f"given: {step}; {measured}: the" if given else f"{measured}: {step}, the"
     console.print(
-        f"measured here, scaled to one core of generic-x86: a step {1000 * step_s:.3g} ms, the rest of a round "
-        f"{1000 * costs.release_s:.3g} ms. Energy, links and speeds are estimates from data sheets. epsilon is what "
-        "the device that was charged most has spent against the server; unused, what of it went into no model where "
-        "that is most.",
+        f"{told} rest of a round {1000 * costs.release_s:.3g} ms. Energy, links and speeds are estimates from data "
+        "sheets. epsilon is what the device that was charged most has spent against the server; unused, what of it "
+        "went into no model where that is most.",
         highlight=False,
     )
+
+
+def _same_rounds(forecasts: Sequence[Forecast]) -> int | None:
+    """The number of rounds; None where policies differ in it, as by the end of a schedule."""
+    found = {each.rounds for each in forecasts}
+    return found.pop() if len(found) == 1 else None
 
 
 def _print_boards(console: Console, forecasts: Sequence[Forecast]) -> None:
@@ -114,10 +127,10 @@ def plot_forecasts(forecasts: Sequence[Forecast], path: Path) -> None:
         axes.plot(*point, "o", markersize=8)
         label = f"{each.policy}\n{100 * each.stragglers:.0f} % stragglers"
         axes.annotate(label, point, xytext=(8, 4), textcoords="offset points", fontsize=8)
-    first = forecasts[0]
+    rounds = _same_rounds(forecasts)
     axes.set_xlabel("updates used a round")
-    axes.set_ylabel(f"{unit} for {first.rounds} rounds")
-    axes.set_title(f"{first.devices:,} devices on the virtual clock")
+    axes.set_ylabel(f"{unit} to the last round" if rounds is None else f"{unit} for {rounds} rounds")
+    axes.set_title(f"{forecasts[0].devices:,} devices on the virtual clock")
     axes.margins(0.2)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

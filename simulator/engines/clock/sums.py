@@ -110,10 +110,11 @@ class SummedClock(FleetClock):
         self._least = least_devices(rules, devices=len(fleet), drawn=True)
         self._drawn: Drawn | None = None
         self._answered: dict[str, None] = {}
+        self._tried = 0  # so many answers did not open the sum
         self._settled = False
 
     def _choose(self, round: int) -> list[str]:
-        self._drawn, self._answered, self._settled = self._draws.of(round), {}, False
+        self._drawn, self._answered, self._tried, self._settled = self._draws.of(round), {}, 0, False
         return [] if self._drawn is None else self._drawn.cohort
 
     def _told_of(self, cohort: list[str]) -> dict[str, Any]:
@@ -138,8 +139,17 @@ class SummedClock(FleetClock):
     def _collects(self, current: OpenRound) -> bool:
         return super()._collects(current) and not self._settled
 
+    def _limit(self, current: OpenRound) -> None:
+        """A committee's answers are no training, and may come after the window."""
+        if self._settled:
+            self._queue.at(self._rule.deadline, self._check_close, current)
+        else:
+            super()._limit(current)
+
     def _is_over(self, current: OpenRound) -> bool:
-        if self._settled or not super()._is_used(current):
+        if self._settled:
+            return self._is_used(current) or not self._may_open_later(current)
+        if not super()._is_used(current):
             return True
         self._settled = True
         self._queue.log("unmask", round=current.number, accepted=len(current.arrivals))
@@ -153,6 +163,20 @@ class SummedClock(FleetClock):
     def _is_used(self, current: OpenRound) -> bool:
         enough = self._drawn is not None and len(self._answered) >= self._drawn.least
         return super()._is_used(current) and enough
+
+    def _may_open_later(self, current: OpenRound) -> bool:
+        """Whether somebody else may still answer, such as a lost member that comes back (`SecureSum.closing`)."""
+        if not self._answered:
+            return False
+        if len(self._answered) != self._tried:
+            self._tried = len(self._answered)
+        elif self._queue.now < self._rule.deadline:
+            return True
+        if not self._rule.wait_longer(self._queue.now):
+            return False
+        self._limit(current)
+        self._extend(current)
+        return True
 
     def _hear_of(self, device: ClockDevice, linked_at: float, *, went_at: float | None = None) -> None:
         super()._hear_of(device, linked_at, went_at=went_at)

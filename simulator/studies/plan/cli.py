@@ -12,6 +12,8 @@ from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.privacy.terms import HONEST_FRACTION
 from hushfleet.simulator.options import DataDir, Json
 
+FEATURES = ("scattering", "filters")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
@@ -89,6 +91,11 @@ def plan(options: PlanOptions) -> None:
         raise BadInput(
             "--honest-fraction does nothing with --local, where each device adds all of the noise: remove one"
         )
+    if not (options.features in FEATURES or options.features.endswith(".onnx") or ":" in options.features):
+        raise BadInput(
+            f"--features {options.features}: there are {', '.join(FEATURES)}, torchvision:NAME, timm:NAME and your own "
+            "FILE.onnx"
+        )
     if (options.classes is None) == (options.data is None):
         raise BadInput("give either --classes or --data, whose images have classes of their own")
     profiles = [load_board(name.strip()) for name in options.boards.split(",") if name.strip()]
@@ -137,11 +144,13 @@ def plan(options: PlanOptions) -> None:
 
 
 def read_shape(text: str | None) -> tuple[int, int, int] | None:
-    """Raises `BadInput` for anything but three whole numbers, the first of them 1 or 3."""
+    """Raises `BadInput` for anything but three whole numbers of 1 or more, the first of them 1 or 3."""
     if text is None:
         return None
     parts = text.split(",")
     if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts) or int(parts[0]) not in (1, 3):
         raise BadInput(f"--shape {text}: give channels (1 or 3), height and width, such as 3,32,32")
     channels, height, width = map(int, parts)
+    if min(height, width) < 1:
+        raise BadInput(f"--shape {text}: height and width must be 1 or more, such as 3,32,32")
     return channels, height, width

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 
 from rich.console import Console
@@ -14,6 +13,7 @@ from hushfleet.aggregator.planning.year import Year
 from hushfleet.aggregator.results.report.readable import percent, size
 from hushfleet.plain_json import to_json
 from hushfleet.privacy.protection import protection
+from hushfleet.secure.committee import corrupt_devices
 from hushfleet.simulator.studies.plan.needs import BoardCosts, Needs
 from hushfleet.simulator.units import format_seconds
 
@@ -93,7 +93,7 @@ def _turning(advice: Advice) -> dict[str, str]:
 
 
 def _promise(asked: Question, needed: Needs) -> dict[str, str]:
-    honest = math.ceil(asked.honest_fraction * asked.devices)
+    honest = asked.devices - corrupt_devices(asked.devices, honest_fraction=asked.honest_fraction)
     return {
         "given away": f"epsilon_server {asked.epsilon:g} at delta {asked.delta:g}, for a whole device: "
         f"{protection(asked.epsilon)} ({needed.epsilon_exchange:.3g} for exchanging its data)",

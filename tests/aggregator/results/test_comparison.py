@@ -16,7 +16,8 @@ from hushfleet.aggregator.results.report.comparison import (
     write_comparison,
 )
 from hushfleet.aggregator.results.report.readable import gained
-from hushfleet.aggregator.results.result import Rerun, Result
+from hushfleet.aggregator.results.report.sweeps import seed_table
+from hushfleet.aggregator.results.result import Rerun, Result, SeedPoint
 from hushfleet.errors import BadInput
 from support.report_samples import sample
 
@@ -51,6 +52,15 @@ def test_the_page_holds_the_table_and_says_where_the_whole_reports_are(tmp_path:
     assert "sums/report.html" in text
 
 
+def test_bytes_are_over_all_updates_that_were_sent() -> None:
+    """A round whose updates were too few for a model has their bytes, and no participants."""
+    result = sample(2, 4)
+    rounds = [row.model_copy(update={"participants": 0} if row.round > 1 else {}) for row in result.rounds]
+    runs = {"few": result.model_copy(update={"rounds": rounds}), "all": result}
+    (sent,) = [values for first, *values in comparison_rows(runs) if first == "sent up by a device, a round"]
+    assert sent == ["1\N{NO-BREAK SPACE}kB"] * 2
+
+
 def seeded(seed: int, own: float, *, epsilon: float = 2.0) -> Result:
     task = f'name = "t"\nseed = {seed}\nprivacy.epsilon = {epsilon}'
     made = Rerun(command="hushfleet simulate t.toml", task=task, digests={})
@@ -69,6 +79,18 @@ def test_runs_of_other_seeds_have_their_mean_and_its_spread() -> None:
     assert not differ_by_seed(list(RUNS.values())), "files that do not say their task"
 
 
+def test_seeds_of_which_one_has_learned_nothing_have_no_mean_gain() -> None:
+    """As `comparison_rows` has it: a model that guesses gains nothing, however little devices reach alone."""
+    points = [
+        SeedPoint(seed=seed, accuracy_own_common=own, gain_over_local_only=own - 0.2)
+        for seed, own in ((0, 0.3), (1, 0.9))
+    ]
+    result = sample()
+    result = result.model_copy(update={"details": result.details.model_copy(update={"seeds": points})})
+    *_, mean, _ = seed_table(result).rows
+    assert (mean[0], mean[-1]) == ("mean", "learned nothing")
+
+
 def test_seeds_of_one_configuration_are_one_column_beside_another() -> None:
     runs = {f"two-{n}": seeded(n, own) for n, own in enumerate((0.75, 0.77))}
     runs |= {f"four-{n}": seeded(n, own, epsilon=4.0) for n, own in enumerate((0.80, 0.84))}
@@ -76,6 +98,9 @@ def test_seeds_of_one_configuration_are_one_column_beside_another() -> None:
     rows = {name: values for name, *values in comparison_rows(runs)}
     assert rows[""] == ["two-0, 2 seeds", "four-0, 2 seeds", "eight"]
     assert rows["task: privacy.epsilon"] == ["2.0", "4.0", "8.0"]
+    runs["four-1"] = runs["four-1"].model_copy(update={"rounds": runs["four-1"].rounds[:2]})
+    (told,) = [values for name, *values in comparison_rows(runs) if name == "devices, rounds"]
+    assert told == ["2, 3", "2, 2 to 3", "2, 3"]
     assert "task: seed" not in rows
     assert [each.replace("\N{NO-BREAK SPACE}", "") for each in rows["federated, common test"]] == [
         "76.0% (sd 1.4)",

@@ -27,7 +27,7 @@ from hushfleet.aggregator.results.report.verdict import (
     received,
     trade_answer,
 )
-from hushfleet.aggregator.results.result import Example, Rerun, Result, WireInfo
+from hushfleet.aggregator.results.result import Example, OwnHead, Rerun, Result, WireInfo
 from hushfleet.privacy.protection import guess_rate
 from support import report_samples
 
@@ -348,6 +348,15 @@ def test_devices_that_would_be_better_off_alone_are_counted() -> None:
     assert "1 of 3 devices got a better model" in answer(result, judge(result))
     page = Page(render_report(result))
     assert "Here 2 of 3 would be" in page.sections["devices-alone"]
+
+
+def test_with_own_heads_a_chart_says_whose_models_it_shows() -> None:
+    result = sample(4)
+    heads = result.details.model_copy(update={"own_heads": [OwnHead(images=5)] * 4})
+    page = Page(render_report(result.model_copy(update={"details": heads})))
+    text = page.sections["devices-alone"]
+    assert "On the common test, own heads" in text
+    assert "on the common test set with the shared head" in text
 
 
 def test_a_run_without_noise_says_so() -> None:

@@ -63,6 +63,8 @@ def test_every_key_is_documented(tmp_path: Path) -> None:
 def test_bits_for_each_value_that_was_sent() -> None:
     assert sample(2, 3).bits_per_value == 8.0  # a device's 1,000 bytes hold 1,000 values
     assert bare(sample()).bits_per_value is None
+    rows = [row.model_copy(update={"uplink_bytes": 2500, "answer_bytes": 500}) for row in sample(2, 3).rounds]
+    assert sample(2, 3).model_copy(update={"rounds": rows}).bits_per_value == 8.0, "answers are no updates"
 
 
 def test_infinity_is_written_as_a_string_and_read_as_a_number(tmp_path: Path) -> None:

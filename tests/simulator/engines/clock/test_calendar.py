@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from hushfleet.aggregator.config.round_section import RoundSection
 from hushfleet.aggregator.config.scenario import DropOutEntry
 from hushfleet.aggregator.config.schedule import ScheduleSection
 from hushfleet.errors import HushfleetError
 from hushfleet.simulator.engines.clock.buffered import BufferedClock
 from hushfleet.simulator.engines.clock.calendar import STARTS, Calendar
 from hushfleet.simulator.engines.clock.days import DayBook
-from support.virtual_clock import ARRIVES, BORN, PLAIN, clock, run
+from support.virtual_clock import ARRIVES, BORN, PLAIN, arrivals, clock, run
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -40,6 +41,15 @@ def test_a_round_a_day_is_at_the_same_time_of_day_until_the_last_day() -> None:
 def test_rounds_are_in_the_window() -> None:
     fleet = clock([PLAIN], rounds=4, calendar=calendar(every="1d", between="01:00-05:00", days=("mon", "wed")))
     assert hours(run(fleet)) == [1, 49, 7 * 24 + 1, 9 * 24 + 1]
+
+
+def test_the_last_moment_of_a_window_is_followed_by_its_end() -> None:
+    """Too few devices are there, and the window ends in less than a millisecond."""
+    nights = calendar(between="01:00-05:00")
+    assert nights.opens(HOUR * 5 - 5e-4) == HOUR * 5 - 5e-4
+    again = nights.look_again(HOUR * 5 - 5e-4, RoundSection())
+    assert again is not None
+    assert nights.opens(again) == 25 * HOUR
 
 
 def test_who_is_off_at_night_is_waited_for_only_for_a_while() -> None:
@@ -71,6 +81,20 @@ def test_who_never_has_time_enough_in_a_window_spends_nothing() -> None:
         run(fleet)
     assert fleet.fleet[1].spent.charged.total() == 0
     assert fleet.fleet[1].spent.compute_s > 80 * 1.9 * HOUR, "it tried each night"
+
+
+def test_who_has_declined_is_asked_again_in_the_next_window() -> None:
+    """As in the field: `RoundCycle` gives a round up in its second window at the earliest."""
+    nights = {"between": "01:00-05:00"}
+    small = replace(PLAIN, enough_memory=False)
+    fleet = clock([PLAIN, small], min_updates=2, deadline_s=DAY, calendar=calendar(**nights), logging=True)
+    (outcome,) = run(fleet)
+    declined = [event.at_s // HOUR for event in outcome.events if event.event == "decline"]
+    assert (declined, round(outcome.closed_s / HOUR), outcome.used) == ([1, 25], 29, False)
+    # 3.5 hours: b has declined at the first deadlines, and in the second window it has all of it
+    slow, silent = replace(PLAIN, step_s=HOUR * 7 / 6), replace(PLAIN, step_s=10 * HOUR)
+    (outcome,) = run(clock([PLAIN, slow, silent], min_updates=2, deadline_s=HOUR, calendar=calendar(**nights)))
+    assert {name: at // HOUR for name, at in arrivals(outcome).items()} == {"a": 1, "b": 28}
 
 
 BUFFERED = {"mode": "buffered", "max_staleness": 5, "deadline_s": DAY, "kind": BufferedClock}

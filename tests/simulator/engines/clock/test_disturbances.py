@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
+from hushfleet.aggregator.config.schedule import ScheduleSection
+from hushfleet.simulator.engines.clock.calendar import Calendar
 from hushfleet.simulator.engines.clock.links import LinkOptions
+from hushfleet.simulator.engines.clock.sums import Drawn, SummedClock
 from hushfleet.wire.format.messages import Ask, Birth
 from support.virtual_clock import (
     ARRIVES,
@@ -120,6 +125,18 @@ def test_a_dead_aggregator_takes_nothing_and_a_dead_broker_cuts_everybody() -> N
     assert fleet.fleet[0].spent.charged == {1: 1}
 
 
+def test_an_aggregator_that_starts_again_waits_anew_for_who_is_away() -> None:
+    """The second round waits for b for a deadline: since the first one has closed, or since the new start."""
+    gone = {"drop_out": [{"devices": ["b"], "at_s": BORN + ARRIVES - 0.01, "for_s": 5000.0}]}
+    rules: dict[str, Any] = {"rounds": 2, "quorum": 0.5, "deadline_s": 100}
+    fleet = [PLAIN, replace(PLAIN, step_s=2.1)]
+    first, second = run(clock(fleet, scenario=gone, **rules))
+    assert second.opened_s - first.closed_s == pytest.approx(100, abs=0.01)
+    crash = {"crash": [{"process": "aggregator", "at_s": BORN + ARRIVES + 50.0, "for_s": 2.0}]}
+    first, second = run(clock(fleet, scenario=gone | crash, **rules))
+    assert second.opened_s - first.closed_s == pytest.approx(50 + 5 + 100, abs=0.01)
+
+
 def test_days_and_nights_are_followed_and_energy_is_counted_by_day_only() -> None:
     night = {"day": [{"devices": "all", "period_s": 100.0, "share": 0.5}]}
     fleet = clock([PLAIN], scenario=night, rounds=12, deadline_s=400, logging=True)
@@ -131,3 +148,54 @@ def test_days_and_nights_are_followed_and_energy_is_counted_by_day_only() -> Non
     assert end > 2 * 12 * 7.95 - 100, "half of the time it sleeps"
     assert 0.4 < spent.on_s / end < 0.8
     assert spent.charged == {1: 12}
+
+
+def test_who_has_begun_anew_after_a_deadline_goes_on_after_a_cut() -> None:
+    slow = replace(PLAIN, model_s=10.0, step_s=5.0)  # gives up at 20.35, and has the model
+    cut = {"outage": [{"devices": ["a"], "at_s": BORN + 25, "for_s": 2.0}]}
+    (only,) = run(clock([slow], scenario=cut, deadline_s=20, options=PROMPT))
+    assert (arrivals(only), only.extensions) == ({"a": round(BORN + 20.35 + 15.5 + 0.1, 6)}, 1)
+
+
+def summed(fleet: int, *, members: list[str], scenario: dict[str, Any], **rules: Any) -> SummedClock:
+    """Devices of PLAIN with secure sums, which two of the members open."""
+
+    class Draws:
+        rate = 1.0
+
+        def of(self, round: int) -> Drawn:
+            return Drawn(["a", "b", "c", "d"][:fleet], members, 2, 100)
+
+    kind: Any = partial(SummedClock, draws=Draws())
+    made: SummedClock = clock([PLAIN] * fleet, kind=kind, scenario=scenario, logging=True, **rules)
+    return made
+
+
+def test_who_comes_back_while_a_committee_answers_does_not_train() -> None:
+    away = {"drop_out": [{"devices": ["c"], "at_s": 3.0, "for_s": 80.0}]}
+    (only,) = run(summed(3, members=["b", "c"], scenario=away, min_updates=2))
+    kinds = [event.event for event in only.events if event.event in ("unmask", "answer")]
+    assert (kinds, only.lost, only.used) == (["unmask", "answer", "answer"], ("c",), True)
+    trainings = [event.at_s for event in only.events if event.fields.get("state") == "training"]
+    assert max(trainings) < 3
+
+
+def test_a_sum_waits_for_a_lost_member_as_in_the_field() -> None:
+    """c is lost before it answers, and back after two more deadlines; only after the third is the round given up."""
+    for away_s, used in ((230.0, True), (500.0, False)):
+        away = {"drop_out": [{"devices": ["c"], "at_s": BORN + ARRIVES + 0.05, "for_s": away_s}]}
+        (only,) = run(summed(3, members=["b", "c"], scenario=away, min_devices=2, min_updates=3, deadline_s=100))
+        answers = [event.fields["device"] for event in only.events if event.event == "answer"]
+        assert (only.used, answers) == (used, ["b", "c"] if used else ["b"])
+        if not used:
+            assert round(only.closed_s - BORN - ARRIVES) == 400
+
+
+def test_a_committee_has_its_time_after_the_window() -> None:
+    """The window ends while nobody can answer; its end extends no deadline, and answers may come by day."""
+    nights = Calendar(ScheduleSection(timezone="UTC", between="00:00-01:00"))
+    away = {"drop_out": [{"devices": ["b", "c"], "at_s": BORN + ARRIVES + 0.05, "for_s": 4000.0}]}
+    fleet = summed(3, members=["b", "c"], scenario=away, calendar=nights, min_updates=3, deadline_s=2000)
+    (only,) = run(fleet)
+    assert (only.used, only.extensions) == (True, 2)
+    assert 4000 < only.closed_s < 4100

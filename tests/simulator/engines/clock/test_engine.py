@@ -184,6 +184,15 @@ def test_a_round_with_too_few_updates_is_put_off_and_its_trainers_begin_anew() -
     assert (round(only.closed_s, 6), only.used, only.declined) == (round(BORN + 40, 6), False, ("a",))
 
 
+def test_who_has_begun_anew_has_a_deadline_as_well() -> None:
+    """It begins anew at 111.35 and at 331.35, and each time gives up before its last batch, after its own deadline."""
+    slow, slower = replace(PLAIN, step_s=110.0), replace(PLAIN, step_s=400.0)
+    fleet = clock([PLAIN, slow, slower], deadline_s=100, min_updates=3)
+    (only,) = run(fleet)
+    assert list(arrivals(only)) == ["a"]
+    assert fleet.fleet[1].spent.charged == {}
+
+
 def test_a_deadline_that_has_passed_counts_even_if_the_round_ends_a_moment_later() -> None:
     # the deadline is put off at 20; a's update is there at 20.3, and b would hear of the end at 20.4, after its last
     # batch has begun; but at 20.35 it sees that its own deadline, 20.1, is over

@@ -311,8 +311,16 @@ def test_people_see_a_row_a_policy_and_a_row_a_board(prepared: PreparedTask) -> 
     assert "6 devices, 6 rounds" in shown
     assert "33.3 %" in shown, "stragglers"
     assert re.search(rf"{ZERO} .* 2 .* 0\.0 \+ 100\.0 %", shown)
-    assert "a step 50 ms" in shown
+    assert "measured here, scaled to one core of generic-x86: a step 50 ms, the rest" in shown
     assert "estimates from data sheets" in shown
+    assert "rounds   " not in shown
+    found = predict(prepared, mix, quorum=0.6)
+    others = [found, replace(found, rounds=3)]
+    print_forecasts(Console(file=out, width=220), others, COSTS, step_s=0.05, given=True)
+    shown = out.getvalue().removeprefix(shown)
+    assert "6 devices, on the virtual clock" in shown, "the policies differ in their rounds"
+    assert re.search(r"rounds .* 6 .* 3 ", shown)
+    assert "given: a step 50 ms; measured here, scaled to one core of generic-x86: the rest" in shown
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.config.task import load_task
-from hushfleet.aggregator.planning.advice import Question
+from hushfleet.aggregator.planning.advice import Advice, Question
+from hushfleet.aggregator.planning.year import Year
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles import load_board
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
@@ -24,6 +25,7 @@ from hushfleet.secure.prime_field import PRIMES
 from hushfleet.simulator.studies.plan.cli import plan, read_shape
 from hushfleet.simulator.studies.plan.needs import HEADER_BYTES, ROUND_S, BoardCosts, needs
 from hushfleet.simulator.studies.plan.own_images import own_images
+from hushfleet.simulator.studies.plan.show import _promise
 from hushfleet.simulator.studies.plan.task_file import task_text
 
 ASKED = Question(devices=60, images=40, classes=10, epsilon=4)
@@ -87,9 +89,15 @@ def test_images_are_held_out_of_each_class(tmp_path: Path) -> None:
 
 def test_a_shape_is_three_numbers() -> None:
     assert read_shape("3, 32,32") == (3, 32, 32)
-    for text in ("32,32", "2,8,8", "3,x,8"):
+    for text in ("32,32", "2,8,8", "3,x,8", "3,0,8"):
         with pytest.raises(BadInput, match="such as 3,32,32"):
             read_shape(text)
+
+
+def test_features_that_no_task_has_are_refused(app: typer.Typer) -> None:
+    found = CliRunner().invoke(app, [*OPTIONS, "--features", "scatter"])
+    assert isinstance(found.exception, BadInput)
+    assert "--features scatter: there are scattering, filters" in str(found.exception)
 
 
 def test_the_file_that_it_writes_is_a_task_with_the_same_numbers(app: typer.Typer, tmp_path: Path) -> None:
@@ -123,6 +131,11 @@ def test_a_task_of_ten_boards_names_the_option_that_its_fleet_needs() -> None:
     assert "--min-devices" not in task_text(ASKED, needs(ASKED))
 
 
+def test_the_honest_devices_are_those_that_a_committee_counts_on() -> None:
+    asked = replace(ASKED, devices=100, honest_fraction=0.55)  # 0.55 times 100 is a little more than 55 in floats
+    assert _promise(asked, needs(asked))["trust"] == "secure-sum: 55 of 100 devices are honest"
+
+
 def test_bytes_are_those_of_a_masked_update() -> None:
     needed, rule = needs(ASKED), committee_rule(60, honest_fraction=0.9)
     keys = [bytes([member]) * 32 for member in range(rule.members)]
@@ -143,6 +156,16 @@ def test_a_slow_board_takes_longer() -> None:
 def test_it_needs_no_torch() -> None:
     code = "import sys; import hushfleet.simulator.studies.plan.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_limit_that_lasts_longer_than_is_computed_is_not_told_to_end() -> None:
+    asked = replace(ASKED, devices=200, epsilon=1.0)
+    needed = needs(asked)
+    rounds, multiplier = needed.rounds, needed.noise_multiplier
+    year = Year.of(Advice.on(asked), rounds=rounds, multiplier=multiplier, per="1d", lifetime=2000.0)
+    assert epsilon([Step(multiplier, 1.0, rounds * 10_001)], delta=1e-5) < 1000
+    assert (year.periods, year.ends_after_s) == (None, None)
+    assert year.rows()["the budget ends"] == "not in 10,000 periods"
 
 
 def test_a_year_of_periods_is_composed_exactly_and_ends_with_the_lifetime_limit(app: typer.Typer) -> None:
