@@ -40,6 +40,7 @@ KEY = Identity.from_bytes(bytes(32))
 # Beside each method as it is: other forms on the wire, sums, aggregates, and noise in the training.
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"method": {"name": name}} for name in sorted(METHODS)},
+    "fedavg": {"method": {"name": "fedavg"}, "privacy": {"noise_multiplier": 0.0}},
     "one-bit": {"wire": {"codec": "one-bit"}},
     "float16": {"wire": {"codec": "float16"}, "privacy": {"noise_multiplier": 0.0}},
     "no noise": {"method": {"name": "dp-fedavg"}, "privacy": {"noise_multiplier": 0.0}},
