@@ -3,6 +3,9 @@
 An attempt is laid out whole when it begins. Whatever ends or disturbs it before its end (a newer plan, a power cut, a
 cut network) is a moment that splits the row: `boundary` says when training would notice, and before or after
 `commit_at` is the difference between nothing and a round's privacy.
+
+Devices are not processes of a simulation library: what a round came to is known when it closes, also for the devices
+that still train then. A row says whether such a device will commit; a process would have to be run on to know it.
 """
 
 from __future__ import annotations
