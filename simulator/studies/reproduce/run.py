@@ -28,6 +28,7 @@ from hushfleet.aggregator.results.rerun import commit, input_digests, versions
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.errors import HushfleetError
 from hushfleet.methods.dp_fedsim import LARGEST_STRETCH
+from hushfleet.models.cuda import sees_cuda
 from hushfleet.simulator.engines.fast.device_file import store_of
 from hushfleet.simulator.engines.fast.engine import run_rounds
 from hushfleet.simulator.engines.fast.local_only import train_alone
@@ -100,7 +101,7 @@ def run_cell(cell: Cell, folder: Path, *, data_dir: Path | None, runtime: str = 
         largest_stretch=_largest_stretch(simulation),
         seconds=seconds,
         runtime=runtime,
-        processor=processor(),
+        processor=processor(runtime),
     )
 
 
@@ -193,7 +194,7 @@ def _without_rounds(
         uplink_bytes=0,
         seconds=round(seconds, 1),
         runtime=runtime,
-        processor=processor(),
+        processor=processor(runtime),
         versions=versions(),
         commit=commit(),
         digests=input_digests(simulation.prepared),
@@ -316,10 +317,15 @@ def _run_apart(
 
 
 @cache
-def processor() -> str:
-    """This machine's processor, by name where the system tells it."""
+def processor(runtime: str) -> str:
+    """This machine's processor, by name where the system tells it; and its GPU where the runtime computes on one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+        name = platform.processor() or platform.machine()
+    if runtime != VMAP or not sees_cuda():
+        return name
+    import torch
+
+    return f"{name}, {torch.cuda.get_device_name()}"
