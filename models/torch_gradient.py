@@ -110,6 +110,34 @@ class TorchGradient:
         )
         return _like(losses.detach(), params), self._flat(grads, like=params, out=out)
 
+    def records(
+        self,
+        params: Any,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Any] = (),
+        out: Any | None = None,
+        *,
+        teacher: Any | None = None,
+        distill: Any | None = None,
+    ) -> tuple[Any, Any]:
+        """Single samples of many clients in one pass, with arguments as those of `clients`.
+
+        :return: each sample's loss `[c, B]` and gradient `[c, B, d]`.
+        """
+
+        def loss(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, dropout: Any, more: dict[str, Tensor]) -> Tensor:
+            alone = {name: each[None] for name, each in more.items()}
+            return self._loss(tensors, x[None], y[None], [mask[None] for mask in dropout], **alone)
+
+        more = dict(zip(("teacher", "distill"), self._distilled(teacher, distill), strict=False))
+        of_client = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0, 0, 0))
+        tensors = self.layout.unflatten(self._tensor(params))
+        grads, losses = torch.func.vmap(of_client)(
+            tensors, self._tensor(x), self._tensor(y), self._tensors(dropout), more
+        )
+        return _like(losses.detach(), params), self._flat(grads, like=params, out=out)
+
     @torch.no_grad()
     def logits(self, params: Any, x: Any) -> Any:
         """Logits `[B, classes]` at `params [d]`, without dropout."""

@@ -151,11 +151,15 @@ def sensitivity(subset: int) -> float:
 
 
 def clipped_sum(gradients: Iterable[Any], clip_norm: float, out: Any) -> Any:
-    """Sum of single records' gradients `[..., d]`, each clipped to `clip_norm`, into `out`, float64 `[..., d]`.
+    """Sum of single records' gradients, each clipped to `clip_norm`, into `out`, float64 `[..., d]`.
 
     One that is not finite counts as none: whoever chose the model could otherwise see which records make it so.
+
+    :param gradients: `[..., d]` of one record, or `[..., k, d]` of several.
     """
+    xp = array_api.array_namespace(out)
     out[...] = 0
     for gradient in gradients:
-        out += gradient if math.isinf(clip_norm) else clip(gradient, clip_norm, drop=True)
+        clipped = gradient if math.isinf(clip_norm) else clip(gradient, clip_norm, drop=True)
+        out += clipped if clipped.ndim == out.ndim else xp.sum(clipped, axis=-2, dtype=out.dtype)
     return out

@@ -143,6 +143,13 @@ def test_clients_at_once_and_sample_by_sample(kind, exported):
         loss, grad = run(p, a, b, m, teacher=t, distill=w)
         assert losses[i] == pytest.approx(loss, rel=1e-5)
         assert checks.relative_error(grads[i], grad) < 1e-5
+    each, single = run.records(params, x, y, masks, teacher=teacher, distill=weight)
+    for i, j in np.ndindex(2, 4):
+        p, a, b, m, t, w = (first, second)[i]
+        one = slice(j, j + 1)
+        loss, grad = run(p, a[one], b[one], [mask[one] for mask in m], teacher=t[one], distill=w[one])
+        assert each[i, j] == pytest.approx(loss, rel=1e-5)
+        assert checks.relative_error(single[i, j], grad) < 1e-5
     p, a, b, m, t, w = second
     loss, grad = run(p, a[:2], b[:2], [mask[:2] for mask in m], teacher=t[:2], distill=w[:2])
     assert short[1] == pytest.approx(loss, rel=1e-5)

@@ -95,6 +95,22 @@ def test_many_clients_at_once_equal_one_after_the_other(gradient):
         assert_near(grads[i], grad)
 
 
+def test_records_of_many_clients_equal_one_after_the_other(gradient):
+    model = gradient.model
+    params = np.stack([model.init(seed) for seed in range(2)])
+    batches = [batch_of(gradient, 3, seed) for seed in range(2)]
+    x, y = np.stack([b[0] for b in batches]), np.stack([b[1] for b in batches])
+    masks = [np.stack(parts) for parts in zip(*(b[2] for b in batches), strict=True)]
+    room = np.empty((2, 4, model.layout.size), np.float32)
+    losses, grads = gradient.records(params, x, y, masks, room[:, 1:])
+    assert losses.shape == (2, 3)
+    assert grads.base is room
+    for i, j in np.ndindex(2, 3):
+        loss, grad = gradient(params[i], x[i, j : j + 1], y[i, j : j + 1], [m[i, j : j + 1] for m in masks])
+        assert losses[i, j] == pytest.approx(loss, rel=1e-5)
+        assert_near(grads[i, j], grad)
+
+
 def test_samples_without_weight_are_not_there(gradient):
     """Batches of 4, 1 and 3 in a table of width 4: what pads them does not count, whatever it is."""
     model, sizes = gradient.model, (4, 1, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -19,11 +19,15 @@ from hushfleet.simulator.engines.fast.vmap.replay import ReplayedGradient
 class CohortBatch(Batch):
     """The raw gradients of the clients that still train.
 
+    :param single: takes gradients of single samples.
+    :param at_once: samples of each client that it takes in one pass.
     :param out: float32 `[c, d]`, where a gradient is written.
     :param scratch: rows for single samples' gradients, kept from step to step since fresh pages take time.
     """
 
     gradient: TorchGradient | ReplayedGradient
+    single: TorchGradient
+    at_once: int
     step: CohortStep
     out: Tensor
     scratch: dict[str, Tensor] = field(default_factory=dict)
@@ -33,49 +37,61 @@ class CohortBatch(Batch):
         return self.step.sizes
 
     def mean(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        return self._gradient(params, slice(None), self.out, weights=self.step.weights)
+        step = self.step
+        return self.gradient.clients(
+            params, step.x, step.y, step.masks, out=self.out, weights=step.weights, **self._learned(slice(None))
+        )
 
     def each(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        clients, width = self.step.y.shape[:2]
-        losses = params.new_zeros(clients, width)
-        rows = self.scratch.get("each")
-        if rows is None or rows.shape[1] < width:
-            rows = self.scratch["each"] = params.new_empty(clients, width, params.shape[1])
-        grads = rows[:clients, :width]
-        for column, loss in enumerate(self._columns(params, list(grads.unbind(1)))):
-            losses[:, column] = loss
+        width = self.step.y.shape[1]
+        losses, grads = params.new_empty(len(params), width), self._rows(params, width)
+        for columns in self._columns():
+            losses[:, columns] = self._some(params, columns, grads[:, columns])
         return losses, grads
 
     def clipped_sum(self, params: Tensor, clip_norm: float, out: Tensor, entries: Entries = ALL) -> Tensor:
-        """Records one by one, so that memory does not grow with the batch."""
+        """A few records at a time, so that memory does not grow with the batch."""
         losses = params.new_zeros(len(params))
 
         def gradients() -> Iterator[Tensor]:
-            for loss in self._columns(params, [self.out] * self.step.y.shape[1]):
-                losses.add_(loss)
-                yield entries.alone(self.out)
+            for columns in self._columns():
+                some = self._rows(params, columns.stop - columns.start)
+                losses.add_(self._some(params, columns, some).sum(1))
+                for each in some.unbind(1):
+                    entries.alone(each)
+                yield some
 
         clipped_sum(gradients(), clip_norm, out)
         return losses / self.sizes.clamp(min=1)
 
-    def _columns(self, params: Tensor, outs: Sequence[Tensor]) -> Iterator[Tensor]:
-        """One sample of each client after the other: losses `[c]`, with gradients `[c, d]` in `outs`; zero for a client
-        that has no more."""
-        for column, out in enumerate(outs):
-            loss, grad = self._gradient(params, slice(column, column + 1), out)
-            if self.step.weights is not None:
-                absent = self.step.weights[:, column] == 0
-                loss = loss.masked_fill(absent, 0)
-                grad.masked_fill_(absent[:, None], 0)
-            yield loss
+    def _rows(self, params: Tensor, width: int) -> Tensor:
+        """Room for gradients `[c, width, d]`."""
+        rows = self.scratch.get("each")
+        if rows is None or rows.shape[1] < width:
+            rows = self.scratch["each"] = params.new_empty(len(params), width, params.shape[1])
+        return rows[: len(params), :width]
 
-    def _gradient(
-        self, params: Tensor, columns: slice, out: Tensor, weights: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        step, learned = self.step, {}
-        if step.teacher is not None and step.distill is not None:
-            learned = {"teacher": step.teacher[:, columns], "distill": step.distill[:, columns]}
-        masks = tuple(mask[:, columns] for mask in step.masks)
-        return self.gradient.clients(
-            params, step.x[:, columns], step.y[:, columns], masks, out=out, weights=weights, **learned
+    def _columns(self) -> Iterator[slice]:
+        width = self.step.y.shape[1]
+        for first in range(0, width, self.at_once):
+            yield slice(first, min(first + self.at_once, width))
+
+    def _some(self, params: Tensor, columns: slice, out: Tensor) -> Tensor:
+        """Losses `[c, k]` of some samples of each client, and gradients `[c, k, d]` in `out`; zero where a client has
+        no more."""
+        step = self.step
+        masks = [mask[:, columns] for mask in step.masks]
+        losses, _ = self.single.records(
+            params, step.x[:, columns], step.y[:, columns], masks, out, **self._learned(columns)
         )
+        if step.weights is None:
+            return losses
+        absent = step.weights[:, columns] == 0
+        out.masked_fill_(absent[..., None], 0)
+        return losses.masked_fill(absent, 0)
+
+    def _learned(self, columns: slice) -> dict[str, Tensor]:
+        step = self.step
+        if step.teacher is None or step.distill is None:
+            return {}
+        return {"teacher": step.teacher[:, columns], "distill": step.distill[:, columns]}

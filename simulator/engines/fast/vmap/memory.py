@@ -31,11 +31,19 @@ FLOAT_BYTES = 4
 VECTORS = 7
 MOMENTS = {"adam": 2, "sgd": 0}
 
-# With privacy unit `record`: one record's gradient, and that clipped; and the sum is twice as wide.
+# With privacy unit `record`: the sum, which is twice as wide; and of each record of a pass its gradient, by tensors and
+# as a vector, and that clipped.
+SUM_VECTORS = 2
 RECORD_VECTORS = 3
 
 # Of each sample, where a method asks for single gradients: its gradient, and what the method makes of it.
 SAMPLE_VECTORS = 2
+
+RECORD_ENTRIES = 1 << 26
+"""Largest number of entries in the gradients of one client's records in one pass. On an accelerator, launching a pass
+of one record takes as long as launching one of many."""
+CPU_RECORD_ENTRIES = 1 << 22  # what leaves the processor's cache costs more than a pass saves
+MOST_RECORDS = 64
 
 SECOND_VECTORS = 2  # what the first training ended with, and where the second begins
 
@@ -55,6 +63,7 @@ def bytes_per_client(
     each: bool = False,
     second: bool = False,
     record: RecordMechanism | None = None,
+    records_at_once: int = 1,
     replayed: bool = False,
 ) -> int:
     """Peak bytes that one more client adds to a group.
@@ -64,8 +73,8 @@ def bytes_per_client(
     :param image_bytes: of these; they are held twice, as kept and as joined for the group.
     :param each: whether gradients of single samples are taken.
     :param second: whether there is a second model.
-    :param record: of the privacy unit `record`: records go through the network one by one unless batches are clipped,
-        and a batch may be larger than the mean, by as much as hardly ever happens.
+    :param record: of the privacy unit `record`; a batch may be larger than the mean, by as much as hardly ever happens.
+    :param records_at_once: how many single gradients are taken in a pass.
     :param replayed: whether passes are recorded, which then have memory of their own.
     """
     size, model = gradient.layout.size, gradient.model
@@ -74,24 +83,30 @@ def bytes_per_client(
     vectors = VECTORS + parts * (MOMENTS[config.optimizer] + (config.momentum > 0)) + SECOND_VECTORS * second
     beside = 0
     if record is not None:
-        vectors += RECORD_VECTORS
         batch_size = min(samples, _most_drawn(samples, record.sample_rate))
         beside += batch_size * FLOAT_BYTES * channels * height * width
         beside += batch_size * FLOAT_BYTES * sum(int(np.prod(spec.shape)) for spec in dropout)
+        vectors += SUM_VECTORS + RECORD_VECTORS * min(records_at_once, batch_size)
     elif each:
-        vectors += SAMPLE_VECTORS * batch_size
+        vectors += SAMPLE_VECTORS * batch_size + min(records_at_once, batch_size)
     if gradient.objective.distills:
         beside += FLOAT_BYTES * model.classes * samples
     if inputs.augment != "none":
         beside += CROP_BYTES * batch_size * height * width
     # Two, since vmap takes short cuts with one.
-    at_once = batch_size if record is None else 1
+    at_once = batch_size if record is None else min(records_at_once, batch_size)
     network = pass_bytes(gradient, 2, batch_size=at_once, dropout=dropout) // 2
     if replayed:
         vectors += REPLAY_VECTORS
         network *= 2
     # 1: the mask of bools
     return size * (FLOAT_BYTES * vectors + 1) + network + beside + 2 * image_bytes
+
+
+def records_at_once(size: int, device_type: str) -> int:
+    """Records of each client whose gradients are taken in one pass, for a network with `size` parameters."""
+    entries = CPU_RECORD_ENTRIES if device_type == "cpu" else RECORD_ENTRIES
+    return min(max(1, entries // size), MOST_RECORDS)
 
 
 def _most_drawn(samples: int, rate: float) -> int:

@@ -46,7 +46,7 @@ from hushfleet.models.torch_gradient import TorchGradient
 from hushfleet.privacy.noise import NoiseSource, SecureNoise
 from hushfleet.simulator.engines.fast.vmap.batch import CohortBatch
 from hushfleet.simulator.engines.fast.vmap.device_data import GroupBatches, SamplesOnDevice
-from hushfleet.simulator.engines.fast.vmap.memory import bytes_per_client
+from hushfleet.simulator.engines.fast.vmap.memory import bytes_per_client, records_at_once
 from hushfleet.simulator.engines.fast.vmap.optim import make_cohort_optimizer
 from hushfleet.simulator.engines.fast.vmap.replay import ReplayedGradient
 from hushfleet.simulator.engines.fast.vmap.streams import LARGE, StreamedGradient
@@ -103,6 +103,7 @@ class CohortTrainer:
         self.memory_bytes = memory_bytes
         self.on_device = SamplesOnDevice(self.device)
         self.replayed: ReplayedGradient | None = None
+        self.records_at_once = records_at_once(gradient.layout.size, self.device.type)
         self._is_large = gradient.layout.size >= LARGE
         if self.device.type == "cuda":
             self.replayed = ReplayedGradient(StreamedGradient(gradient) if self._is_large else gradient)
@@ -175,6 +176,7 @@ class CohortTrainer:
                 each=training.gradient.samples,
                 second=method.parts.own_training is not None,
                 record=ready[0].round.record if noised else None,
+                records_at_once=self.records_at_once,
                 replayed=self.replayed is not None,
             )
             for training, noised in _trainings(method)
@@ -344,7 +346,8 @@ class _ManyClients:
         for cohort in self._batches:
             rows = slice(cohort.active)
             gradient = self._trainer.replayed or self._trainer.gradient
-            batch: Batch = CohortBatch(gradient, cohort, self._out[rows], self._scratch)
+            single, at_once = self._trainer.gradient, self._trainer.records_at_once
+            batch: Batch = CohortBatch(gradient, single, at_once, cohort, self._out[rows], self._scratch)
             if self._mechanisms:
                 noises = [each.member.noise for each in self._group[rows]]
                 batch = NoisedBatch(batch, self._mechanisms[rows], noises, self._total[rows])

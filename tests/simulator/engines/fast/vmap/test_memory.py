@@ -71,15 +71,16 @@ def test_what_a_method_needs_beyond_plain_training_is_counted() -> None:
     usual = {"config": config, "inputs": Inputs(), "parts": 2, "image_bytes": 0, "samples": 400}
     size, plain = gradient.layout.size, bytes_per_client(gradient, **usual)
     assert bytes_per_client(gradient, **{**usual, "config": replace(config, momentum=0.5)}) == plain + 8 * size
-    assert bytes_per_client(gradient, **usual, each=True) == plain + 64 * size  # gradients of 8 samples, twice
+    # Gradients of 8 samples, twice, and three of them by tensors.
+    assert bytes_per_client(gradient, **usual, each=True, records_at_once=3) == plain + 4 * (16 + 3) * size
     assert bytes_per_client(gradient, **usual, second=True) == plain + 8 * size
     augmented = bytes_per_client(gradient, **{**usual, "inputs": Inputs(augment="flip-crop")})
     assert augmented == plain + 40 * 8 * 8 * 8
-    # By record: hardly ever more than 40 + 6 * 6 + 1 samples, but one at a time.
+    # By record: hardly ever more than 40 + 6 * 6 + 1 samples, but five at a time.
     record = RecordMechanism(1.0, 1.0, sample_rate=0.1, batches=9, gradients_per_batch=1, batch_size=40)
-    one = pass_bytes(gradient, 2, batch_size=1, dropout=()) // 2
-    expected = (4 * (7 + 3) + 1) * size + one + 77 * 4 * 64
-    assert bytes_per_client(gradient, **usual, record=record) == expected
+    five = pass_bytes(gradient, 2, batch_size=5, dropout=()) // 2
+    expected = (4 * (7 + 2 + 3 * 5) + 1) * size + five + 77 * 4 * 64
+    assert bytes_per_client(gradient, **usual, record=record, records_at_once=5) == expected
     teaching = TorchGradient(gradient.model, objective=Objective("distillation", temperature=3.0))
     assert bytes_per_client(teaching, **usual) > plain + 400 * 4 * 10
 

@@ -246,10 +246,17 @@ class Narrow(TorchGradient):
         self.most, self.calls = most, 0
 
     def clients(self, params, x, y, dropout=(), out=None, *, weights=None):
+        self._take(params)
+        return super().clients(params, x, y, dropout, out, weights=weights)
+
+    def records(self, params, x, y, dropout=(), out=None):
+        self._take(params)
+        return super().records(params, x, y, dropout, out)
+
+    def _take(self, params):
         self.calls += params.device.type != "meta"
         if len(params) > self.most and self.calls > 1:
             raise torch.OutOfMemoryError("no more")
-        return super().clients(params, x, y, dropout, out, weights=weights)
 
 
 def test_a_group_that_is_too_large_after_all_is_halved_and_begun_again(device: str) -> None:
@@ -275,7 +282,11 @@ def test_records_clipped_in_subsets_are_left_to_other_runtimes() -> None:
         train_cohort(method, cohort_of(method), DIGITS.model.init(1), DIGITS, inputs=Inputs())
 
 
-def test_records_are_clipped_and_noised_one_by_one_and_batches_may_be_empty(device: str) -> None:
+@pytest.mark.parametrize("at_once", [1, 3, 64])
+def test_records_are_clipped_and_noised_one_by_one_and_batches_may_be_empty(
+    device: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hushfleet.simulator.engines.fast.vmap.memory.MOST_RECORDS", at_once)
     for sample_rate in (0.3, 0.04):
         by_record = replace(BY_RECORD, sample_rate=sample_rate, batches=6)
         check(device, method_of("dp-fedavg", privacy=by_record, learning_rate=0.02), tolerance=1e-4)
@@ -305,7 +316,11 @@ def bound(parts: Method, **config: Any) -> TaskMethod:
     return TaskMethod(parts, TrainingConfig(**{**GENTLE, **config}), PRIVACY, DIGITS.layout)
 
 
-def test_single_gradients_and_memory_are_each_members_own_to_its_end(device: str) -> None:
+@pytest.mark.parametrize("at_once", [1, 3, 64])
+def test_single_gradients_and_memory_are_each_members_own_to_its_end(
+    device: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hushfleet.simulator.engines.fast.vmap.memory.MOST_RECORDS", at_once)
     check(device, bound(Method(training=Sgd(Remembering())), learning_rate=0.01))
 
 
