@@ -15,7 +15,7 @@ from torch import Tensor
 from hushfleet.models.torch_gradient import TorchGradient
 
 LARGE = 1 << 20
-"""A network with so many parameters is large: ResNet-18 has 11 million, `svhn-cnn` and `fashion-mnist-cnn` 1.6 and 1.2."""
+"""A network with so many parameters is large: ResNet-18 has 11 million, `svhn-cnn` 1.6, `fashion-mnist-cnn` 1.2."""
 STREAMS = 8
 
 
