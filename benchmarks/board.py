@@ -50,7 +50,7 @@ def client(folder: Path, runtime: str) -> None:
     from hushfleet.edge_client.trainer import DeviceRound
     from hushfleet.wire.format.messages import RoundPlan
 
-    return_freed_memory()  # as `hushfleet client` does
+    return_freed_memory()  # as `hushfleet-edge` does
     os.cpu_count = lambda: 1  # what the client gives ONNX Runtime
     config, package = load_config(folder / "device.toml"), (folder / "package.bin").read_bytes()
     spec, initial = TaskSpec.from_bytes(package), np.load(folder / "initial.npy")

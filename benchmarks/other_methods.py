@@ -1,6 +1,6 @@
 """DP-FedAvg and FedGLP-ADP beside `hush`, at the same epsilon against the server, on fleets of small devices.
 
-    python -m benchmarks.other_methods --kept FILE [--data-dir DIR] [--part K/N]
+    python -m benchmarks.other_methods --kept FILE [--data-dir DIR] [--part K/N] [--json FILE]
 
 Runs of the product's fast engine; each is a line of --kept, which `benchmarks.private_gain --others` draws. Unit
 device, delta 1e-5, 20 rounds with every device in each. `sum`: updates are opened as sums alone, and all devices are
@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Figures, make_parser
+from benchmarks.common import Figures, make_parser, write
 from hushfleet.aggregator.config.task import parse_task
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.simulator.engines.fast.engine import run_rounds
@@ -127,14 +127,14 @@ def measure(cell: MethodRun, *, data_dir: Path | None) -> Figures:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__ or "")
     parser.add_argument("--kept", type=Path, required=True, metavar="FILE", help="finished cells, a line each")
     parser.add_argument("--data-dir", type=Path, help="where the data sets' files are")
     parser.add_argument("--part", default="0/1", metavar="K/N", help="every N-th cell, from the K-th (0 is the first)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     first, parts = map(int, options.part.split("/"))
-    lines = map(json.loads, options.kept.read_text().splitlines() if options.kept.exists() else [])
+    lines = list(map(json.loads, options.kept.read_text().splitlines() if options.kept.exists() else []))
     done = {MethodRun(**line["cell"]) for line in lines}
     for cell in list(cells())[first::parts]:
         if cell not in done:
@@ -142,6 +142,8 @@ def main() -> None:
             print(line, flush=True)
             with options.kept.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+            lines.append(line)
+    write(options, {"cells": lines})
 
 
 if __name__ == "__main__":

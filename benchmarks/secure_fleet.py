@@ -123,15 +123,16 @@ def audit(simulation: Simulation, *, lost: float, live: bool) -> list[Figures]:
         included = {(row.round, update.device) for row in rounds for update in store.updates(row.round)}
         answers = [len(store.answer_sizes(row.round)) for row in rounds]
         refusals = sum((Counter(codes) for codes in store.refusals().values()), Counter())
+    of_device: defaultdict[str, list[int]] = defaultdict(list)
+    for number, name in included:
+        of_device[name].append(number)
     kept = acked = 0
     for name in names:
         with store_of(simulation.folder.device(name), name) as device:
-            charged = device.ledger.rounds_charged(task)
-            kept += charged >= sum(each == name for _, each in included)
+            kept += device.ledger.rounds_charged(task) >= len(of_device[name])
             acked += not live or all(
                 (entry := device.outbox(task, number)) is not None and entry.status == "acked"
-                for number, each in included
-                if each == name
+                for number in of_device[name]
             )
     wanted, least = simulation.task.round.rounds, int((1 - lost) * len(names))
 

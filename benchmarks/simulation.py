@@ -3,9 +3,10 @@
     python -m benchmarks.simulation [--quick] [--workloads W1,W2] [--data-dir DIR] [--peers-python PYTHON] [--check]
 
 Measured are samples trained on a second over whole rounds of DP-FedAvg with local clipping and noise: selection,
-training, clipping, noising, coding, aggregation; no accuracy tests. All frameworks are alive at the same time, each in
-a fresh interpreter of its own, and take turns, so that whatever else the machine does hits all alike; the first round
-of each is left out, and the median of the turns is shown. Ratios are medians over pairs of the same turn.
+training, clipping, noising, aggregation, and on our side rounding; no accuracy tests. All frameworks are alive at the
+same time, each in a fresh interpreter of its own, and take turns, so that whatever else the machine does hits all
+alike; the first round of each is left out, and the median of the turns is shown. Ratios are medians over pairs of the
+same turn.
 
 With --before, the engine of another checkout of this project is measured as well; it must have this script.
 

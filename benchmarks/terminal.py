@@ -150,6 +150,8 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--frames", type=int, default=36, help="at most so many screens, two or more")
     parser.add_argument("command", nargs="+", help="after --")
     options = parser.parse_args(words)
+    if options.frames < 2:
+        parser.error(f"--frames {options.frames}: take 2 or more")
     if shutil.which(options.command[0]) is None:
         parser.error(f"there is no command {options.command[0]}")
     shown = record(options.command, columns=options.columns, rows=options.rows)

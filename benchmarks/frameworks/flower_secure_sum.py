@@ -2,7 +2,8 @@
 
 Started by `benchmarks/secure_sum.py` in an environment of its own; its only argument is one JSON text. The clients run
 Flower's own `secaggplus_mod`, with the messages that `SecAggPlusWorkflow` would send them. One client and its
-neighbours are run; the server's work is measured on one vector, one seed and one key of each kind, and counted for all.
+neighbours are run, more than once: as on our side the shortest time counts, and not the first one, in which modules are
+still loaded. The server's work is measured on one vector, one seed and one key of each kind, and counted for all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import logging
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -28,6 +29,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_
 from flwr.supercore.task_identity import TaskIdentity
 
 MOD_RANGE = 1 << 32
+ROUNDS = 3
 
 
 class Client:
@@ -66,12 +68,21 @@ def timed(work: Any, *arguments: Any) -> tuple[Any, float]:
             return found, least
 
 
-def main() -> None:
-    logging.disable(logging.WARNING)
-    TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
-    job = json.loads(sys.argv[1])
-    clients, size, shares = job["clients"], job["size"], min(job["shares"], job["clients"])
-    threshold = max(2, round(job["threshold"] * shares))
+class Round(NamedTuple):
+    """What one client, the first, has seen of a round.
+
+    :param keys: both public keys of each client.
+    :param masked: its masked vector, in parts.
+    """
+
+    own: Client
+    keys: dict[str, list[bytes]]
+    masked: list[bytes]
+    answer: ConfigRecord
+
+
+def run_round(clients: int, size: int, shares: int, threshold: int, drop_out: float) -> Round:
+    """All four stages of one client, and of its neighbours what it needs."""
     nodes = [Client(1000 + index, size) for index in range(shares)]
     own = nodes[0]
     setup = {
@@ -98,11 +109,22 @@ def main() -> None:
     masked = own.step({Key.STAGE: Stage.COLLECT_MASKED_VECTORS, Key.CIPHERTEXT_LIST: to_own, Key.SOURCE_LIST: sources})[
         Key.MASKED_PARAMETERS
     ]
-    dead = round(job["drop_out"] * shares)
+    dead = round(drop_out * shares)
     active = [node.node for node in nodes[: shares - dead]]
     lost = [node.node for node in nodes[shares - dead :]]
     unmask = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: active, Key.DEAD_NODE_ID_LIST: lost}
-    answer = own.step(unmask)
+    return Round(own, keys, masked, own.step(unmask))
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)
+    TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
+    job = json.loads(sys.argv[1])
+    clients, size, shares = job["clients"], job["size"], min(job["shares"], job["clients"])
+    threshold = max(2, round(job["threshold"] * shares))
+    rounds = [run_round(clients, size, shares, threshold, job["drop_out"]) for _ in range(ROUNDS)]
+    own, keys, masked, answer = rounds[-1]
+    dead = round(job["drop_out"] * shares)
 
     # the server: what each vector, each survivor and each lost client costs
     vector, read_s = timed(lambda: [bytes_to_ndarray(each) for each in masked])
@@ -112,14 +134,16 @@ def main() -> None:
     seed = state["rd_seed"]
     _, expand_s = timed(pseudo_rand_gen, seed, MOD_RANGE, [each.shape for each in vector])
     _, combine_s = timed(combine_shares, create_shares(seed, threshold, shares)[: shares - dead])
-    private, public = bytes_to_private_key(state["sk1"]), bytes_to_public_key(keys[str(nodes[1].node)][0])
+    of_other = list(keys.values())[1][0]
+    private, public = bytes_to_private_key(state["sk1"]), bytes_to_public_key(of_other)
     _, exchange_s = timed(generate_shared_key, private, public)
     gone = round(job["drop_out"] * clients)
     here = clients - gone
     server_s = here * (read_s + add_s + combine_s + expand_s + subtract_s)
     server_s += gone * (combine_s + (shares - 1) * (exchange_s + expand_s + add_s))
     assert len(answer[Key.SHARE_LIST]) == shares
-    print(json.dumps({"device_s": own.cpu_s, "up": own.up, "down": own.down, "server_s": server_s}))
+    device_s = min(each.own.cpu_s for each in rounds)
+    print(json.dumps({"device_s": device_s, "up": own.up, "down": own.down, "server_s": server_s}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Hushfleet's own fast engine, through its public functions: trainer, codec, ledger, store and round engine.
+"""Hushfleet's own fast engine, through its public functions: trainer, ledger, store and round engine.
+
+Values are rounded as the codec does it; no update is coded but for a sample of its values, to count bytes, or signed.
 
     python -m benchmarks.frameworks.ours FOLDER RUNTIME PROCESSES RUN_FOLDER DATA_DIR
 

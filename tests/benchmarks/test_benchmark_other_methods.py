@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from benchmarks import other_methods
 from benchmarks.other_methods import MethodRun, cells
 from benchmarks.private_gain import EPSILONS, draw
 from hushfleet.aggregator.config.task import parse_task
@@ -48,3 +54,16 @@ def test_the_figure_has_a_curve_for_each_method(tmp_path: Path) -> None:
         "FedGLP-ADP, CNN, if its masks could be",
     ):
         assert name in text
+
+
+def test_finished_cells_are_not_run_again_and_all_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures_of: Callable[..., Any]
+) -> None:
+    two = list(cells())[:2]
+    monkeypatch.setattr(other_methods, "cells", lambda: iter(two))
+    monkeypatch.setattr(other_methods, "measure", lambda cell, data_dir: {"global": 0.5})
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text(json.dumps({"cell": asdict(two[0]), "global": 0.25}) + "\n")
+    found = figures_of(other_methods.main, f"--kept {kept}")
+    assert [each["global"] for each in found["cells"]] == [0.25, 0.5]
+    assert [json.loads(line) for line in kept.read_text().splitlines()] == found["cells"]

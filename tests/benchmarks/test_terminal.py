@@ -35,3 +35,9 @@ def test_each_screen_is_a_frame(most: int, kept: list[int]) -> None:
     assert drawn == [["<title>", f"at {at}"] for at in kept]
     style = "".join(root.find(f"{SVG}style").itertext())  # type: ignore[union-attr]  # one is there
     assert style.count("@keyframes") == len(kept)
+
+
+def test_a_film_of_one_frame_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        terminal.main(["film.svg", "--frames", "1", "--", sys.executable, "-c", "print(1)"])
+    assert "--frames 1: take 2 or more" in capsys.readouterr().err

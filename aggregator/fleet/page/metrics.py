@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,7 +14,9 @@ from prometheus_client.registry import Collector
 
 from hushfleet.aggregator.fleet.view import BoardView, FleetView, RolloutView, RunView
 from hushfleet.aggregator.results.fleet_timeline import ACTIVITIES
+from hushfleet.wire.format.fields import DeclineCode
 from hushfleet.wire.format.health import SHOWN, metric_value
+from hushfleet.wire.format.messages import RefusedCode
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Sample = tuple[tuple[str, ...], float | None]
@@ -25,12 +28,15 @@ class Described:
 
     :param samples: label values, and the value, None where it is not known.
     :param binary: Home Assistant's device class of a metric that is 0 or 1.
+    :param codes: of a counter by code: all codes, which Prometheus must have seen at 0. It takes a counter that begins
+        at 1 for one that has not increased, so an alert would miss the first refusal.
     """
 
     help: str
     samples: Callable[[FleetView], Iterable[Sample]]
     labels: tuple[str, ...] = ()
     binary: str = ""
+    codes: tuple[str, ...] = ()
 
 
 def _fleet(help: str, value: Callable[[FleetView], float | None], binary: str = "") -> Described:
@@ -46,11 +52,13 @@ def _run(help: str, value: Callable[[RunView], float | None]) -> Described:
     return Described(help, lambda view: [] if view.run is None else [((), value(view.run))])
 
 
-def _codes(help: str, counts: Callable[[RunView], Iterable[tuple[str, int]]]) -> Described:
+def _codes(help: str, codes: object, counts: Callable[[RunView], Iterable[tuple[str, int]]]) -> Described:
+    """:param codes: a `Literal` of all of them."""
+
     def samples(view: FleetView) -> list[Sample]:
         return [] if view.run is None else [((code,), count) for code, count in counts(view.run)]
 
-    return Described(help, samples, ("code",))
+    return Described(help, samples, ("code",), codes=get_args(codes))
 
 
 def _rollout(help: str, value: Callable[[RolloutView], float]) -> Described:
@@ -139,8 +147,8 @@ METRICS = {
     "hushfleet_epsilon_release": _run("against readers of the models alone", lambda run: run.epsilon_release),
     "hushfleet_uplink_bytes_total": _run("updates of accepted devices", lambda run: run.uplink_bytes),
     "hushfleet_downlink_bytes_total": _run("what they fetched of the global model", lambda run: run.downlink_bytes),
-    "hushfleet_declines_total": _codes("declines of boards", lambda run: run.declines),
-    "hushfleet_refusals_total": _codes("refusals by the aggregator", lambda run: run.refusals),
+    "hushfleet_declines_total": _codes("declines of boards", DeclineCode, lambda run: run.declines),
+    "hushfleet_refusals_total": _codes("refusals by the aggregator", RefusedCode, lambda run: run.refusals),
     "hushfleet_rollout_wanted": _rollout("boards that a roll-out is for", lambda rollout: rollout.wanted),
     "hushfleet_rollout_reached": _rollout(
         "of these, how many run the release for good", lambda rollout: rollout.reached
@@ -185,7 +193,10 @@ class _Fleet(Collector):
             family = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(
                 name, described.help, labels=described.labels
             )
-            for labels, value in described.samples(self._view):
+            samples = dict(described.samples(self._view))
+            if self._view.run is not None:
+                samples = {(code,): 0 for code in described.codes} | samples
+            for labels, value in samples.items():
                 if value is not None:
                     family.add_metric(labels, value)
             yield family

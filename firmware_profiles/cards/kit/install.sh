@@ -10,7 +10,7 @@ root=${HUSHFLEET_ROOT:-}
 opt=$root/opt/hushfleet etc=$root/etc/hushfleet state=$root/var/lib/hushfleet units=$root/etc/systemd/system
 
 say() { echo "hushfleet: $*"; echo "$*" >> "$here/install.log" || :; }
-fail() { say "error: $*"; exit 1; }
+fail() { say "error: $2"; exit "$1"; }
 # A file is there whole or not at all:  put FROM TO MODE GROUP
 put() { cp "$1" "$2.part"; chmod "$3" "$2.part"; chown "root:$4" "$2.part"; sync "$2.part"; mv -f "$2.part" "$2"; }
 # Overwrites before it deletes, for what was secret. Flash memory may keep an old copy that nobody can reach by files.
@@ -21,7 +21,7 @@ erase() {
     rm -f "$1"
 }
 
-[ "$(id -u)" = 0 ] || fail "install.sh needs root: sudo sh $here/install.sh"
+[ "$(id -u)" = 0 ] || fail 1 "install.sh needs root: sudo sh $here/install.sh"
 if [ -e "$here/done" ]; then say "nothing to do: $here/done is there"; exit 0; fi
 
 # 1. The Python that the release was made for
@@ -31,7 +31,7 @@ for python in "python$want" python3; do
     [ "$("$found" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" = "$want" ] && break
     found=
 done
-[ -n "${found:-}" ] || fail "this card is for Python $want, which is not here ($(python3 --version 2>&1 || :)): write it \
+[ -n "${found:-}" ] || fail 2 "this card is for Python $want, which is not here ($(python3 --version 2>&1 || :)): write it \
 with --python for the system that it starts, 3.10 to 3.13, or take a system that has one of these"
 
 # 2. The user that the client runs as
@@ -46,7 +46,7 @@ ln -sfn "$found" "$opt/python"
 put "$here/slots.pyz" "$opt/slots.pyz" 755 root
 for name in root_key release_keys; do put "$here/$name" "$opt/$name" 644 root; done
 "$found" -I "$opt/slots.pyz" first "$here/release.hfr" --root "$opt" --state "$state" >> "$here/install.log" 2>&1 || {
-    code=$? # 2: it does not run here, and trying it each minute would wear the card out
+    code=$? # 2, as above: it does not run here, and trying it each minute would wear the card out
     say "error: the release cannot be installed: $(tail -n 1 "$here/install.log")"
     exit $code
 }

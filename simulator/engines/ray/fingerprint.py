@@ -14,7 +14,8 @@ from pathlib import Path
 
 from hushfleet.errors import HushfleetError
 
-PACKAGES = tuple(f"hushfleet{name}" for name in ("", ".models", ".edge_client", ".aggregator", ".simulator"))
+_NESTED = ("aggregator", "edge_client", "firmware_profiles", "models", "simulator")  # as in setup.py
+PACKAGES = ("hushfleet", *(f"hushfleet.{name}" for name in _NESTED))
 _ARITHMETIC = ("numpy", "onnxruntime", "torch")
 _SOURCES = frozenset({".py", ".c", ".h", ".toml"})
 

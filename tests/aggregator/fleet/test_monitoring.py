@@ -39,6 +39,12 @@ def test_every_label_that_is_named_exists(file: str) -> None:
     assert {name for names in named for name in names if name} <= labels
 
 
+def test_every_code_that_is_named_exists() -> None:
+    named = [codes.split("|") for each in expressions("alerts.yml") for codes in re.findall(r'code=~"([^"]+)"', each)]
+    assert named
+    assert {code for codes in named for code in codes} <= set(METRICS["hushfleet_refusals_total"].codes)
+
+
 def test_every_alert_says_what_to_do() -> None:
     (group,) = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]:

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator, MutableMapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -29,6 +29,7 @@ from hushfleet.aggregator.fleet.page.render import MOST_BOARDS, PARTS, page, ren
 from hushfleet.aggregator.fleet.page.server import PageServer, page_token, page_url
 from hushfleet.aggregator.fleet.view import FleetView
 from hushfleet.errors import BadInput, StoreError
+from hushfleet.wire.format.messages import RefusedCode
 from support.desk import TASK, until
 from support.fleet_views import HOSTILE, a_board, a_view
 
@@ -259,6 +260,8 @@ def test_metrics_are_those_that_are_described(server: PageServer) -> None:
     assert values["hushfleet_boards", "declined"] == 2
     assert values["hushfleet_board_disk_used_ratio", "greenhouse-05"] == 0.9
     assert values["hushfleet_declines_total", "budget"] == 3
+    assert values["hushfleet_declines_total", "memory"] == 0, "Prometheus misses the first step of one that begins at 1"
+    assert {values["hushfleet_refusals_total", code] for code in get_args(RefusedCode)} == {0, 1, 4}
     assert values["hushfleet_rollout_returned", "0.4.0"] == 1
     assert ("hushfleet_board_epsilon_server", "greenhouse-07") not in values, "what is not known is left out"
     assert families["hushfleet_boards_urgent"].samples[0].value == sum(board.is_urgent for board in a_view().boards)
