@@ -322,6 +322,7 @@ def labels(result: Result) -> Section | None:
 def fleet(result: Result) -> Section:
     detail, ledger = result.details, {row.device: row for row in result.privacy}
     ids, known = detail.devices or list(ledger), any(row.lifetime for row in result.privacy)
+    listed = set(ids)
     unknown = _spent_unknown(result)
     sent = "updates sent" if any(row.answer_bytes for row in result.rounds) else "sent up"
     head = (
@@ -349,14 +350,14 @@ def fleet(result: Result) -> Section:
     parts: list[SectionPart] = [
         Table(head, lines, names=2, folded=folded) if lines else missing("The result names no devices.")
     ]
-    if ledger and not unknown.isdisjoint(ids):
+    if ledger and unknown & listed:
         words = "What a device without an accepted update has paid for others is in its own ledger alone."
         parts.append(Prose([words], css="note"))
     if detail.decline_reasons:
         said = [f"{code}: {reason or DASH}" for code, reason in sorted(detail.decline_reasons.items())]
         parts.append(Prose(["Why devices declined, in the words of the last one:", *said], css="note"))
     others = sorted(detail.refusals.items())
-    strangers = [f"{device} ({_codes(codes)})" for device, codes in others if device not in ids]
+    strangers = [f"{device} ({_codes(codes)})" for device, codes in others if device not in listed]
     if strangers:
         parts.append(Prose([f"Refused from others: {'; '.join(strangers)}."], css="note"))
     if result.engine == "field":
