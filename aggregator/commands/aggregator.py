@@ -105,6 +105,7 @@ def aggregator(
     from hushfleet.aggregator.devices.roster_file import RosterFile
     from hushfleet.aggregator.fleet.folder import FleetFolder
     from hushfleet.aggregator.fleet.spending import Spending
+    from hushfleet.aggregator.fleet.task_check import boards_needed
     from hushfleet.aggregator.observe.progress import show_progress
     from hushfleet.aggregator.planning.advice import worth_it
     from hushfleet.aggregator.results.server_sees import server_sees
@@ -132,6 +133,8 @@ def aggregator(
         task_file, options = of_fleet.task, options.of(of_fleet)
     if task_file is None or options.broker is None:
         raise BadInput("give TASK.toml and --broker URL, or --fleet DIR")
+    if options.resume and options.out is None:
+        raise BadInput("--resume goes on with the run in --out: give its folder, or leave --resume out for a new run")
     task = load_task(task_file, tuple(options.settings or ()))
     if options.roster is not None and task.privacy.accounting != "secure":
         raise BadInput(
@@ -162,8 +165,9 @@ def aggregator(
         if advice is not None and advice.warning is not None:
             console.print(f"[yellow]note:[/] {escape(advice.warning)}", highlight=False, soft_wrap=True)
         engine = RoundEngine(store, prepared, device=torch_device(options.device.value))
-        if of_fleet is None and closed and policy.count < engine.min_devices:  # `fleet up` says so of a fleet
-            few = f"a round opens with {engine.min_devices} devices, and {policy.count} may take part"
+        needed = boards_needed(task, blocked=policy.blocked)
+        if of_fleet is None and closed and policy.count < needed:  # `fleet up` says so of a fleet
+            few = f"a round opens with {needed} devices, and {policy.count} may take part"
             more = f"it waits until you add more (hushfleet devices add {folder} ID --key KEY)"
             console.print(f"[yellow]note:[/] {escape(f'{few}: {more}')}", highlight=False, soft_wrap=True)
         key_path = options.identity or default_path(options.federation)

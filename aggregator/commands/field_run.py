@@ -65,9 +65,11 @@ def resume_command(context: typer.Context, folder: Path) -> str:
     return shlex.join([*words, "--out", str(folder), "--resume"])
 
 
-def nobody_is_known(folder: Path) -> BadInput:
+def nobody_is_known(folder: Path, *, blocked: int = 0) -> BadInput:
+    """:param blocked: how many devices are known, and blocked."""
+    known = f"all {blocked} known devices are blocked" if blocked else "no device is known"
     return BadInput(
-        "no device is known, and enrolment is closed, so nobody could take part. Give a list with --devices FILE, or "
+        f"{known}, and enrolment is closed, so nobody could take part. Give a list with --devices FILE, or "
         f"add each device: hushfleet devices add {folder} ID --key KEY (`hushfleet-edge status DEVICE.toml` "
         f"prints a board's key), then start again with --out {folder}. In a lab: --enrolment open"
     )
@@ -89,7 +91,7 @@ def enrolment_of(
     known.add(listed)
     enrolment = Enrolment(store, known, closed=closed, of_fleet=fleet is not None)
     if closed and not enrolment.count and fleet is None:
-        raise nobody_is_known(store.folder)
+        raise nobody_is_known(store.folder, blocked=enrolment.blocked)
     if closed and fleet is not None:
         text = f"{enrolment.count} boards have enrolled and may take part; see: hushfleet fleet list {fleet.path}"
     elif closed:
@@ -156,8 +158,7 @@ def run_rounds(
         if begins:
             _ask_for_a_second_opinion(engine, console)
         with display:
-            for event in iterate_events(path):
-                display.state.apply(event)
+            display.replay(iterate_events(path))
             coordinator.run(stop)
     return engine.finished
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from hushfleet.aggregator.options import Option, with_options
 from hushfleet.errors import BadInput, PrivacyError
-from hushfleet.privacy.terms import TRUST, Accountant, Accounting, Unit
+from hushfleet.privacy.terms import HONEST_FRACTION, TRUST, Accountant, Accounting, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class PrivacyOptions:
     parameters: Annotated[int | None, Option(help="Number of values in an update, for its signal-to-noise ratio.")] = None
     accounting: Annotated[Accounting | None, Option(help="Trust model: strict (trust nobody), secure (sums of enough honest devices), as-published.")] = None
     devices: Annotated[int | None, Option(help="Number of devices in a secure sum when none is missing.")] = None
-    honest_fraction: Annotated[float, Option(help="Least share of honest devices, with secure sums.")] = 0.9
+    honest_fraction: Annotated[float, Option(help="Least share of honest devices, with secure sums.")] = HONEST_FRACTION
     min_devices: Annotated[int | None, Option(help="Fewest devices in a sum that is opened; default: nine tenths of --devices.")] = None
     accountant: Annotated[Accountant, Option(help="Accountant that computes epsilon; rdp: as in the papers.")] = "exact"
     check: Annotated[bool, Option("--check", help="Also print the results of Opacus' RDP and PRV accountants; takes seconds.")] = False
@@ -95,6 +95,10 @@ def privacy(
         raise BadInput("strict noise is not divided: leave out --noise-split")
     if (options.accounting == "secure") != (options.devices is not None):
         raise BadInput("--accounting secure needs --devices, and --devices needs --accounting secure")
+    if options.devices is None and (options.min_devices is not None or options.honest_fraction != HONEST_FRACTION):
+        raise BadInput("--honest-fraction and --min-devices need --accounting secure")
+    if options.parameters is not None and options.parameters < 1:
+        raise BadInput(f"--parameters must be 1 or more, got {options.parameters}")
     try:
         if options.devices is not None:
             if (

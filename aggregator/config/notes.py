@@ -1,20 +1,53 @@
-"""Lines that a run says at its start, where a task's epsilon is not what boards are promised."""
+"""Lines that a run says at its start, where a task's epsilon is not what boards are promised, or a key does nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from hushfleet.aggregator.config.sections import OWN_DATA
 from hushfleet.aggregator.config.task import Task
+from hushfleet.codecs.registry import codec_of
 from hushfleet.privacy.terms import AS_PUBLISHED
 
 
 def notes_of(task: Task) -> list[str]:
-    """Returns the lines for this task; none where its epsilon is the promise."""
+    """Returns the lines for this task; none where its epsilon is the promise, and each key has an effect."""
     published = [AS_PUBLISHED] if task.privacy.accounting == "as-published" else []
-    epsilon = task.privacy.epsilon
+    epsilon, idle = task.privacy.epsilon, list(_idle_keys(task))
     if epsilon is None or not task.parts().server.lowers_noise:
-        return published
+        return [*published, *idle]
     return [
         *published,
+        *idle,
         f"privacy.epsilon = {epsilon:g} is what all rounds cost at the first noise. method.name = "
         f"{task.method.name!r} lowers it as training goes on, so more may be spent, up to the limits of the boards "
         "(in a simulation privacy.budget)",
     ]
+
+
+def _idle_keys(task: Task) -> Iterator[str]:
+    """Names the keys that were set to something else than their default, and have no effect beside the others."""
+    data, privacy, wire, asked = task.data, task.privacy, task.wire, task.statistic
+    kind = None if asked is None else asked.kind
+    idle = (
+        ("data", data, "alpha", "partition", not data.partition.startswith("dirichlet")),
+        ("data", data, "classes_per_device", "partition", data.partition != "pathological"),
+        ("data", data, "class_names", "name", data.name not in OWN_DATA),
+        ("data", data, "input_shape", "name", data.name not in OWN_DATA),
+        ("privacy", privacy, "honest_fraction", "accounting", privacy.accounting != "secure"),
+        ("wire", wire, "step", "codec", not codec_of(wire.codec).uses_wire_step),
+        ("wire", wire, "downlink_step", "downlink", wire.downlink == "full"),
+        *(("statistic", asked, key, "kind", kind in ("counts", "drift")) for key in ("column", "low", "high")),
+        ("statistic", asked, "bins", "kind", kind not in (None, "histogram")),
+        ("statistic", asked, "most", "kind", kind not in (None, "counts")),
+    )
+    for name, section, key, other, is_idle in idle:
+        if is_idle and (value := getattr(section, key)) != _default(section, key):
+            written, beside = list(value) if isinstance(value, tuple) else value, getattr(section, other)
+            yield f"{name}.{key} = {written!r} has no effect with {name}.{other} = {beside!r}; leave it out"
+
+
+def _default(section: Any, key: str) -> Any:
+    return next(each.default for each in fields(section) if each.name == key)

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 _FROM_DEVICES = ("presence", "offer", "update", "decline")
+_THERE = ("ready", "training")
 
 
 @dataclass
 class DeviceActivity:
     """One device.
 
+    :param presence: as the log has it last.
     :param rounds: number of its accepted updates.
     :param last_seen: unix seconds of its last message; None: there was none.
     """
 
     board: str = ""
+    presence: str = ""
     rounds: int = 0
     last_seen: float | None = None
 
@@ -30,4 +33,15 @@ def add_activity(found: dict[str, DeviceActivity], events: Iterable[Mapping[str,
             device = found.setdefault(name, DeviceActivity())
             device.board = str(event.get("board") or device.board)
             device.rounds += kind == "update" and event.get("code") == "accepted"
-            device.last_seen = event.get("at", device.last_seen)
+            if kind != "presence" or _is_heard(device.presence, event.get("state")):
+                device.last_seen = event.get("at", device.last_seen)
+            if kind == "presence":
+                device.presence = str(event.get("state"))
+
+
+def _is_heard(before: str, state: Any) -> bool:
+    """Whether the device itself has said so now.
+
+    The broker says that a device is lost, and repeats to an aggregator that starts how all devices were.
+    """
+    return state in _THERE or (state == "sleeping" and before in _THERE)

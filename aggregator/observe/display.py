@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Self
 
@@ -108,6 +108,12 @@ class FleetDisplay:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
             self._heartbeat.note_output()
 
+    def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Takes in the log of a run that goes on; what it warned of was said then."""
+        for event in events:
+            self.state.apply(event)
+        self.state.take_news()
+
     def apply_metrics(self, device: str, metrics: Mapping[str, Any]) -> None:
         """Takes in what one simulated device measured about itself."""
         with self._lock:
@@ -204,7 +210,8 @@ class FleetDisplay:
         """Formats how many devices are in which state, with their names in a small fleet."""
         states = self.state.states()
         counts = Counter(states.values())
-        present, devices = len(states) - counts["lost"], max(self.state.device_count, len(states))
+        present = sum(device.is_there for device in self.state.devices.values())
+        devices = max(self.state.device_count, len(states))
         text = Text(f"{present} of {devices} present")
         for state in COLORS:
             if counts[state] and state != "ready":

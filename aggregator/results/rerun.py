@@ -74,7 +74,7 @@ def command_line() -> str:
         return ""
     is_ours = program.stem == "hushfleet" or program.parts[-3:] == ("aggregator", "commands", "__main__.py")
     typed = ["hushfleet"] if is_ours else ["python"] * (program.suffix == ".py") + [str(program)]
-    return shlex.join([re.sub(r"://[^@/\s]*@", "://", word) for word in (*typed, *words)])
+    return shlex.join([re.sub(r"://[^/\s]*@", "://", word) for word in (*typed, *words)])
 
 
 def commit() -> str | None:

@@ -22,6 +22,8 @@ from hushfleet.aggregator.results.json_record import Seconds
 MOST_SPANS = 200_000
 MOST_DEVICE_MARKS = 2_000
 LONGEST_PAUSE_S = 600.0
+SET_BACK_S = 1.0
+"""An event that is so much older than the one before was written after the clock was set back."""
 SERVERS = ("broker", "aggregator")
 _BROUGHT_BACK_BY = {"kill": "start", "stop": "start", "cut": "mend"}
 _NOTICED_BEFORE_S, _NOTICED_AFTER_S = 5.0, 30.0
@@ -59,8 +61,8 @@ def make_timeline(
 class _Clock:
     """Seconds since the run's first event, whatever clock stamped the events. It never goes backwards.
 
-    A run that was stopped overnight and resumed goes on where it was: the stop is left out. So is a jump back at a
-    start, since a resumed simulation may begin its own clock anew.
+    A run that was stopped overnight and resumed goes on where it was: the stop is left out. So is a jump back, of a
+    resumed simulation that begins its own clock anew, or of a clock that was set.
     """
 
     def __init__(self) -> None:
@@ -73,7 +75,7 @@ class _Clock:
             self._pieces.append((raw, raw))
         at = raw - self._pieces[-1][1]
         self.left_out_s = 0.0
-        if is_start and (at < self.now or at - self.now > LONGEST_PAUSE_S):
+        if at < self.now - SET_BACK_S or (is_start and (at < self.now or at - self.now > LONGEST_PAUSE_S)):
             self.left_out_s = max(0.0, at - self.now)
             self._pieces.append((raw, raw - self.now))
         else:

@@ -63,9 +63,9 @@ def figures_of(run: Path, *, follow: bool = False) -> Iterator[TrackedFigures]:
     while True:
         for event in log.read():
             state.apply(event)
-            if event["event"] == "update" and event.get("code") == "accepted":
+            if event.get("event") == "update" and event.get("code") == "accepted":
                 metrics.answered(str(event.get("device")))
-            elif event["event"] == "round_close":
+            elif event.get("event") == "round_close":
                 yield _figures(event, state, metrics.means(state.rounds_closed))
         if not follow or state.finished or state.rounds_closed >= state.rounds > 0:
             return

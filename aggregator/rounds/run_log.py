@@ -41,8 +41,7 @@ class RunLog:
         After a kill between a transaction and its line in the log, the store knows what is missing.
         """
         engine = self._engine
-        rules, data = engine.prepared.task.round, engine.prepared.task.data
-        devices = data.devices if rules.buffered else engine.min_devices
+        devices = engine.prepared.task.data.devices
         self.note("run", **run_fields(engine.spec, engine="field", devices=devices))
         if self._events is None:
             return

@@ -42,6 +42,8 @@ MOST_DUMBBELLS = 24
 MOST_TABLE_ROWS = 40
 MOST_LAYER_LINES = 4
 DASH = "\N{EN DASH}"
+_TRAINED = frozenset("lrx")
+"""The results of a round in which a device may have trained, and no update of it was accepted."""
 
 
 def rounds_of(result: Result) -> list[int]:
@@ -320,8 +322,11 @@ def labels(result: Result) -> Section | None:
 def fleet(result: Result) -> Section:
     detail, ledger = result.details, {row.device: row for row in result.privacy}
     ids, known = detail.devices or list(ledger), any(row.lifetime for row in result.privacy)
+    listed = set(ids)
+    unknown = _spent_unknown(result)
+    sent = "updates sent" if any(row.answer_bytes for row in result.rounds) else "sent up"
     head = (
-        "device", "board", "accepted", "charged", "sent up", *([LIFETIME] if known else []), "epsilon_server",
+        "device", "board", "accepted", "charged", sent, *([LIFETIME] if known else []), "epsilon_server",
         "epsilon_release", "refused", "declined",
     )  # fmt: skip
     lines = []
@@ -332,10 +337,10 @@ def fleet(result: Result) -> Section:
                 device,
                 result.boards.get(device, DASH),
                 str(detail.rounds_accepted[n]) if detail.rounds_accepted else DASH,
-                str(row.rounds_charged if row else 0) if ledger else DASH,
+                str(row.rounds_charged if row else 0) if ledger and device not in unknown else DASH,
                 size(detail.uplink_bytes[n]) if any(detail.uplink_bytes) else DASH,
                 *([number(row.lifetime.epsilon_server if row and row.lifetime else None)] if known else []),
-                number(row.epsilon_server if row else 0) if ledger else DASH,
+                number(row.epsilon_server if row else 0) if ledger and device not in unknown else DASH,
                 number(row.epsilon_release if row else 0) if ledger else DASH,
                 _codes(detail.refusals.get(device)) + (f"; own fault in {faults} rounds" if faults else ""),
                 _codes(detail.declines.get(device)),
@@ -345,11 +350,14 @@ def fleet(result: Result) -> Section:
     parts: list[SectionPart] = [
         Table(head, lines, names=2, folded=folded) if lines else missing("The result names no devices.")
     ]
+    if ledger and unknown & listed:
+        words = "What a device without an accepted update has paid for others is in its own ledger alone."
+        parts.append(Prose([words], css="note"))
     if detail.decline_reasons:
         said = [f"{code}: {reason or DASH}" for code, reason in sorted(detail.decline_reasons.items())]
         parts.append(Prose(["Why devices declined, in the words of the last one:", *said], css="note"))
     others = sorted(detail.refusals.items())
-    strangers = [f"{device} ({_codes(codes)})" for device, codes in others if device not in ids]
+    strangers = [f"{device} ({_codes(codes)})" for device, codes in others if device not in listed]
     if strangers:
         parts.append(Prose([f"Refused from others: {'; '.join(strangers)}."], css="note"))
     if result.engine == "field":
@@ -357,6 +365,16 @@ def fleet(result: Result) -> Section:
         parts.append(Prose([words], css="note"))
     lead = "Accepted and charged differ where an update was made, and paid for, but did not arrive in time."
     return Section("fleet", "Devices", lead, parts)
+
+
+def _spent_unknown(result: Result) -> set[str]:
+    """The devices that may have paid for updates, and said so with none: a device tells its total with each that is
+    accepted."""
+    trained = {*result.details.refusals}
+    if timeline := result.details.fleet_timeline:
+        of_each = zip(timeline.devices, timeline.outcomes, strict=True)
+        trained |= {device for device, letters in of_each if not _TRAINED.isdisjoint(letters)}
+    return trained - {row.device for row in result.privacy}
 
 
 def _codes(counts: Mapping[str, int] | None) -> str:

@@ -96,6 +96,31 @@ def test_a_run_goes_on_beside_files_that_came_later(task_file: Path, tmp_path: P
     assert invoked(*words).exit_code == AT_THE_ROUNDS
 
 
+def test_without_a_folder_nothing_can_be_resumed(
+    task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = invoked(task_file, "--broker", "mqtt://localhost", "--enrolment", "open", "--resume")
+    assert isinstance(outcome.exception, BadInput)
+    assert "give its folder" in str(outcome.exception)
+
+
+@pytest.mark.parametrize(("blocked", "waits"), [(1, False), (2, True)])
+def test_a_round_of_the_whole_fleet_does_without_blocked_devices(
+    blocked: int, waits: bool, task_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with DeviceRegister(folder) as register:
+        register.add([KnownDevice(f"dev-{n}") for n in range(3)])
+        for n in range(blocked):
+            register.block(f"dev-{n}", "stolen")
+    words = ("--broker", "mqtt://localhost", "--out", folder, "--identity", tmp_path / "key")
+    outcome = invoked(task_file, *words, "--set", "round.min_updates=2")
+    assert outcome.exit_code == AT_THE_ROUNDS, outcome.output
+    assert ("a round opens with 2 devices, and 1 may take part" in outcome.output) == waits
+    assert ("a round opens with" in outcome.output) == waits
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

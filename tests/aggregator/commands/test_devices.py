@@ -156,6 +156,8 @@ def test_an_aggregator_that_would_know_nobody_says_how_to_add_devices(start: lis
     assert not run.exists()
     AggregatorStore(run).close()
     assert "devices add" in refused(*start, "--resume"), "a run in which nobody was enrolled yet"
+    invoked("devices", "block", run, "one")
+    assert refused(*start, "--resume").startswith("all 1 known devices are blocked")
 
 
 def test_who_may_take_part_is_said_at_the_start(

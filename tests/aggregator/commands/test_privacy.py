@@ -142,6 +142,9 @@ def test_a_secure_sum_has_one_number_and_a_ring(app):
         ((*HUNDRED, "--epsilon", 2, "--noise-split", 2), "alone"),
         ((*HUNDRED, "--epsilon", 2, "--honest-fraction", 0.05), "may have no honest device"),
         ((*HUNDRED, "--epsilon", 2, "--min-devices", 101), "101 of 100 devices"),
+        ((*FEDGLP_ADP, "--min-devices", 9), "need --accounting secure"),
+        ((*FEDGLP_ADP, "--honest-fraction", 0.5), "need --accounting secure"),
+        ((*FEDGLP_ADP, "--parameters", 0), "--parameters must be 1 or more"),
         (("--devices", 100, "--epsilon", 2, "--rounds", 1, "--delta", 0.1), "needs --accounting secure"),
         (
             ("--accounting", "strict", "--noise-split", 2, "--epsilon", 2, "--rounds", 1, "--delta", 0.1),
@@ -157,7 +160,7 @@ def test_a_secure_sum_has_one_number_and_a_ring(app):
         (("--noise-multiplier", 1, "--rounds", 1, "--delta", 0.1, "--noise-split", 0), "1 device or more"),
         (("--noise-multiplier", 1, "--rounds", 1, "--delta", 0.1, "--participants", 0), "participant"),
         (("--noise-multiplier", 1, "--rounds", 1, "--delta", 0.1, "--units", 0), "at least one unit"),
-        (("--noise-multiplier", 1, "--rounds", 1, "--delta", 0.1, "--parameters", -1), "finite"),
+        (("--noise-multiplier", 1, "--rounds", 1, "--delta", 0.1, "--parameters", -1), "must be 1 or more"),
         (("--epsilon", 0.05, "--rounds", 1, "--delta", 1e-5, "--accountant", "rdp"), "no noise multiplier reaches"),
         (("--epsilon", 0, "--rounds", 1, "--delta", 1e-5), "target epsilon"),
         (("--epsilon", 1, "--rounds", 1, "--delta", 1e-5, "--noise-split", 0), "1 device or more"),

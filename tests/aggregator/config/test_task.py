@@ -548,3 +548,45 @@ def test_a_run_says_where_its_epsilon_is_not_what_boards_are_promised(
 ) -> None:
     notes = notes_of(task(method=method, privacy=privacy))
     assert [note[: len(each)] for note, each in zip(notes, said, strict=True)] == said
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "other"),
+    [
+        ({"data": {"alpha": 0.5}}, "data.alpha = 0.5", "data.partition = 'iid'"),
+        ({"data": {"classes_per_device": 2}}, "data.classes_per_device = 2", "data.partition = 'iid'"),
+        ({"data": {"class_names": ["a", "b"]}}, "data.class_names = ['a', 'b']", "data.name = 'digits'"),
+        ({"data": {"input_shape": [1, 8, 8]}}, "data.input_shape = [1, 8, 8]", "data.name = 'digits'"),
+        ({"privacy": {"honest_fraction": 0.5}}, "privacy.honest_fraction = 0.5", "privacy.accounting = 'strict'"),
+        ({"wire": {"codec": "float16", "step": 2.0}}, "wire.step = 2.0", "wire.codec = 'float16'"),
+        ({"wire": {"downlink": "full", "downlink_step": 1.0}}, "wire.downlink_step = 1.0", "wire.downlink = 'full'"),
+    ],
+)
+def test_a_key_that_does_nothing_is_named(changes: dict[str, Any], key: str, other: str) -> None:
+    assert notes_of(task(**changes)) == [f"{key} has no effect with {other}; leave it out"]
+
+
+def test_a_key_that_does_something_is_not_named() -> None:
+    assert notes_of(task(data={"partition": "dirichlet-class", "alpha": 0.5})) == []
+    assert notes_of(task(data={"partition": "pathological", "classes_per_device": 2})) == []
+    assert notes_of(task(wire={"step": 2.0, "downlink_step": 1.0})) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "idle"),
+    [
+        ("counts", ["column", "low", "high", "bins"]),
+        ("drift", ["column", "low", "high", "bins", "most"]),
+        ("mean", ["bins", "most"]),
+        ("histogram", ["most"]),
+    ],
+)
+def test_keys_of_other_statistics_are_named(kind: str, idle: list[str]) -> None:
+    asked = {"kind": kind, "column": "3", "low": -1.0, "high": 2.0, "bins": 4, "most": 9}
+    notes = notes_of(
+        task(
+            model={"name": "linear"}, method={"name": "dp-fedavg"}, privacy={"epsilon": 2.0}, round={"rounds": 1},
+            statistic=asked,
+        )
+    )  # fmt: skip
+    assert [note.partition(" ")[0] for note in notes] == [f"statistic.{key}" for key in idle]

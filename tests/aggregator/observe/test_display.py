@@ -197,6 +197,18 @@ def test_devices_are_counted_by_state_and_named_in_a_small_fleet() -> None:
         assert ("pi-000 accepted 82 %" in text, "pi-015 training" in text) == (named, named)
 
 
+def test_a_device_that_sleeps_or_was_not_seen_is_not_present() -> None:
+    screen, raw = console(80)
+    display = FleetDisplay(console=screen)
+    for event in events(6, closed=0)[:7]:  # the run, and six that are ready
+        display.apply(event)
+    for device, state in (("pi-000", "sleeping"), ("pi-001", "lost")):
+        display.apply({"event": "presence", "device": device, "state": state})
+    display.state._add("pi-006")
+    screen.print(display)
+    assert "4 of 7 present" in raw.getvalue().decode().replace("\N{NO-BREAK SPACE}", " ")
+
+
 def test_the_time_left_follows_the_rounds() -> None:
     screen, raw = console(80)
     display, now = FleetDisplay(console=screen), 0.0
@@ -208,6 +220,15 @@ def test_the_time_left_follows_the_rounds() -> None:
             screen.print(display)
     assert "4/5" in raw.getvalue().decode()
     assert "0:00:10" in raw.getvalue().decode()
+
+
+def test_a_warning_of_an_earlier_start_is_not_said_again() -> None:
+    shown, raw = console(200, terminal=False)
+    display, (run, *earlier) = FleetDisplay(console=shown), events(3, closed=0)
+    display.replay([run, *earlier, {"event": "decline", "round": 1, "device": "pi-001", "code": "budget"}])
+    display.apply(run)
+    display.apply({"event": "presence", "device": "pi-000", "state": "ready"})
+    assert "declined" not in raw.getvalue().decode()
 
 
 def test_the_rounds_of_an_earlier_part_say_nothing_of_the_time_left() -> None:

@@ -16,10 +16,12 @@ import plotly.graph_objects as go
 import pytest
 
 from hushfleet.aggregator.commands.main import load_command
+from hushfleet.aggregator.results.fleet_timeline import FleetRound, FleetTimeline
 from hushfleet.aggregator.results.report import render_report, write_report
 from hushfleet.aggregator.results.report.charts import line, log_axis
 from hushfleet.aggregator.results.report.page import PageCell, Plot, Prose, Section, Table, label, page, plotly_script
 from hushfleet.aggregator.results.report.readable import number, percent_up, points, size
+from hushfleet.aggregator.results.report.sections import DASH, fleet
 from hushfleet.aggregator.results.report.verdict import (
     answer,
     judge,
@@ -147,6 +149,30 @@ def test_the_numbers_of_the_result_are_in_the_report() -> None:
     assert "stranger (1 unknown-device)" in page.sections["fleet"]
     assert "digits-fedglp-adp-0001" in page.sections["run"]
     assert "2.3.1" in page.sections["run"]
+
+
+def test_what_a_device_paid_for_updates_that_came_too_late_is_not_told_as_nothing() -> None:
+    result = sample(3, 2)
+    late, declined = result.details.devices[1:]
+    timeline = FleetTimeline(
+        timed=False,
+        end_s=2.0,
+        devices=result.details.devices,
+        rounds=[FleetRound(round=n, opened_s=n - 1.0, closed_s=n) for n in (1, 2)],
+        outcomes=["aa", "ll", "dd"],
+    )
+    details = result.details.model_copy(update={"fleet_timeline": timeline, "refusals": {}})
+    result = result.model_copy(update={"details": details, "privacy": result.privacy[:1]})
+    table = next(part for part in fleet(result).parts if isinstance(part, Table))
+    spent = {row[0]: (row[table.head.index("charged")], row[table.head.index("epsilon_server")]) for row in table.rows}
+    assert (spent[late], spent[declined]) == ((DASH, DASH), ("0", "0"))
+    assert "is in its own ledger alone" in Page(render_report(result)).sections["fleet"]
+
+
+def test_bytes_of_devices_are_of_updates_where_a_committee_answers_besides() -> None:
+    rounds = [row.model_copy(update={"answer_bytes": 100}) for row in sample().rounds]
+    for run, told in ((sample(), "sent up"), (sample().model_copy(update={"rounds": rounds}), "updates sent")):
+        assert next(part for part in fleet(run).parts if isinstance(part, Table)).head[4] == told
 
 
 def test_values_of_secure_sums_that_may_have_wrapped_are_told() -> None:

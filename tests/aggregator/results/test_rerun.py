@@ -31,8 +31,9 @@ def test_the_task_as_a_file_is_the_task() -> None:
     assert parse_task(tomllib.loads(text)) == task
 
 
-def test_the_command_has_no_password_and_means_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/x/hushfleet", "aggregator", "mqtts://me:secret@host:1", "--resume", "a b"])
+@pytest.mark.parametrize("login", ["me:secret", "me:sec@ret", "me@home:@secret"])
+def test_the_command_has_no_password_and_means_the_whole_run(login: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/x/hushfleet", "aggregator", f"mqtts://{login}@host:1", "--resume", "a b"])
     assert rerun.command_line() == "hushfleet aggregator mqtts://host:1 --resume 'a b'".replace(" --resume", "")
 
 

@@ -223,6 +223,18 @@ def test_a_clock_that_begins_anew_or_goes_back_goes_on() -> None:
     assert [(row.opened_s, row.closed_s) for row in timeline.rounds] == [(5.0, 8.0), (9.0, 9.0), (10.0, 11.0)]
 
 
+def test_a_clock_that_is_set_back_leaves_later_times_as_they_are() -> None:
+    timeline = timeline_of(
+        run(5000.0), opens(5001.0, 1, "a"), is_(5003.0, "a", "training"), is_(1403.0, "a", "ready"),
+        says(1405.0, "update", 1, "a"), closes(1406.0, 1), opens(1407.0, 2, "a"), says(1417.0, "update", 2, "a"),
+        closes(1418.0, 2),
+    )  # fmt: skip
+    assert [(row.opened_s, row.closed_s, row.median_s) for row in timeline.rounds] == [
+        (1.0, 6.0, 4.0),
+        (7.0, 18.0, 10.0),
+    ]
+
+
 def test_what_was_done_to_the_fleet() -> None:
     def act(at: float, action: str, target: str) -> Event:
         return {"at": at, "event": "scenario", "action": action, "target": target}

@@ -45,6 +45,13 @@ def test_rounds_become_figures_and_what_is_infinite_is_left_out(tmp_path: Path) 
         assert second.values["accuracy/own_common_test"] == pytest.approx(0.3)
 
 
+def test_a_line_that_is_no_event_is_passed_over(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    with (run / "aggregator" / "events.jsonl").open("a") as file:
+        file.write('{"at": 1.0}\n')
+    assert len(list(figures_of(run))) == 2
+
+
 def test_another_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="not a run folder"):
         next(figures_of(tmp_path))

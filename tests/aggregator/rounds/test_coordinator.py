@@ -207,6 +207,12 @@ def test_an_offer_is_logged_once_a_round_and_only_of_the_open_one(make_field: Ma
     assert told == [("dev-0", 1, 100)]
 
 
+def test_the_devices_of_a_run_are_its_tasks_and_not_those_that_a_round_needs(make_field: MakeField) -> None:
+    field = make_field(devices=3, min_devices=2)
+    field.join("dev-0")
+    assert [e["devices"] for e in iterate_events(field.events.path) if e["event"] == "run"] == [3]
+
+
 def test_a_broker_that_goes_and_comes_back_is_logged_once_each(make_field: MakeField) -> None:
     field = make_field(min_devices=9, devices=3)
     field.join("dev-0")
