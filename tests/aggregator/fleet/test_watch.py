@@ -21,7 +21,7 @@ from hushfleet.aggregator.fleet import descriptions, spending
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.page.render import render_parts
-from hushfleet.aggregator.fleet.processes import FleetProcess
+from hushfleet.aggregator.fleet.processes import LONGEST_WAIT_S, FleetProcess
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processes, sightings
@@ -237,6 +237,16 @@ def test_a_process_that_has_done_its_work_is_no_fault(
     with caplog.at_level("INFO"):
         child.watch(0.0)
     assert [(record.levelname, record.message) for record in caplog.records] == [(level, told)]
+
+
+def test_a_process_that_has_died_all_night_is_started_again() -> None:
+    """A minute each time: 1024 deaths take 17 hours. What was raised then ended the brokers, too."""
+    child = FleetProcess("it", ["sh", "-c", "exit 1"], None, failures=1024)
+    child.start()
+    assert child.process is not None
+    child.process.wait()
+    child.watch(100.0)
+    assert child.again_at == 100.0 + LONGEST_WAIT_S
 
 
 def test_the_run_as_its_log_tells_it(desk: Desk) -> None:
