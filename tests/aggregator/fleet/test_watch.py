@@ -30,7 +30,7 @@ from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
-from hushfleet.errors import BadSignature, Malformed
+from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
 from hushfleet.schema import pack, unpack
@@ -237,6 +237,32 @@ def test_a_process_that_has_done_its_work_is_no_fault(
     with caplog.at_level("INFO"):
         child.watch(0.0)
     assert [(record.levelname, record.message) for record in caplog.records] == [(level, told)]
+
+
+@pytest.mark.parametrize("wrong", ["data = 5", "privacy = 5", "[data]\nwindow = 1", '[data]\nwindow = ["1d"]'])
+def test_a_task_file_with_a_value_of_another_type_is_no_end_of_the_watch(desk: Desk, wrong: str) -> None:
+    desk.folder.task.write_text(f'name = "t"\n{wrong}\n')
+    assert len(desk.view().boards) == 3
+
+
+def test_a_pause_that_ends_while_it_is_looked_at(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    assert desk.view().paused is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [("delta = 2.0", "between 0 and 1"), ('epsilon_server = "8"', "positive"), ("epsilon_server = -1", "positive")],
+)
+def test_a_limit_that_no_board_would_take_is_refused(desk: Desk, limits: str, said: str) -> None:
+    file = desk.folder.path / FILE_NAME
+    before = file.read_text()
+    file.write_text(f"{before}[device.limits]\n{limits}\n")
+    with pytest.raises(BadInput, match=rf"device\.limits\.{limits.partition(' ')[0]} = .* {said}"):
+        FleetFolder(desk.folder.path)
+    file.write_text(f"{before}[device]\nlimits = 5\n")
+    with pytest.raises(BadInput, match=r"device\.limits = 5: must be a section"):
+        FleetFolder(desk.folder.path)
 
 
 def test_a_process_that_has_died_all_night_is_started_again() -> None:
