@@ -18,6 +18,7 @@ from rich.console import Console
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.fleet import descriptions, spending
+from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.page.render import render_parts
@@ -212,6 +213,16 @@ def test_what_is_old_or_of_somebody_else_changes_nothing(desk: Desk) -> None:
     desk.hear("board-1", desk.birth("board-1", "training", session=1))
     board = desk.view().boards[0]
     assert (board.state, board.health) == ("training", None)
+
+
+@pytest.mark.parametrize(
+    ("state", "hours", "silent"), [("ready", 1, True), ("training", 1, False), ("training", 25, True)]
+)
+def test_a_board_that_says_nothing_is_told_also_where_it_was_training(state: Any, hours: int, silent: bool) -> None:
+    """A broker that ends in the same power cut as a board forgets the board's will: nobody says that it is lost."""
+    board = a_board(1, state=state, health_at=NOW - 3600 * hours)
+    found = with_problems(board, now=NOW, newest_round=12, service_runs=True).problems
+    assert [each.what for each in found] == ["is connected, but says nothing of itself"] * silent
 
 
 def test_a_finished_task_is_no_fault() -> None:
