@@ -76,11 +76,25 @@ class HomeAssistant(ServicePart):
         for topic in self._published.keys() - messages.keys():  # Home Assistant then forgets a board
             service.clear(topic)
         for topic, payload in messages.items():
-            if again or self._published.get(topic) != payload:
+            before = self._published.get(topic)
+            if again or before != payload:
+                if before is not None and before != payload and topic.startswith(CONFIGS):
+                    self._remove(service, topic, before, payload)
                 service.send(topic, payload, retain=True)
         self._published = messages
         if again:
             self._again_at = now + AGAIN_S
+
+    def _remove(self, service: Service, topic: str, before: bytes, payload: bytes) -> None:
+        """Tells of figures that are gone, such as those of the former task, by their platform alone.
+
+        Home Assistant would show the last value of a figure that is only left out.
+        """
+        was, described = json.loads(before)["components"], json.loads(payload)
+        gone = {key: {"platform": was[key]["platform"]} for key in was.keys() - described["components"].keys()}
+        if gone:
+            described["components"] |= gone
+            service.send(topic, _encoded(described), retain=True)
 
     def end(self, service: Service) -> None:
         with suppress(LinkLost):

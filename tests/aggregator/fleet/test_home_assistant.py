@@ -139,6 +139,21 @@ def test_changes_are_published_and_all_of_it_now_and_then() -> None:
     assert seen.take() == {"hushfleet-home/greenhouse/available": b"offline"}
 
 
+def test_a_figure_of_the_former_task_is_removed() -> None:
+    """By "Device discovery payload": a component that has only its platform is removed, one that is left out stays."""
+    run = a_view().run
+    assert run is not None
+    view, seen = [a_view()], Published()
+    part, service = HomeAssistant("greenhouse", lambda: view[0]), cast(Service, seen)
+    part.advance(service, 100.0)
+    assert "hushfleet_declines_total_disk" in json.loads(seen.take()[FLEET])["components"]
+    view[0] = replace(view[0], run=replace(run, task="next", declines=(("budget", 1),)))
+    part.advance(service, 100.0 + EVERY_S)
+    first, last = (json.loads(payload)["components"] for topic, payload in seen.topics if topic == FLEET)
+    assert first == last | {"hushfleet_declines_total_disk": {"platform": "sensor"}}
+    assert seen.take()[FLEET] == messages_of(view[0])[FLEET], "the last is kept"
+
+
 def test_what_cannot_be_read_does_not_end_the_service(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> FleetView:
         raise PrivacyError("delta must lie strictly between 0 and 1, got 2.0")
