@@ -276,6 +276,32 @@ def test_a_limit_that_no_board_would_take_is_refused(desk: Desk, limits: str, sa
         FleetFolder(desk.folder.path)
 
 
+def test_a_release_on_trial_is_heard(desk: Desk) -> None:
+    """Its client takes no session of its own, since a trial leaves the store as it is."""
+    desk.hear("board-1", desk.health("board-1", session=2, uptime_s=90_000))
+    desk.hear("board-1", desk.health("board-1", session=2, uptime_s=0, version="0.4.0", slot="trial"))
+    desk.hear("board-1", desk.health("board-1", session=2, uptime_s=90_060))
+    assert descriptions.release(desk.view().boards[0]) == "0.4.0, on trial"
+    desk.hear("board-1", desk.health("board-1", session=3, uptime_s=0, version="0.4.0"))
+    assert descriptions.release(desk.view().boards[0]) == "0.4.0"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("temperature_c", 500, "Health.temperature_c = 500: "),
+        ("last_error", "moth", "must be one of 'disk', 'link'"),
+        ("freeze", "solid", "must be one of '', 'unheard', 'older'"),
+    ],
+)
+def test_a_health_that_cannot_be_is_malformed(desk: Desk, field: str, value: object, said: str) -> None:
+    """A hostile board sends it, or a newer one: each was a traceback in the service's log."""
+    told = desk.health("board-1")
+    object.__setattr__(told, field, value)
+    with pytest.raises(Malformed, match=said):
+        desk.hear("board-1", told)
+
+
 def test_a_process_that_has_died_all_night_is_started_again() -> None:
     """A minute each time: 1024 deaths take 17 hours. What was raised then ended the brokers, too."""
     child = FleetProcess("it", ["sh", "-c", "exit 1"], None, failures=1024)
