@@ -86,12 +86,16 @@ def ask(
 ) -> Result:
     """Gives the fleet the task, waits for the result, and gives it the former task back if that was begun.
 
-    Raises `BadInput` where the boards' limits do not allow it, there are too few boards, or the fleet is given another
-    task meanwhile.
+    Raises `BadInput` where the fleet is paused, the boards' limits do not allow it, there are too few boards, or the
+    fleet is given another task meanwhile.
     """
+    if folder.paused.exists():
+        raise BadInput(
+            f"training is paused, so no board would be asked; let it go on first: hushfleet fleet resume {folder.path}"
+        )
     former, begun = folder.task.read_bytes(), folder.run
     goes_on = begun.exists()
-    back = begun / "task.toml" if goes_on else folder.path / f"{begun.name}.toml"
+    back = begun / "task.toml" if goes_on else folder.path / f"kept-{begun.name}.toml"  # a task may be named "task"
     if not goes_on:  # nothing else has the text of a task that was never begun
         _check_kept(folder, back, former)
         atomic_file.write_whole(back, former, durable=True)
