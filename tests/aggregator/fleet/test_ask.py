@@ -121,7 +121,7 @@ def test_a_task_with_the_name_of_a_file_of_the_fleet_is_kept(tmp_path: Path, nam
 def test_nobody_waits_for_a_fleet_that_is_paused(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "fleet", task=SMALL)
     folder.paused.touch()
-    with pytest.raises(BadInput, match="training is paused.*hushfleet fleet resume"):
+    with pytest.raises(BadInput, match=r"training is paused.*hushfleet fleet resume"):
         fleet_ask("counts", folder.path)
     assert folder.task.read_text() == SMALL
 

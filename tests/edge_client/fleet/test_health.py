@@ -70,7 +70,7 @@ def test_zones_of_a_jetson_that_are_no_sensors_are_left_out(in_fleet: DeviceConf
 def test_a_temperature_that_no_processor_has_is_no_sensors(
     in_fleet: DeviceConfig, tmp_path: Path, zone: str, told: int
 ) -> None:
-    """ACPI tells -273.2 degrees of a zone that it has not set up; the message has no such value, and ended the client."""
+    """ACPI tells -273.2 degrees of a zone that it has not set up. The message has no such value: the client ended."""
     a_raspberry_pi(tmp_path)
     (tmp_path / "sys/class/thermal/thermal_zone1/temp").write_text(zone)
     health = BoardHealth(in_fleet, now=0.0, root=tmp_path)
