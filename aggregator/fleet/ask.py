@@ -26,6 +26,7 @@ from hushfleet.aggregator.results.answers import statistic_of
 from hushfleet.aggregator.results.result import Result
 from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
+from hushfleet.losses import find_loss
 
 POLL_S = 1.0
 
@@ -41,11 +42,14 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
         number += 1
     trust: Literal["secure", "strict"] = "secure" if present.privacy.accounting == "secure" else "strict"
     delta, honest_fraction = Spending(folder.config.device.get("limits", {})).delta, present.privacy.honest_fraction
+    model = replace(present.model, start=None)
+    if not find_loss(model.loss).of_inputs:
+        model = ModelSection("linear", loss=model.loss, tolerance=model.tolerance)
     try:
         return replace(
             present,
             name=f"ask-{asked.kind}-{number}",
-            model=ModelSection("linear", loss=present.model.loss, tolerance=present.model.tolerance),
+            model=model,
             method=MethodSection("dp-fedavg"),
             privacy=PrivacySection(
                 accounting=trust, clip_norm=1.0, epsilon=epsilon, delta=delta, honest_fraction=honest_fraction

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import ask as asking
 from hushfleet.aggregator.fleet.commands.tested import describe_test
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.config.toml_text import to_toml
 from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput
 from hushfleet.model.evaluation import Evaluation
@@ -116,6 +119,18 @@ def test_a_task_with_the_name_of_a_file_of_the_fleet_is_kept(tmp_path: Path, nam
     kept = folder.path / f"kept-{name}.toml"
     assert kept.read_text() == mine
     assert f"the way back is: hushfleet fleet task {folder.path} {kept} --now" in said[0]
+
+
+def test_a_fleet_that_looks_for_anomalies_can_be_asked(tmp_path: Path) -> None:
+    """Its samples have no labels, so its question has its own network: a linear one was refused."""
+    folder = make_folder(tmp_path / "fleet", task=SMALL)
+    shutil.copyfile(Path(__file__).parents[3] / "tasks" / "series-anomaly.toml", folder.task)
+    made = tmp_path / "question.toml"
+    made.write_text(to_toml(asking.statistic_task(folder, StatisticSection("counts"), 1.0).to_plain()))
+    spec = prepare(load_task(made), run_id="test").spec
+    assert (spec.model.name, spec.model.targets.loss) == ("autoencoder", "reconstruction")
+    assert spec.question is not None
+    assert spec.question.kind == "counts"
 
 
 def test_nobody_waits_for_a_fleet_that_is_paused(tmp_path: Path) -> None:
