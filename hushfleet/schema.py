@@ -317,7 +317,8 @@ def _inner(kind: Any, step: str) -> Any:
 
 def _accepted(kind: Any) -> str:
     """Describes in words what a type accepts; empty if only msgspec's own message is available."""
-    said = [meta.description for meta in getattr(kind, "__metadata__", ()) if meta.description]
+    metadata = getattr(kind, "__metadata__", ())
+    said = [meta.description for meta in metadata if isinstance(meta, Meta) and meta.description]
     for argument in get_args(kind) if type(None) in get_args(kind) else ():
         said.append(_accepted(argument))
     if get_origin(bare(kind)) is Literal:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from hushfleet.config.question import MOST_BINS, HeldOut, MostGain, QuestionSpec
+from hushfleet.losses import find_loss
 from hushfleet.schema import Checked, Finite, to_plain
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ def check_question(task: Task) -> None:
     if task.statistic is not None:
         if task.round.rounds != 1:
             raise ValueError(f"round.rounds = {task.round.rounds}: a statistic has one round, so set rounds = 1")
-        if task.model.name != "linear" or task.model.has_features:
+        of_inputs = find_loss(task.model.loss).of_inputs  # its samples have no labels, and no linear model
+        if (task.model.name != "linear" and not of_inputs) or task.model.has_features:
             raise ValueError("model: a statistic trains none; write name = 'linear', and nothing else")
         shape, targets = task.data.input_shape, () if task.targets.are_classes else task.class_names or None
         task.statistic.check_column(None if shape is None else math.prod(shape), targets)

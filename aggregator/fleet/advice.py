@@ -86,7 +86,8 @@ def _problems(board: BoardView, now: float, newest_round: int, service_runs: boo
     if board.state == "lost" and board.seen is not None:
         found.append(Problem("was cut off", "Power or network of the board.", urgent=now - board.seen > SILENT_S))
     told = board.health_at
-    if board.is_there and service_runs and told is not None and now - told > SILENT_S and board.state != "training":
+    silent_s = DAY_S if board.state == "training" else SILENT_S  # a board that trains says nothing of its health
+    if board.is_there and service_runs and told is not None and now - told > silent_s:
         found.append(Problem("is connected, but says nothing of itself", DECLINES["error"]))
     end = board.certificate_end
     if end is not None and end - now < CERTIFICATE_DAYS * DAY_S:

@@ -26,6 +26,7 @@ from hushfleet.aggregator.results.answers import statistic_of
 from hushfleet.aggregator.results.result import Result
 from hushfleet.config.toml_text import to_toml
 from hushfleet.errors import BadInput
+from hushfleet.losses import find_loss
 
 POLL_S = 1.0
 
@@ -41,11 +42,14 @@ def statistic_task(folder: FleetFolder, asked: StatisticSection, epsilon: float)
         number += 1
     trust: Literal["secure", "strict"] = "secure" if present.privacy.accounting == "secure" else "strict"
     delta, honest_fraction = Spending(folder.config.device.get("limits", {})).delta, present.privacy.honest_fraction
+    model = replace(present.model, start=None)
+    if not find_loss(model.loss).of_inputs:
+        model = ModelSection("linear", loss=model.loss, tolerance=model.tolerance)
     try:
         return replace(
             present,
             name=f"ask-{asked.kind}-{number}",
-            model=ModelSection("linear", loss=present.model.loss, tolerance=present.model.tolerance),
+            model=model,
             method=MethodSection("dp-fedavg"),
             privacy=PrivacySection(
                 accounting=trust, clip_norm=1.0, epsilon=epsilon, delta=delta, honest_fraction=honest_fraction
@@ -86,12 +90,16 @@ def ask(
 ) -> Result:
     """Gives the fleet the task, waits for the result, and gives it the former task back if that was begun.
 
-    Raises `BadInput` where the boards' limits do not allow it, there are too few boards, or the fleet is given another
-    task meanwhile.
+    Raises `BadInput` where the fleet is paused, the boards' limits do not allow it, there are too few boards, or the
+    fleet is given another task meanwhile.
     """
+    if folder.paused.exists():
+        raise BadInput(
+            f"training is paused, so no board would be asked; let it go on first: hushfleet fleet resume {folder.path}"
+        )
     former, begun = folder.task.read_bytes(), folder.run
     goes_on = begun.exists()
-    back = begun / "task.toml" if goes_on else folder.path / f"{begun.name}.toml"
+    back = begun / "task.toml" if goes_on else folder.path / f"kept-{begun.name}.toml"  # a task may be named "task"
     if not goes_on:  # nothing else has the text of a task that was never begun
         _check_kept(folder, back, former)
         atomic_file.write_whole(back, former, durable=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import re
 import secrets
@@ -25,7 +24,7 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.release_keys import write_first
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.atomic_file import write_whole
-from hushfleet.config.toml_text import to_toml
+from hushfleet.config.toml_text import to_toml, toml_value
 from hushfleet.errors import BadInput
 from hushfleet.schema import to_plain
 
@@ -133,7 +132,8 @@ def _task_text(task: Path, classes: Sequence[str]) -> str:
     text = task_text(task)
     if not classes:
         return text
-    named, found = re.subn(r"(?m)^class_names\s*=\s*\[[^\]]*\]", f"class_names = {json.dumps(list(classes))}", text)
+    line = f"class_names = {toml_value(list(classes))}"
+    named, found = re.subn(r"(?m)^class_names\s*=\s*\[[^\]]*\]", lambda _: line, text)  # names may have a backslash
     if found != 1:
         raise BadInput(f"{task} has no line `class_names = [...]` that --classes could replace")
     return named

@@ -17,7 +17,7 @@ from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.privacy.budget import Budget
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
-from hushfleet.schema import Checked, NotNegative, Positive, Share, read_file
+from hushfleet.schema import Checked, NotNegative, Positive, Share, read_file, require
 from hushfleet.secure.roster import MAX_DEVICES
 from hushfleet.wire.format.topics import Name, check_name
 
@@ -130,11 +130,12 @@ class FleetConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(limits := self.device.get("limits", {}), dict):
-            try:
-                Budget.of(limits)
-            except ValueError as error:
-                raise ValueError(f"device.limits.{error}") from error
+        limits = self.device.get("limits", {})
+        require(isinstance(limits, dict), "device.limits", limits, "a section")
+        try:
+            Budget.of(limits)
+        except ValueError as error:
+            raise ValueError(f"device.limits.{error}") from error
 
 
 def check_ports(broker: BrokerPart, page: PagePart) -> None:

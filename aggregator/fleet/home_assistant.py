@@ -8,6 +8,7 @@ topic of its own. All are published when they change, and again once a minute: M
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ import hushfleet
 from hushfleet.aggregator.fleet.page.metrics import METRICS
 from hushfleet.aggregator.fleet.service import Service, ServicePart
 from hushfleet.aggregator.fleet.view import FleetView
-from hushfleet.errors import LinkLost
+from hushfleet.errors import HushfleetError, LinkLost
 from hushfleet.wire.link.interface import Will
 
 CONFIGS = "homeassistant/device"
@@ -36,6 +37,8 @@ UNITS: dict[str, dict[str, str]] = {
     "_ratio": {"unit_of_measurement": "%", "state_class": "measurement"},
 }
 """Properties of a sensor for Home Assistant, by the end of its metric's name; the first that fits counts."""
+
+_log = logging.getLogger("hushfleet.fleet")
 
 
 def availability(federation: str) -> str:
@@ -59,17 +62,39 @@ class HomeAssistant(ServicePart):
         self._federation, self._make_view = federation, make_view
         self._published: dict[str, bytes] = {}
         self._again_at = 0.0
+        self._complaint = ""
 
     def act(self, service: Service, now: float) -> None:
-        messages, again = messages_of(self._make_view()), now >= self._again_at
+        try:
+            messages, again = messages_of(self._make_view()), now >= self._again_at
+        except HushfleetError as error:  # boards must come in all the same
+            if str(error) != self._complaint:
+                _log.error("Home Assistant is told nothing new: %s", error)
+            self._complaint = str(error)
+            return
+        self._complaint = ""
         for topic in self._published.keys() - messages.keys():  # Home Assistant then forgets a board
             service.clear(topic)
         for topic, payload in messages.items():
-            if again or self._published.get(topic) != payload:
+            before = self._published.get(topic)
+            if again or before != payload:
+                if before is not None and before != payload and topic.startswith(CONFIGS):
+                    self._remove(service, topic, before, payload)
                 service.send(topic, payload, retain=True)
         self._published = messages
         if again:
             self._again_at = now + AGAIN_S
+
+    def _remove(self, service: Service, topic: str, before: bytes, payload: bytes) -> None:
+        """Tells of figures that are gone, such as those of the former task, by their platform alone.
+
+        Home Assistant would show the last value of a figure that is only left out.
+        """
+        was, described = json.loads(before)["components"], json.loads(payload)
+        gone = {key: {"platform": was[key]["platform"]} for key in was.keys() - described["components"].keys()}
+        if gone:
+            described["components"] |= gone
+            service.send(topic, _encoded(described), retain=True)
 
     def end(self, service: Service) -> None:
         with suppress(LinkLost):

@@ -95,7 +95,7 @@ class FleetProcess:
             else:
                 log.warning("%s has ended (%d)", self.name, status)
         elif not self.again_at:
-            wait_s = min(LONGEST_WAIT_S, 2.0**self.failures)
+            wait_s = min(LONGEST_WAIT_S, 2.0 ** min(self.failures, 10))  # 2.0**1024 is an error
             log.warning("%s died (%d); it is started again in %g s", self.name, status, wait_s)
             self.failures, self.again_at = self.failures + 1, now + wait_s
         elif now >= self.again_at:

@@ -25,7 +25,7 @@ from hushfleet.aggregator.fleet.sightings import Listener, key_of
 from hushfleet.aggregator.fleet.telling_newest import TellingNewest
 from hushfleet.aggregator.fleet.updating import Updating
 from hushfleet.aggregator.fleet.watch import FleetWatch
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, StoreFull
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.mqtt import MqttLink
 
@@ -98,6 +98,6 @@ def serve(path: Path, stop: threading.Event) -> None:
             try:
                 page = opened.enter_context(PageServer.of(folder))
                 log.info("the status page listens on port %d; its address: hushfleet fleet page %s", page.port, path)
-            except BadInput as error:  # boards must come in all the same
+            except (BadInput, StoreFull) as error:  # boards must come in all the same
                 log.error("there is no status page: %s", error)
             service.run(stop)

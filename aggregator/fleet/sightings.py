@@ -123,8 +123,7 @@ class Listener(ServicePart):
         if isinstance(message, Birth):
             heard = replace(heard, state=message.state)
         else:
-            told = before.health
-            if told is not None and (message.session, message.uptime_s) < (told.session, told.uptime_s):
+            if before.health is not None and _order(message) < _order(before.health):
                 return
             heard = replace(heard, health=message, health_at=now)
         self._boards[device] = self._changed[device] = heard
@@ -152,6 +151,11 @@ class Listener(ServicePart):
             self._registry.write_all("INSERT OR REPLACE INTO processes VALUES (?, ?, ?)", states)
         self._changed.clear()
         self._processes.clear()
+
+
+def _order(health: Health) -> tuple[int, bool, int]:
+    """Orders what a board says: its trial of a release comes after a client of the same session, and counts anew."""
+    return health.session, health.slot == "trial", health.uptime_s
 
 
 def _health(body: bytes | None) -> Health | None:

@@ -32,7 +32,8 @@ class SumsWatch:
 
         :param register: None before there is one.
         """
-        if read_file(self._folder.task).get("privacy", {}).get("accounting") != "secure":
+        privacy = read_file(self._folder.task).get("privacy")
+        if not isinstance(privacy, dict) or privacy.get("accounting") != "secure":
             return None, []
         holds = self._file.current()
         asked = None if register is None else roster.wanted(self._folder, register)

@@ -158,8 +158,8 @@ class FleetWatch:
         """Gives the length of the task's windows of data, seconds; 0: it has none, or its file cannot be read."""
         try:
             window = read_file(self._folder.task).get("data", {}).get("window")
-            return 0 if window is None else int(duration_s(window))
-        except (BadInput, ValueError):
+            return 0 if window is None else int(duration_s(str(window)))
+        except (BadInput, ValueError, AttributeError):  # the last: `data` is no section
             return 0
 
     def close(self) -> None:
@@ -183,7 +183,9 @@ class FleetWatch:
         service, aggregator = self._processes(now)
         own, authority = self._certificates()
         sums, of_sums = self._secure_sums()
-        paused = self._folder.paused.stat().st_mtime if self._folder.paused.exists() else None
+        paused = None
+        with contextlib.suppress(FileNotFoundError):
+            paused = self._folder.paused.stat().st_mtime
         rows: dict[str, tuple[RegisteredBoard | None, KnownDevice | None]] = {row.device: (None, row) for row in known}
         for board in self._registry.boards():
             rows[board.device] = board, rows.get(board.device, (None, None))[1]

@@ -107,7 +107,7 @@ def prepare(
     extractor = _features(task, shape)
     input_shape = shape if extractor is None else (extractor.shared, 1, 1)
     # Boards fetch a network with each task, and none looks at a sample where nothing trains: the least will do.
-    taken = input_shape if task.statistic is None else (1, 1, 1)
+    taken = (1, 1, 1) if task.statistic is not None and task.model.name == "linear" else input_shape
     name = task.model.name if task.model.share == "all" else "linear"
     by_record = task.privacy.unit == "record"
     outputs = task.targets.outputs(class_names, input_shape)

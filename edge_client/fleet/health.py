@@ -93,10 +93,11 @@ class BoardHealth:
         found = []
         for zone in self._root.glob("sys/class/thermal/thermal_zone*"):
             with suppress(OSError, ValueError):  # an Orin Nano has zones of parts that it lacks, which cannot be read
-                millidegrees = int((zone / "temp").read_text("ascii"))
-                if (zone / "type").read_text("ascii").strip() not in _NO_SENSORS:
-                    found.append(millidegrees)
-        return _step(max(found) / 1000 + DEGREE_STEP / 2, DEGREE_STEP)
+                celsius = int((zone / "temp").read_text("ascii")) / 1000
+                is_sensor = (zone / "type").read_text("ascii").strip() not in _NO_SENSORS
+                if is_sensor and -100 <= celsius <= 200:  # ACPI has -273.2 for one that is not set up
+                    found.append(celsius)
+        return _step(max(found) + DEGREE_STEP / 2, DEGREE_STEP)
 
     def _throttled(self) -> bool:
         """Asks the firmware of a Raspberry Pi: low voltage, or slowed down for it or for heat."""

@@ -40,12 +40,14 @@ class Budget:
     @classmethod
     def of(cls, limits: Mapping[str, Any]) -> Budget | None:
         """Returns the budget that `[limits]` of a DEVICE.toml set; None where they set none. Raises `ValueError`."""
-        limit, delta = limits.get("epsilon_server"), float(limits.get("delta", DEFAULT_DELTA))
-        if not isinstance(limit, int | float):
+        limit, delta = limits.get("epsilon_server"), limits.get("delta", DEFAULT_DELTA)
+        require(isinstance(delta, int | float) and 0 < delta < 1, "delta", delta, "between 0 and 1")
+        if limit is None:
             return None
+        require(isinstance(limit, int | float) and limit > 0, "epsilon_server", limit, "positive")
         per, lifetime = limits.get("per"), limits.get("epsilon_lifetime")
         if per is None and lifetime is None:
-            return cls(delta, float(limit))
+            return cls(float(delta), float(limit))
         require(per is not None, "per", per, 'given together with epsilon_lifetime, such as "90d"')
         try:
             length_s = duration_s(str(per))
@@ -55,7 +57,7 @@ class Budget:
         in_order = isinstance(lifetime, int | float) and lifetime >= limit
         least = f"given together with per, and at least epsilon_server = {limit:g} (inf: no limit)"
         require(in_order, "epsilon_lifetime", lifetime, least)
-        return cls(delta, float(lifetime or 0.0), float(limit), length_s)
+        return cls(float(delta), float(lifetime or 0.0), float(limit), length_s)
 
     def check(self, ledger: LedgerView, charge: Charge, *, now: int) -> None:
         """Checks, before any training, that one more charge is within both limits. Raises `BudgetExceeded`.

@@ -41,7 +41,11 @@ def push(
 
     with opened(fleet) as (folder, registry):
         (board,) = choose_boards(registry, devices=[device], again=force, now=time.time())
-        host, wanted = look_at(destination, shlex.split(ssh)), load_board(board.board).architecture
+        try:
+            options = shlex.split(ssh)
+        except ValueError as error:
+            raise BadInput(f"--ssh {ssh!r}: {error}") from error
+        host, wanted = look_at(destination, options), load_board(board.board).architecture
         if host.arch != wanted:
             raise BadInput(f"{destination} is {host.arch}, and {device} is a {board.board}, which is {wanted}")
         if host.bits != "64":

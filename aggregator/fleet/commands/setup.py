@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -99,11 +98,12 @@ def _init(
     from hushfleet.aggregator.fleet.task_check import boards_needed, obstacles
     from hushfleet.aggregator.fleet.units import write_units
     from hushfleet.aggregator.results.server_sees import server_sees
+    from hushfleet.config.toml_text import toml_value
     from hushfleet.wire.format.topics import check_new_name
 
     name = check_new_name(options.federation or path.resolve().name, "the federation's name (--federation)")
     names = [] if options.classes is None else [each.strip() for each in options.classes.split(",")]
-    checked = load_task(options.task, (f"data.class_names={json.dumps(names)}",) if names else ())
+    checked = load_task(options.task, (f"data.class_names={toml_value(names)}",) if names else ())
     try:
         broker = BrokerPart(tuple(options.broker_name), options.port, options.enrolment_port)
     except ValueError as error:

@@ -118,7 +118,10 @@ def page_app(make_view: Callable[[], FleetView], token: str) -> Starlette:
         sent: dict[str, str] = {}
         said_at = 0.0
         while True:
-            seen, now = await source.newest(), time.monotonic()
+            try:
+                seen, now = await source.newest(), time.monotonic()
+            except HushfleetError:
+                return  # the browser says that it is not live, and asks again; whoever loads the page reads why
             changed = {name: html for name, html in seen.parts.items() if sent.get(name) != html}
             if changed:
                 yield f"data: {json.dumps({'at': seen.view.at, 'parts': changed})}\n\n"

@@ -119,6 +119,7 @@ METRICS = {
     "hushfleet_run_info": Described("always 1", _run_info, ("task", "method", "unit")),
     "hushfleet_rounds_planned": _run("rounds of the task", lambda run: run.rounds),
     "hushfleet_rounds_closed": _run("rounds that are done", lambda run: run.rounds_closed),
+    "hushfleet_task_ended": _run("1 where the task has ended, maybe before its last round", lambda run: run.finished),
     "hushfleet_round_open_timestamp_seconds": _run(
         "when the open round was opened; absent between rounds", lambda run: run.opened
     ),

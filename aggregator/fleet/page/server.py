@@ -24,12 +24,18 @@ MAX_CONNECTIONS = 256
 
 
 def page_token(folder: FleetFolder) -> str:
-    """Gives the token of the page; made once, and kept in `service/page.token`, which only its owner may read."""
+    """Gives the token of the page; made once, and kept in `service/page.token`, which only its owner may read.
+
+    Raises `BadInput` where it cannot be read, and `StoreFull`.
+    """
     file = folder.service / TOKEN_FILE
     if not file.exists():
         token = secrets.token_urlsafe(TOKEN_BYTES)
         atomic_file.write_whole(file, f"{token}\n".encode(), durable=True, mode=0o600)
-    token = file.read_text("ascii").strip()
+    try:
+        token = file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} cannot be read: {error}; remove it, and a new token is made") from error
     if not token:
         raise BadInput(f"{file} is empty; remove it, and a new token is made")
     return token

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet import ask as asking
 from hushfleet.aggregator.fleet.commands.tested import describe_test
 from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.publish.prepare import prepare
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.storage.checkpoints import Checkpoints
+from hushfleet.config.toml_text import to_toml
 from hushfleet.data.targets import Targets
 from hushfleet.errors import BadInput
 from hushfleet.model.evaluation import Evaluation
@@ -86,19 +89,56 @@ def test_counts_are_answered_and_the_former_task_comes_back(tmp_path: Path, answ
 def test_before_any_training_it_asks_and_leaves_the_beginning_to_a_person(tmp_path: Path, answered: list[str]) -> None:
     folder = make_folder(tmp_path / "fleet", task=SMALL)
     said = fleet_ask("histogram", folder.path, 20, "--low", 0, "--high", 255, "--bins", 2, "--epsilon", 8)
-    assert f"to begin training: hushfleet fleet task {folder.path} {folder.path}/small.toml" in said
+    assert f"to begin training: hushfleet fleet task {folder.path} {folder.path}/kept-small.toml" in said
     assert "127.5 to 255" in said
     assert folder.run.name == "ask-histogram-1", "training has not begun by itself"
-    assert load_task(folder.path / "small.toml").name == "small"
+    assert load_task(folder.path / "kept-small.toml").name == "small"
 
 
 def test_nothing_is_asked_where_another_file_would_be_lost(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "fleet", task=SMALL)
-    (folder.path / "small.toml").write_text("mine")
-    with pytest.raises(BadInput, match=r"small.toml is another task, and the present one would be kept there"):
+    (folder.path / "kept-small.toml").write_text("mine")
+    with pytest.raises(BadInput, match=r"kept-small.toml is another task, and the present one would be kept there"):
         fleet_ask("counts", folder.path)
     assert folder.task.read_text() == SMALL
-    assert (folder.path / "small.toml").read_text() == "mine"
+    assert (folder.path / "kept-small.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["task", "fleet"])
+def test_a_task_with_the_name_of_a_file_of_the_fleet_is_kept(tmp_path: Path, name: str) -> None:
+    """The former one was kept as task.toml, over which the question was written next."""
+    mine, said = SMALL.replace('"small"', f'"{name}"'), list[str]()
+    folder = make_folder(tmp_path / "fleet", task=mine)
+    task = asking.statistic_task(folder, StatisticSection("counts"), 0.5)
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asking.ask(folder, task, sleep=interrupt, say=said.append)
+    kept = folder.path / f"kept-{name}.toml"
+    assert kept.read_text() == mine
+    assert f"the way back is: hushfleet fleet task {folder.path} {kept} --now" in said[0]
+
+
+def test_a_fleet_that_looks_for_anomalies_can_be_asked(tmp_path: Path) -> None:
+    """Its samples have no labels, so its question has its own network: a linear one was refused."""
+    folder = make_folder(tmp_path / "fleet", task=SMALL)
+    shutil.copyfile(Path(__file__).parents[3] / "tasks" / "series-anomaly.toml", folder.task)
+    made = tmp_path / "question.toml"
+    made.write_text(to_toml(asking.statistic_task(folder, StatisticSection("counts"), 1.0).to_plain()))
+    spec = prepare(load_task(made), run_id="test").spec
+    assert (spec.model.name, spec.model.targets.loss) == ("autoencoder", "reconstruction")
+    assert spec.question is not None
+    assert spec.question.kind == "counts"
+
+
+def test_nobody_waits_for_a_fleet_that_is_paused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "fleet", task=SMALL)
+    folder.paused.touch()
+    with pytest.raises(BadInput, match=r"training is paused.*hushfleet fleet resume"):
+        fleet_ask("counts", folder.path)
+    assert folder.task.read_text() == SMALL
 
 
 def test_a_fleet_that_is_given_another_task_is_waited_for_no_more(tmp_path: Path) -> None:
@@ -119,7 +159,7 @@ def test_whoever_stops_waiting_finds_the_former_task_and_cannot_ask_on_top_of_a_
 
     with pytest.raises(KeyboardInterrupt):
         asking.ask(folder, task, sleep=interrupt, say=lambda _: None)
-    assert (folder.path / "small.toml").read_text() == SMALL
+    assert (folder.path / "kept-small.toml").read_text() == SMALL
     with pytest.raises(BadInput, match=r"ask-counts-1 was not asked yet.*TASK.toml"):
         fleet_ask("counts", folder.path)
 
@@ -136,7 +176,7 @@ def test_a_kill_while_it_asks_loses_no_task(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(asking, "set_task", killed)
     with pytest.raises(KeyboardInterrupt):
         asking.ask(folder, task)
-    assert (folder.path / "small.toml").read_text() == SMALL
+    assert (folder.path / "kept-small.toml").read_text() == SMALL
 
 
 def test_a_task_that_is_given_while_the_answer_comes_stays(tmp_path: Path) -> None:

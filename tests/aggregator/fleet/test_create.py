@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.config.task import load_task
 from hushfleet.aggregator.fleet.device_file import device_toml
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.members import counted, from_csv
@@ -77,6 +78,13 @@ def test_init_says_which_folders_boards_need(tmp_path: Path, task: Path) -> None
     task.write_text(TASK.replace('"digits"', '"folder"\nclass_names = ["a", "b"]\ninput_shape = [1, 8, 8]'))
     words = ("--broker-name", "broker.example", "--task", task, "--classes", "cat,dog")
     assert "one for each class: cat, dog\n" in run("init", tmp_path / "plant", *words)
+
+
+def test_class_names_are_written_as_they_are(tmp_path: Path, task: Path) -> None:
+    task.write_text(TASK.replace('"digits"', '"folder"\nclass_names = ["a", "b"]\ninput_shape = [1, 8, 8]'))
+    words = ("--broker-name", "broker.example", "--task", task, "--classes", r"Äpfel,\1 und \\,🍐")
+    assert "one for each class: Äpfel, " in run("init", tmp_path / "plant", *words)
+    assert load_task(tmp_path / "plant" / "task.toml").data.class_names == ("Äpfel", r"\1 und \\", "🍐")
 
 
 def test_add_names_boards_and_list_shows_them(tmp_path: Path) -> None:

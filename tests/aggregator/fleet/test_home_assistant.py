@@ -18,7 +18,7 @@ from hushfleet.aggregator.fleet.members import check_board_name
 from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.view import FleetView
-from hushfleet.errors import BadInput
+from hushfleet.errors import BadInput, PrivacyError
 from hushfleet.wire.link.address import BrokerAddress
 from hushfleet.wire.link.interface import Delivery, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
@@ -137,6 +137,32 @@ def test_changes_are_published_and_all_of_it_now_and_then() -> None:
     assert seen.take() == messages_of(view[0])
     part.end(service)
     assert seen.take() == {"hushfleet-home/greenhouse/available": b"offline"}
+
+
+def test_a_figure_of_the_former_task_is_removed() -> None:
+    """By "Device discovery payload": a component that has only its platform is removed, one that is left out stays."""
+    run = a_view().run
+    assert run is not None
+    view, seen = [a_view()], Published()
+    part, service = HomeAssistant("greenhouse", lambda: view[0]), cast(Service, seen)
+    part.advance(service, 100.0)
+    assert "hushfleet_declines_total_disk" in json.loads(seen.take()[FLEET])["components"]
+    view[0] = replace(view[0], run=replace(run, task="next", declines=(("budget", 1),)))
+    part.advance(service, 100.0 + EVERY_S)
+    first, last = (json.loads(payload)["components"] for topic, payload in seen.topics if topic == FLEET)
+    assert first == last | {"hushfleet_declines_total_disk": {"platform": "sensor"}}
+    assert seen.take()[FLEET] == messages_of(view[0])[FLEET], "the last is kept"
+
+
+def test_what_cannot_be_read_does_not_end_the_service(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> FleetView:
+        raise PrivacyError("delta must lie strictly between 0 and 1, got 2.0")
+
+    part, seen = HomeAssistant("greenhouse", broken), Published()
+    for turn in range(3):
+        part.advance(cast(Service, seen), 100.0 + turn * EVERY_S)
+    assert seen.take() == {}
+    assert len(caplog.records) == 1, "said once"
 
 
 def test_the_access_list_has_it_only_where_it_is_on() -> None:

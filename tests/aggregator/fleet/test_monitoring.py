@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from hushfleet.aggregator.fleet.page.metrics import METRICS
+from hushfleet.aggregator.commands.main import build_app
+from hushfleet.aggregator.fleet.page.metrics import METRICS, metrics
+from support.fleet_views import a_view
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "monitoring"
@@ -51,6 +55,24 @@ def test_every_alert_says_what_to_do() -> None:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert set(rule["annotations"]) == {"summary", "description"}
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
+
+
+def test_every_command_that_an_alert_names_exists() -> None:
+    named = re.findall(r"hushfleet( fleet \w+)(?: DIR)?( --\w+)?", (FOLDER / "alerts.yml").read_text())
+    assert (" fleet rollout", " --pause") in named, "pausing training stops no roll-out"
+    for command, option in named:
+        told = CliRunner().invoke(build_app(), [*command.split(), "--help"])
+        assert told.exit_code == 0, command
+        assert option.strip() in told.output
+
+
+def test_a_task_that_ends_before_its_last_round_has_ended() -> None:
+    run = a_view().run
+    assert run is not None
+    for finished in (False, True):
+        told = metrics(replace(a_view(), run=replace(run, finished=finished))).decode()
+        assert f"\nhushfleet_task_ended {float(finished)}\n" in told
+    assert "hushfleet_aggregator_up == 0 and hushfleet_task_ended == 0" in expressions("alerts.yml")
 
 
 def test_prometheus_reads_the_page_with_its_token() -> None:

@@ -197,6 +197,23 @@ def test_changes_are_sent_as_they_happen(server: PageServer, shown: Shown) -> No
     connection.close()
 
 
+def test_a_stream_ends_where_the_folder_cannot_be_read(
+    server: PageServer, shown: Shown, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A browser asks again every 3 seconds: each time there was a traceback in the log."""
+    shown.view = None
+    assert get(server, "/events", BEARER)[::2] == (200, "")
+    assert caplog.records == []
+
+
+def test_a_token_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(TASK)
+    folder = create_fleet(tmp_path / "f", FleetConfig("f", BrokerPart(("b",))), tmp_path / "t.toml")
+    (folder.service / "page.token").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInput, match=r"page\.token cannot be read: .*remove it"):
+        page_token(folder)
+
+
 class CountedWithItsFirstLine(StreamingResponse):
     """An event stream as 0.3.0 counted it."""
 

@@ -195,6 +195,8 @@ def test_what_cannot_be_reached_or_entered_is_named(machine: Machine, fleet: Fle
     words = ["push", "--fleet", str(fleet.path), "--device", OTHER, "--", "-oProxyCommand=true"]
     with pytest.raises(BadInput, match="not a destination"):
         CliRunner().invoke(build_app(), words, catch_exceptions=False)
+    with pytest.raises(BadInput, match='--ssh "-i \'key": No closing quotation'):
+        CliRunner().invoke(build_app(), [*words[:-2], "--ssh", "-i 'key", "me@board"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

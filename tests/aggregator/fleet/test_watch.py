@@ -18,10 +18,11 @@ from rich.console import Console
 
 from hushfleet.aggregator.devices.register import DeviceRegister, KnownDevice, RefusedBirth
 from hushfleet.aggregator.fleet import descriptions, spending
+from hushfleet.aggregator.fleet.advice import with_problems
 from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.page.metrics import metrics
 from hushfleet.aggregator.fleet.page.render import render_parts
-from hushfleet.aggregator.fleet.processes import FleetProcess
+from hushfleet.aggregator.fleet.processes import LONGEST_WAIT_S, FleetProcess
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.service import Service
 from hushfleet.aggregator.fleet.sightings import HEARTBEAT_S, Listener, processes, sightings
@@ -30,7 +31,7 @@ from hushfleet.aggregator.fleet.view import FleetView, PrivacyLeft
 from hushfleet.aggregator.fleet.watch import LOST_HEARTBEATS, FleetWatch
 from hushfleet.aggregator.results.events import EventLog
 from hushfleet.aggregator.results.report.readable import format_lifetime, number
-from hushfleet.errors import BadSignature, Malformed
+from hushfleet.errors import BadInput, BadSignature, Malformed
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.mechanism import Charge, GaussianMechanism
 from hushfleet.schema import pack, unpack
@@ -214,6 +215,16 @@ def test_what_is_old_or_of_somebody_else_changes_nothing(desk: Desk) -> None:
     assert (board.state, board.health) == ("training", None)
 
 
+@pytest.mark.parametrize(
+    ("state", "hours", "silent"), [("ready", 1, True), ("training", 1, False), ("training", 25, True)]
+)
+def test_a_board_that_says_nothing_is_told_also_where_it_was_training(state: Any, hours: int, silent: bool) -> None:
+    """A broker that ends in the same power cut as a board forgets the board's will: nobody says that it is lost."""
+    board = a_board(1, state=state, health_at=NOW - 3600 * hours)
+    found = with_problems(board, now=NOW, newest_round=12, service_runs=True).problems
+    assert [each.what for each in found] == ["is connected, but says nothing of itself"] * silent
+
+
 def test_a_finished_task_is_no_fault() -> None:
     run = a_view().run
     assert run is not None
@@ -237,6 +248,68 @@ def test_a_process_that_has_done_its_work_is_no_fault(
     with caplog.at_level("INFO"):
         child.watch(0.0)
     assert [(record.levelname, record.message) for record in caplog.records] == [(level, told)]
+
+
+@pytest.mark.parametrize("wrong", ["data = 5", "privacy = 5", "[data]\nwindow = 1", '[data]\nwindow = ["1d"]'])
+def test_a_task_file_with_a_value_of_another_type_is_no_end_of_the_watch(desk: Desk, wrong: str) -> None:
+    desk.folder.task.write_text(f'name = "t"\n{wrong}\n')
+    assert len(desk.view().boards) == 3
+
+
+def test_a_pause_that_ends_while_it_is_looked_at(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    assert desk.view().paused is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [("delta = 2.0", "between 0 and 1"), ('epsilon_server = "8"', "positive"), ("epsilon_server = -1", "positive")],
+)
+def test_a_limit_that_no_board_would_take_is_refused(desk: Desk, limits: str, said: str) -> None:
+    file = desk.folder.path / FILE_NAME
+    before = file.read_text()
+    file.write_text(f"{before}[device.limits]\n{limits}\n")
+    with pytest.raises(BadInput, match=rf"device\.limits\.{limits.partition(' ')[0]} = .* {said}"):
+        FleetFolder(desk.folder.path)
+    file.write_text(f"{before}[device]\nlimits = 5\n")
+    with pytest.raises(BadInput, match=r"device\.limits = 5: must be a section"):
+        FleetFolder(desk.folder.path)
+
+
+def test_a_release_on_trial_is_heard(desk: Desk) -> None:
+    """Its client takes no session of its own, since a trial leaves the store as it is."""
+    desk.hear("board-1", desk.health("board-1", session=2, uptime_s=90_000))
+    desk.hear("board-1", desk.health("board-1", session=2, uptime_s=0, version="0.4.0", slot="trial"))
+    desk.hear("board-1", desk.health("board-1", session=2, uptime_s=90_060))
+    assert descriptions.release(desk.view().boards[0]) == "0.4.0, on trial"
+    desk.hear("board-1", desk.health("board-1", session=3, uptime_s=0, version="0.4.0"))
+    assert descriptions.release(desk.view().boards[0]) == "0.4.0"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("temperature_c", 500, "Health.temperature_c = 500: "),
+        ("last_error", "moth", "must be one of 'disk', 'link'"),
+        ("freeze", "solid", "must be one of '', 'unheard', 'older'"),
+    ],
+)
+def test_a_health_that_cannot_be_is_malformed(desk: Desk, field: str, value: object, said: str) -> None:
+    """A hostile board sends it, or a newer one: each was a traceback in the service's log."""
+    told = desk.health("board-1")
+    object.__setattr__(told, field, value)
+    with pytest.raises(Malformed, match=said):
+        desk.hear("board-1", told)
+
+
+def test_a_process_that_has_died_all_night_is_started_again() -> None:
+    """A minute each time: 1024 deaths take 17 hours. What was raised then ended the brokers, too."""
+    child = FleetProcess("it", ["sh", "-c", "exit 1"], None, failures=1024)
+    child.start()
+    assert child.process is not None
+    child.process.wait()
+    child.watch(100.0)
+    assert child.again_at == 100.0 + LONGEST_WAIT_S
 
 
 def test_the_run_as_its_log_tells_it(desk: Desk) -> None:

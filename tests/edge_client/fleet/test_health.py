@@ -66,6 +66,20 @@ def test_zones_of_a_jetson_that_are_no_sensors_are_left_out(in_fleet: DeviceConf
     assert told.temperature_c == 55
 
 
+@pytest.mark.parametrize(("zone", "told"), [("-273200", 55), ("2147483647", 55), ("204000", 55), ("199000", 200)])
+def test_a_temperature_that_no_processor_has_is_no_sensors(
+    in_fleet: DeviceConfig, tmp_path: Path, zone: str, told: int
+) -> None:
+    """ACPI tells -273.2 degrees of a zone that it has not set up. The message has no such value: the client ended."""
+    a_raspberry_pi(tmp_path)
+    (tmp_path / "sys/class/thermal/thermal_zone1/temp").write_text(zone)
+    health = BoardHealth(in_fleet, now=0.0, root=tmp_path)
+    assert health.message(0.0, session=1, hides_duration=False).temperature_c == told
+    shutil.rmtree(tmp_path / "sys/class/thermal/thermal_zone0")
+    expected = told if zone == "199000" else None
+    assert health.message(60.0, session=1, hides_duration=False).temperature_c == expected
+
+
 def test_what_is_not_there_is_not_known(in_fleet: DeviceConfig, tmp_path: Path) -> None:
     for file, text in (("proc/meminfo", "nothing"), ("sys/class/thermal/thermal_zone0/temp", "hot")):
         (tmp_path / file).parent.mkdir(parents=True)
