@@ -69,7 +69,7 @@ def timed(work: Any, *arguments: Any) -> tuple[Any, float]:
 
 
 class Round(NamedTuple):
-    """What one client, the first, has seen of a round.
+    """A round as one client, the first, has seen it.
 
     :param keys: both public keys of each client.
     :param masked: its masked vector, in parts.
