@@ -69,7 +69,7 @@ def timed(work: Any, *arguments: Any) -> tuple[Any, float]:
 
 
 class Round(NamedTuple):
-    """A round as the first client has seen it.
+    """A round as one client, the first, has seen it.
 
     :param keys: both public keys of each client.
     :param masked: its masked vector, in parts.
