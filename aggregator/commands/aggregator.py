@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hushfleet.wire.link.interface import Link, Will
 
 INTERRUPTED = 130
-_OF_A_FLEET = ("federation", "roster", "out", "identity", "ca_file", "cert_file", "key_file")
+_OF_A_FLEET = ("federation", "devices", "enrolment", "roster", "out", "identity", "ca_file", "cert_file", "key_file")
 _FILE = {"exists": True, "dir_okay": False}
 
 

@@ -96,6 +96,15 @@ def test_a_run_goes_on_beside_files_that_came_later(task_file: Path, tmp_path: P
     assert invoked(*words).exit_code == AT_THE_ROUNDS
 
 
+@pytest.mark.parametrize("words", [("--devices", "more.toml"), ("--enrolment", "open"), ("--out", "runs/a")])
+def test_who_is_in_a_fleet_is_said_by_its_folder(words: tuple[str, str], tmp_path: Path) -> None:
+    """The fleet would forget such devices at its next change."""
+    (tmp_path / "fleet.toml").write_text('federation = "greenhouse"\n[broker]\nnames = ["broker"]\n')
+    outcome = invoked("--fleet", tmp_path, *words)
+    assert isinstance(outcome.exception, BadInput)
+    assert str(outcome.exception).startswith(f"{words[0]} cannot be combined with --fleet")
+
+
 def test_without_a_folder_nothing_can_be_resumed(
     task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
