@@ -294,3 +294,12 @@ def test_a_noised_mean_in_blocks_is_that_of_one_draw(kind: Any, size: int) -> No
     noise = SeededNoise(1, 2, 3).normal(size) * 1.5
     expected = (add_on_grid(noise, sums, 1.5) / 16).astype(np.float32)
     assert np.array_equal(mechanism.noised_mean(kind(sums.copy()), SeededNoise(1, 2, 3)), expected)
+
+
+def test_several_records_at_once_are_clipped_one_by_one() -> None:
+    gradients = np.random.default_rng(0).normal(size=(5, 3, 7)).astype(np.float32)
+    gradients[2, 1, 4] = np.nan  # counts as none
+    one_by_one = clipped_sum(gradients.swapaxes(0, 1), 1.5, np.empty((5, 7)))
+    at_once = clipped_sum([gradients[:, :2], gradients[:, 2:]], 1.5, np.empty((5, 7)))
+    np.testing.assert_allclose(at_once, one_by_one, rtol=1e-12)
+    assert np.linalg.norm(at_once, axis=-1).max() <= 3 * 1.5
