@@ -76,7 +76,11 @@ def test_the_figures_are_those_of_the_metrics() -> None:
             labels = dict(sample.labels)
             board = labels.pop("board", None)
             values = messages["hushfleet-home/greenhouse/" + ("fleet" if board is None else f"board/{board}")]
-            shown = values[re.sub(r"\W", "_", "_".join([sample.name, *labels.values()]))]
+            key = re.sub(r"\W", "_", "_".join([sample.name, *labels.values()]))
+            if "code" in labels and sample.value == 0:  # Prometheus alone has the codes that did not occur
+                assert key not in values
+                continue
+            shown = values[key]
             if sample.name.endswith("_timestamp_seconds"):
                 assert shown.endswith("+00:00")
             else:
