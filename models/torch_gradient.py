@@ -6,7 +6,7 @@ tensor. Each tensor is a leaf that shares the vector's memory, and its gradient 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,9 +70,7 @@ class TorchGradient:
         leaves = {
             name: view.detach().requires_grad_() for name, view in self.layout.unflatten(self._tensor(params)).items()
         }
-        more = dict(zip(("teacher", "distill"), self._distilled(teacher, distill), strict=False))
-        if weights is not None:
-            more["weights"] = self._tensor(weights)
+        more = self._more(teacher, distill, weights)
         loss = self._loss(leaves, self._tensor(x), self._tensor(y), self._tensors(dropout), **more)
         grads = torch.autograd.grad(loss, list(leaves.values()))
         return loss.detach(), self._flat(dict(zip(leaves, grads, strict=True)), like=params, out=out)
@@ -101,14 +99,8 @@ class TorchGradient:
         def loss(tensors: Mapping[str, Tensor], x: Tensor, y: Tensor, dropout: Any, more: dict[str, Tensor]) -> Tensor:
             return self._loss(tensors, x, y, dropout, **more)
 
-        more = dict(zip(("teacher", "distill"), self._distilled(teacher, distill), strict=False))
-        if weights is not None:
-            more["weights"] = self._tensor(weights)
-        tensors = self.layout.unflatten(self._tensor(params))
-        grads, losses = torch.func.vmap(torch.func.grad_and_value(loss))(
-            tensors, self._tensor(x), self._tensor(y), self._tensors(dropout), more
-        )
-        return _like(losses.detach(), params), self._flat(grads, like=params, out=out)
+        more = self._more(teacher, distill, weights)
+        return self._many(torch.func.grad_and_value(loss), params, x, y, dropout, more, out)
 
     def records(
         self,
@@ -130,19 +122,36 @@ class TorchGradient:
             alone = {name: each[None] for name, each in more.items()}
             return self._loss(tensors, x[None], y[None], [mask[None] for mask in dropout], **alone)
 
-        more = dict(zip(("teacher", "distill"), self._distilled(teacher, distill), strict=False))
         of_client = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0, 0, 0))
-        tensors = self.layout.unflatten(self._tensor(params))
-        grads, losses = torch.func.vmap(of_client)(
-            tensors, self._tensor(x), self._tensor(y), self._tensors(dropout), more
-        )
-        return _like(losses.detach(), params), self._flat(grads, like=params, out=out)
+        return self._many(of_client, params, x, y, dropout, self._more(teacher, distill), out)
 
     @torch.no_grad()
     def logits(self, params: Any, x: Any) -> Any:
         """Logits `[B, classes]` at `params [d]`, without dropout."""
         tensors = self.layout.unflatten(self._tensor(params))
         return _like(self.model.forward(tensors, self._tensor(x)), params)
+
+    def _many(
+        self,
+        of_client: Callable[..., Any],
+        params: Any,
+        x: Any,
+        y: Any,
+        dropout: Sequence[Any],
+        more: dict[str, Tensor],
+        out: Any | None,
+    ) -> tuple[Any, Any]:
+        """Losses and flat gradients of all clients, where `of_client` gives named gradients and losses of one."""
+        tensors = self.layout.unflatten(self._tensor(params))
+        grads, losses = torch.func.vmap(of_client)(
+            tensors, self._tensor(x), self._tensor(y), self._tensors(dropout), more
+        )
+        return _like(losses.detach(), params), self._flat(grads, like=params, out=out)
+
+    def _more(self, teacher: Any | None, distill: Any | None, weights: Any | None = None) -> dict[str, Tensor]:
+        """The arguments of `_loss` that a call has, by name."""
+        more = dict(zip(("teacher", "distill"), self._distilled(teacher, distill), strict=False))
+        return more if weights is None else {**more, "weights": self._tensor(weights)}
 
     def _loss(
         self,
