@@ -44,18 +44,18 @@ def broker(
         tls = BrokerTls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
     elif ca_file or cert_file or key_file:
         raise BadInput("TLS needs all of --ca-file, --cert-file and --key-file")
-    with start_broker(
-        kind,
-        host=host,
-        port=port,
-        data_dir=data_dir.resolve(),
-        tls=tls,
-        open_to_network=open_to_network,
-    ) as running:
-        print(f"{running.kind} listens at {running.url}; its log is {running.log_path}", flush=True)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # before clients can connect: one may ask for the end
+    try:
+        with start_broker(
+            kind,
+            host=host,
+            port=port,
+            data_dir=data_dir.resolve(),
+            tls=tls,
+            open_to_network=open_to_network,
+        ) as running:
+            print(f"{running.kind} listens at {running.url}; its log is {running.log_path}", flush=True)
             status = running.wait()
-        except KeyboardInterrupt:
-            status = 0
+    except KeyboardInterrupt:
+        status = 0
     raise typer.Exit(status)

@@ -23,7 +23,8 @@ from hushfleet.aggregator.results.events import iterate_events
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.firmware_profiles.cards import bundle
 from hushfleet.release import SignedManifest, pack, read_head
-from support.desk import Board, free_ports
+from support.desk import Board
+from support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, SECOND, THIRD = "greenhouse-01", "greenhouse-02", "greenhouse-03"

@@ -18,6 +18,7 @@ import pytest
 from hushfleet.aggregator.broker.child import dies_with_parent
 from hushfleet.aggregator.broker.config import find_mosquitto
 from hushfleet.aggregator.broker.process import start_broker
+from support.ports import free_ports
 from support.tools import SEARCH_PATH, need
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,12 +46,6 @@ mqtt.allow_anonymous = true
 log.console = true
 log.file = false
 """
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from hushfleet.aggregator.commands.main import build_app
 from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.wire.link.interface import Delivery, LinkUp
 from hushfleet.wire.link.mqtt import MqttLink
+from support.ports import free_ports
 from support.tools import BROKERS, find
 
 ROOT = str(Path(__file__).resolve().parents[3])
@@ -200,11 +201,11 @@ def test_the_access_list_is_the_one_of_the_specification() -> None:
 
 
 @contextlib.contextmanager
-def foreground(kind: str, port: int, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def foreground(kind: str, port: int, tmp_path: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
     arguments = ["--kind", kind, "--port", str(port), "--data-dir", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "broker", *arguments],
-        env={**os.environ, "PYTHONPATH": ROOT},
+        env={**os.environ, "PYTHONPATH": ROOT, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -218,10 +219,11 @@ def foreground(kind: str, port: int, tmp_path: Path) -> Iterator[subprocess.Pope
 
 @pytest.mark.parametrize("kind", [*BROKERS, "auto"])
 def test_in_the_foreground_until_sigterm(kind: str, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     with foreground(kind, port, tmp_path) as process:
+        assert process.stdout is not None
         try:
+            line = process.stdout.readline()
             round_trip(f"mqtt://127.0.0.1:{port}")
         finally:
             process.send_signal(signal.SIGTERM)
@@ -229,7 +231,22 @@ def test_in_the_foreground_until_sigterm(kind: str, tmp_path: Path) -> None:
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
     name = "mosquitto" if kind != "amqtt" and find("mosquitto") else "amqtt"
-    assert output == f"{name} listens at mqtt://127.0.0.1:{port}; its log is {tmp_path}/broker.log\n"
+    assert line == f"{name} listens at mqtt://127.0.0.1:{port}; its log is {tmp_path}/broker.log\n"
+    assert output == ""
+
+
+def test_in_the_foreground_sigterm_ends_a_broker_that_still_starts(tmp_path: Path) -> None:
+    silent, pid_file = tmp_path / "mosquitto", tmp_path / "pid"
+    silent.write_text(f"#!/bin/sh\necho $$ > {pid_file}.new && mv {pid_file}.new {pid_file}\nexec sleep 60\n")
+    silent.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    with foreground("mosquitto", *free_ports(1), tmp_path, PATH=path) as process:
+        while not pid_file.exists() and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (0, "", "")
+    wait_until_gone(int(pid_file.read_text()))
 
 
 def test_in_the_foreground_a_port_in_use_is_one_error_and_status_2(tmp_path: Path) -> None:

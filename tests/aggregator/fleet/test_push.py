@@ -24,7 +24,8 @@ from hushfleet.aggregator.fleet.registry import FleetRegistry
 from hushfleet.aggregator.fleet.releases import add_release
 from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.errors import BadInput, HushfleetError
-from support.desk import free_ports, make_folder, served, until
+from support.desk import make_folder, served, until
+from support.ports import free_ports
 from support.releases import build_release
 from support.tools import find
 

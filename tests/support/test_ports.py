@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from support import desk
-from support.desk import free_ports
+from support import ports as module
+from support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 OF_ANOTHER_PROCESS = """
 import sys
-from support import desk
+from support import ports
 
-desk._outside_connections = lambda: [int(word) for word in sys.argv[1:]]
-print(*desk.free_ports(1))
+ports._outside_connections = lambda: [int(word) for word in sys.argv[1:]]
+print(*ports.free_ports(1))
 """
 
 
@@ -35,7 +35,7 @@ def test_another_process_of_tests_is_given_others() -> None:
     ports = free_ports(4)
     spare = ports.pop()
     command = [sys.executable, "-c", OF_ANOTHER_PROCESS, *map(str, [*ports, spare])]
-    fcntl.lockf(desk._claims, fcntl.LOCK_UN, 1, spare)
+    fcntl.lockf(module._claims, fcntl.LOCK_UN, 1, spare)
     there = subprocess.run(
         command,
         cwd=ROOT,
@@ -49,7 +49,7 @@ def test_another_process_of_tests_is_given_others() -> None:
 
 def test_a_port_on_which_something_listens_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     used, free = free_ports(2)
-    monkeypatch.setattr(desk, "_claimed", set())
+    monkeypatch.setattr(module, "_claimed", set())
     with socket.create_server(("127.0.0.1", used)):
-        monkeypatch.setattr(desk, "_outside_connections", lambda: [used, free])
+        monkeypatch.setattr(module, "_outside_connections", lambda: [used, free])
         assert free_ports(1) == [free]
