@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from hushfleet.aggregator.commands.main import build_app
 from hushfleet.aggregator.fleet.page.metrics import METRICS, metrics
+from hushfleet.aggregator.results.fleet_state import Opening
 from support.fleet_views import a_view
 
 ROOT = Path(__file__).parents[3]
@@ -73,6 +74,19 @@ def test_a_task_that_ends_before_its_last_round_has_ended() -> None:
         told = metrics(replace(a_view(), run=replace(run, finished=finished))).decode()
         assert f"\nhushfleet_task_ended {float(finished)}\n" in told
     assert "hushfleet_aggregator_up == 0 and hushfleet_task_ended == 0" in expressions("alerts.yml")
+
+
+def test_a_round_that_rests_is_not_stuck() -> None:
+    view = a_view()
+    assert view.run is not None
+    resting = replace(
+        view, run=replace(view.run, opened=view.at - 86_400, next_opening=Opening(2, view.at + 60, "UTC"))
+    )
+    told = metrics(resting).decode()
+    assert "\nhushfleet_round_open_timestamp_seconds " in told
+    assert "\nhushfleet_next_round_timestamp_seconds " in told
+    (stuck,) = (each for each in expressions("alerts.yml") if "hushfleet_round_open_timestamp_seconds" in each)
+    assert stuck.endswith("unless (hushfleet_next_round_timestamp_seconds or hushfleet_paused == 1)")
 
 
 def test_prometheus_reads_the_page_with_its_token() -> None:
