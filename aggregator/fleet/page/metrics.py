@@ -124,7 +124,7 @@ METRICS = {
         "when the open round was opened; absent between rounds", lambda run: run.opened
     ),
     "hushfleet_next_round_timestamp_seconds": _fleet(
-        "when the next round opens by the task's schedule, or a resting one goes on; absent while none waits for a time",
+        "when the next round opens, or a resting one goes on, by the task's schedule; absent while none waits",
         _next_opening,
     ),
     "hushfleet_paused": _fleet("1 while an operator has paused training", lambda view: view.paused is not None),
