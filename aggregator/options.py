@@ -1,4 +1,4 @@
-"""Commands whose options are dataclasses, which then travel whole. Programs use the dataclasses without typer.
+"""Makes commands whose options are the fields of dataclasses. Programs use the dataclasses without typer.
 
 @dataclass(frozen=True)
 class Options:
@@ -26,7 +26,7 @@ class Option:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives typer the fields of a command's dataclasses as options, and the command the dataclasses."""
+    """Returns a command that shows typer the fields of its dataclasses as options, and receives the dataclasses."""
     hints, groups = get_type_hints(command, include_extras=True), dict[str, Any]()
     shown, options = list[inspect.Parameter](), list[inspect.Parameter]()
     for name, parameter in inspect.signature(command).parameters.items():

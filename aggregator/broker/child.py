@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent, however it dies."""
+"""Starts child processes that never outlive their parent, no matter how it dies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Set between fork and exec by a small Python of its own, since `preexec_fn` is unsafe in a process with threads.
+# A small Python process sets this between fork and exec, because `preexec_fn` is unsafe in a process with threads.
 _DIE_WITH_PARENT = (
     "import ctypes, os, sys;"
     "ctypes.CDLL(None).prctl(1, 9);"
@@ -16,9 +16,9 @@ _DIE_WITH_PARENT = (
 
 
 def dies_with_parent(command: Sequence[str]) -> list[str]:
-    """The command, which the kernel then kills when its parent dies; unchanged where the kernel is not Linux.
+    """Returns the command so that the kernel kills it when its parent dies; unchanged if the kernel is not Linux.
 
-    To the kernel the parent is the thread that starts the command, so that thread must stay.
+    For the kernel the parent is the thread that starts the command, so that thread must stay alive.
     """
     if sys.platform != "linux":
         return list(command)

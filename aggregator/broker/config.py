@@ -14,22 +14,22 @@ from pathlib import Path
 from hushfleet.wire.format.topics import ROOT, UP
 from hushfleet.wire.link.interface import DEFAULT_MESSAGE_CAP_BYTES
 
-# above the links' own cap, topic and header included: Mosquitto disconnects who sends more
+# above the links' own cap, topic and header included: Mosquitto disconnects a client that sends more
 MAX_PACKET_BYTES = DEFAULT_MESSAGE_CAP_BYTES + 4096
 MAX_ENROLMENT_PACKET_BYTES = 72 * 1024  # an answer holds at most a message's 64 KiB
 MAX_ENROLMENT_CONNECTIONS = 1000
 MAX_QUEUED_MESSAGES = 5_000
 MAX_WAITING_BYTES = 8 << 20  # for one client: queued, and once more in flight
-MEMORY_LIMIT_BYTES = 512 << 20  # of the heap; whoever publishes beyond it is disconnected
+MEMORY_LIMIT_BYTES = 512 << 20  # of the heap; a client that publishes beyond it is disconnected
 _HASH_ITERATIONS = 101
 
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerTls:
-    """Mutual TLS with Mosquitto: who has no certificate of the CA does not get in.
+    """Mutual TLS with Mosquitto: a client without a certificate of the CA cannot connect.
 
     A client's user name and its MQTT client id are its certificate's common name: a device's id, or `aggregator`. So
-    nobody takes the session of another, and each certificate has one connection.
+    no client can take the session of another, and each certificate has one connection.
 
     :param ca_file: the CA that signs the certificates of devices and aggregator (PEM).
     :param cert_file: the broker's own certificate, with `key_file`.
@@ -75,15 +75,15 @@ acl_file {acl_path}
 def mosquitto_config(
     *, host: str, port: int, tls: BrokerTls | None, acl_path: Path, pid_file: Path | None = None
 ) -> str:
-    """The configuration of Mosquitto 2.0 and 2.1. Nothing persists; queues are bounded.
+    """Returns the configuration of Mosquitto 2.0 and 2.1. Nothing persists; queues are bounded.
 
-    No client of Hushfleet asks the broker to keep its session. One that does so all the same makes the broker keep
-    what its queue holds, up to `MAX_WAITING_BYTES`. With `persistent_client_expiration` that would end after an hour;
-    but with names from certificates, Mosquitto 2.0.11 then writes to freed memory when it reads its lists again and
-    such a session is there (measured: it ends by signal 6 or 11). So this is set without TLS alone, and in a fleet
-    the session ends with a lock-out (`lock_out.py`) or the broker.
+    No client of Hushfleet asks the broker to keep its session. If a client does so all the same, the broker keeps
+    the content of its queue, up to `MAX_WAITING_BYTES`. With `persistent_client_expiration` that would end after an
+    hour; but with names from certificates, Mosquitto 2.0.11 then writes to freed memory when it reads its lists again
+    while such a session exists (measured: it ends by signal 6 or 11). So this is set only without TLS, and in a fleet
+    the session ends with a lock-out (`lock_out.py`) or with the broker.
 
-    :param host: where it listens; empty: everywhere.
+    :param host: the address on which it listens; empty: all addresses.
     """
     text = _head(host=host, port=port, pid_file=pid_file)
     text += _COMMON.format(
@@ -103,12 +103,12 @@ def mosquitto_acl(
     blocked: Iterable[str] = (),
     home_assistant: str | None = None,
 ) -> str:
-    """The access list: a device (its certificate's name is `%u`) writes only to its own topics below `up`.
+    """Returns the access list: a device (its certificate's name is `%u`) writes only to its own topics below `up`.
 
-    They are named one by one: the broker keeps a retained message of each topic that a device may invent.
+    They are named one by one, because the broker keeps a retained message of each topic that a device may invent.
 
-    :param federation: `+`: all, of which a device may then invent some.
-    :param service: certificate name of the fleet service, where there is one.
+    :param federation: `+`: all federations; a device may then also invent names of federations.
+    :param service: certificate name of the fleet service, if there is one.
     :param blocked: devices that are locked out. Mosquitto reads the list again on SIGHUP.
     :param home_assistant: certificate name of Home Assistant, for which `service` then publishes.
     """
@@ -144,12 +144,12 @@ persistent_client_expiration 1h
 def enrolment_config(*, port: int, tls: BrokerTls, acl_path: Path, password_file: Path, pid_file: Path) -> str:
     """Returns the configuration of the broker for boards without a certificate: a client without a name is a stranger.
 
-    A process of its own: whoever connects with another's client id takes its session (measured with 2.0.11), on every
-    listener of the same Mosquitto, so strangers must not reach the one that the fleet is connected to. Nor can they
-    fill its memory or use up its connections.
+    This broker is a process of its own: a client that connects with another client's id takes its session (measured
+    with 2.0.11), on every listener of the same Mosquitto, so strangers must not reach the broker that the fleet is
+    connected to. They also cannot fill the memory of that broker or use up its connections.
 
     A session that a stranger asks it to keep takes some 1 KiB, for ever (20,000 of them: 18 MiB more, measured with
-    2.0.11; clean ones: nothing), so those are forgotten after an hour, the least that Mosquitto takes.
+    2.0.11; clean ones: nothing), so such sessions are deleted after an hour, the shortest time that Mosquitto accepts.
     """
     text = _head(host="", port=port, pid_file=pid_file)
     text += _COMMON.format(packet=MAX_ENROLMENT_PACKET_BYTES, messages=200, bytes=4 << 20, memory=MEMORY_LIMIT_BYTES)
@@ -159,7 +159,7 @@ def enrolment_config(*, port: int, tls: BrokerTls, acl_path: Path, password_file
 
 
 def enrolment_acl(*, service: str) -> str:
-    """Strangers can ask for a certificate, and read answers; nothing else.
+    """Returns the access list of enrolment: strangers can ask for a certificate and read answers; nothing else.
 
     :param service: user name of the fleet service.
     """
@@ -168,19 +168,19 @@ def enrolment_acl(*, service: str) -> str:
 
 
 def password_line(user: str, password: str) -> str:
-    """A line of a password file, as `mosquitto_passwd` writes it: PBKDF2 with SHA-512."""
+    """Returns a line of a password file, as `mosquitto_passwd` writes it: PBKDF2 with SHA-512."""
     salt = os.urandom(12)
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _HASH_ITERATIONS)
     return f"{user}:$7${_HASH_ITERATIONS}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}\n"
 
 
 def _head(*, host: str, port: int, pid_file: Path | None) -> str:
-    # as root it would become the user mosquitto, who may not read certificates and configuration here
+    # as root it would become the user mosquitto, which must not read certificates and configuration here
     text = f"listener {port} {host}".rstrip() + f"\nuser {pwd.getpwuid(os.getuid()).pw_name}\n"
     return text if pid_file is None else f"{text}pid_file {pid_file}\n"
 
 
 def find_mosquitto() -> str | None:
-    """Debian puts it where only root's PATH looks."""
+    """Returns Mosquitto's path; Debian puts the binary in a folder that only root's PATH has."""
     elsewhere = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
     return shutil.which("mosquitto") or shutil.which("mosquitto", path=elsewhere)

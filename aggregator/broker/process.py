@@ -1,7 +1,7 @@
 """A broker as a child process: Mosquitto if a binary is found, else amqtt from PyPI.
 
-For laptops, tests and small labs: an aggregator that is given a broker's URL does not need this. Nothing is
-persisted, because the protocol does not rely on the broker remembering anything (docs/wire.md).
+It is meant for laptops, tests and small labs: an aggregator that is given a broker's URL does not need it. Nothing is
+persisted, because the protocol does not require the broker to remember anything (docs/wire.md).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hushfleet.errors import BadInput, HushfleetError
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
 MOST_OPEN_FILES = 1 << 16
-# CONNECT of MQTT 3.1.1, clean session, keep-alive 10 s, a client id of its own; and the answer "accepted"
+# CONNECT of MQTT 3.1.1 with a clean session, keep-alive 10 s and its own client id; and the answer "accepted"
 _PROBE = b"\x10\x1b\x00\x04MQTT\x04\x02\x00\x0a\x00\x0fhushfleet-probe"
 _PROBE_ANSWER = b"\x20\x02\x00\x00"
 _SERVE_AMQTT = "from hushfleet.aggregator.broker.process import serve_amqtt; serve_amqtt()"
@@ -66,11 +66,11 @@ class Broker:
         return self._process is not None and self._process.poll() is None
 
     def wait(self) -> int:
-        """Waits until the broker ends by itself; its exit status."""
+        """Waits until the broker ends by itself, and returns its exit status."""
         return self._process.wait() if self._process is not None else 0
 
     def stop(self) -> None:
-        """Ends it politely, then by force; nothing happens if it has ended."""
+        """Ends the broker with SIGTERM, then by force; does nothing if it has ended."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -78,7 +78,7 @@ class Broker:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL: what a power cut does to it."""
+        """Ends the broker with SIGKILL, which has the effect of a power cut."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -87,7 +87,7 @@ class Broker:
         self._process = self._keeper = None
 
     def restart(self) -> None:
-        """Stops it if it runs, and starts it anew on the same port; it remembers nothing."""
+        """Stops the broker if it runs, and starts it again on the same port; it remembers nothing."""
         self.stop()
         self.start()
 
@@ -98,14 +98,14 @@ class Broker:
         self.stop()
 
     def start(self) -> None:
-        """Starts it, and waits until it answers."""
+        """Starts the broker, and waits until it answers."""
         check_port_free(self.host, self.port)
         if self.kind == "mosquitto":
             command = self._mosquitto_command()
         else:
             command = [sys.executable, "-c", _SERVE_AMQTT, self.host, str(self.port)]
         spawned = threading.Event()
-        # the child's parent, to the kernel, is the thread that forked it, so that thread stays
+        # for the kernel the child's parent is the thread that forked it, so that thread stays alive
         self._keeper = threading.Thread(target=self._keep, args=(command, spawned), daemon=True)
         self._keeper.start()
         spawned.wait()
@@ -123,7 +123,7 @@ class Broker:
                     stdin=subprocess.DEVNULL,
                     stdout=log_file,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C ends the aggregator first, which then says goodbye to the broker
+                    start_new_session=True,  # Ctrl-C ends the aggregator first, which then disconnects from the broker
                 )
                 _allow_open_files(process.pid)
         finally:
@@ -170,7 +170,7 @@ def start_broker(
 
     :param kind: `auto` takes Mosquitto if its binary is found, else amqtt.
     :param port: 0 takes a free one.
-    :param data_dir: where the generated configuration and the log are put.
+    :param data_dir: the folder for the generated configuration and the log.
     :param tls: certificates; needs Mosquitto.
     :param open_to_network: allow a `host` other than loopback without TLS, where anyone may connect.
 
@@ -213,15 +213,16 @@ def _choose(kind: BrokerKind, tls: BrokerTls | None) -> Literal["mosquitto", "am
 
 
 def _allow_open_files(pid: int) -> None:
-    """Each client is an open file of the broker's. Measured: Mosquitto takes 7 clients fewer than its soft limit allows
-    files, mostly 1,024, and turns away all others; it does not raise the limit itself.
+    """Raises the broker's soft limit of open files, because each client is an open file of the broker.
+
+    Measured: Mosquitto accepts 7 clients fewer than its soft limit of files, mostly 1,024, and refuses all others.
     """
     if not hasattr(resource, "prlimit"):  # not Linux
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError):  # it has ended already, which its starter will notice
+        with contextlib.suppress(OSError):  # it has ended already, and the code that started it will notice
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (wanted, hard))
 
 
@@ -243,7 +244,7 @@ def _free_port(host: str) -> int:
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raises `BadInput` where something listens there."""
+    """Raises `BadInput` if another process listens there."""
     with _new_socket(host) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -256,7 +257,7 @@ def check_port_free(host: str, port: int) -> None:
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether a broker takes an MQTT login there."""
+    """Returns whether a broker accepts an MQTT login there."""
     try:
         with socket.create_connection((_reached(host), port), timeout=2.0) as probe:
             probe.sendall(_PROBE)
@@ -268,7 +269,7 @@ def _answers(host: str, port: int) -> bool:
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Whether something there takes part in a TLS handshake.
+    """Returns whether a server there takes part in a TLS handshake.
 
     Mosquitto listens before it has read its certificates, so an open port is not enough.
     """
@@ -292,14 +293,14 @@ def _reached(host: str) -> str:
 
 
 def serve_amqtt() -> None:
-    """An amqtt broker at the host and port of the command line, until the process is ended."""
+    """Runs an amqtt broker at the host and port of the command line until the process is ended."""
     from amqtt.broker import Broker as AmqttBroker
 
     host, port = sys.argv[1:]
     address = f"[{host}]" if ":" in host else host
     config = {
         "listeners": {"default": {"type": "tcp", "bind": f"{address}:{port}"}},
-        # logins without a user name make sessions that amqtt forgets at once: clean sessions need no more
+        # logins without a user name make sessions that amqtt forgets at once, which is enough for clean sessions
         "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
     }
 

@@ -1,4 +1,4 @@
-"""Lines that a run says at its start, where a task's epsilon is not what boards are promised, or a key does nothing."""
+"""Writes the notes of a run's start: the task's epsilon is not what boards are promised, or a key has no effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hushfleet.privacy.terms import AS_PUBLISHED
 
 
 def notes_of(task: Task) -> list[str]:
-    """Returns the lines for this task; none where its epsilon is the promise, and each key has an effect."""
+    """Returns the lines for this task; none if its epsilon is what boards are promised and each key has an effect."""
     published = [AS_PUBLISHED] if task.privacy.accounting == "as-published" else []
     epsilon, idle = task.privacy.epsilon, list(_idle_keys(task))
     if epsilon is None or not task.parts().server.lowers_noise:
@@ -28,7 +28,7 @@ def notes_of(task: Task) -> list[str]:
 
 
 def _idle_keys(task: Task) -> Iterator[str]:
-    """Names the keys that were set to something else than their default, and have no effect beside the others."""
+    """Yields a line for each key that is not at its default and has no effect with the values of other keys."""
     data, privacy, wire, asked = task.data, task.privacy, task.wire, task.statistic
     kind = None if asked is None else asked.kind
     idle = (

@@ -1,4 +1,4 @@
-"""The question of a task to its devices: besides training its evaluation, or else a statistic of their data."""
+"""The question that a task asks its devices: an evaluation in addition to training, or a statistic of their data."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ StatisticKind = Literal["counts", "mean", "histogram", "drift"]
 
 @dataclass(frozen=True)
 class EvaluationSection(Checked):
-    """`[evaluation]`: rounds in which boards do not train, and answer whether the model is of use to them.
+    """`[evaluation]`: rounds in which boards do not train, but answer whether the model is useful to them.
 
-    After the last round of training, and after `every` so many of them, each board tests its own head, a head trained
-    alone and the shared model on samples that never train, and answers with a few noised numbers. They are added up as
-    updates are, and have a charge of their own: `share` of the privacy budget, counted as squared noise multipliers
-    add up. Training has the rest, so that both together cost the task's epsilon.
+    After the last training round, and after each `every` training rounds, each board tests its own head, a head trained
+    alone and the shared model on samples that are never trained on, and answers with a few noised numbers. They are
+    summed like updates, and have a privacy cost of their own: `share` of the privacy budget, in the way in which
+    squared noise multipliers add up. Training has the rest, so that both together cost the task's epsilon.
 
-    `held_out` is the share of a board's samples that are left out of all training for it. A board's gain counts as
-    `most_gain` at most, and the error is a multiple of that: with 0.5 it is half as large, and right where boards have
-    so many samples that none gains more.
+    `held_out` is the share of a board's samples that all training leaves out for the evaluation. A board's gain counts
+    as `most_gain` at most, and the error is proportional to that: with 0.5 it is half as large, and the result is still
+    right if boards have so many samples that none gains more.
     """
 
     share: Annotated[float, Meta(gt=0, le=0.5, description="in (0, 0.5]")] = 0.05
@@ -46,14 +46,14 @@ class EvaluationSection(Checked):
 
 @dataclass(frozen=True)
 class StatisticSection(Checked):
-    """`[statistic]`: the task has one round, in which boards do not train, and answer a question about their data.
+    """`[statistic]`: the task has one round, in which boards do not train, but answer a question about their data.
 
-    `counts` of the samples in each class, and of those that could not be read: a board whose counts have a norm above
-    `most` sends them scaled down to that. `mean` or `histogram` of a `column`, which is the number of a value of a
-    sample, from 0, or the name of a target; values beyond the public limits `low` and `high` count as the limit, and
-    each board counts alike, however many samples it has. `drift` counts the boards whose own model has become worse on
-    samples that never train, among those whose owners have set `limits.tell_drift`. `hushfleet fleet ask` writes this
-    section.
+    `counts` counts the samples in each class, and the samples that could not be read: a board whose counts have a norm
+    above `most` scales them down to that norm. `mean` and `histogram` are those of a `column`, which is the index of a
+    value in a sample, from 0, or the name of a target; values beyond the public limits `low` and `high` count as the
+    limit, and each board has the same weight, no matter how many samples it has. `drift` counts the boards whose own
+    model has become worse on samples that are never trained on, among the boards whose owners have set
+    `limits.tell_drift`. `hushfleet fleet ask` writes this section.
     """
 
     kind: StatisticKind
@@ -73,10 +73,10 @@ class StatisticSection(Checked):
             raise ValueError(f"kind = {self.kind!r} needs a column: the number of a value, from 0, or a target's name")
 
     def check_column(self, values: int | None, targets: Sequence[str] | None) -> None:
-        """Raises `ValueError` for a column that no sample has: boards would answer as without samples.
+        """Raises `ValueError` for a column that no sample has, because boards would answer as if they had no samples.
 
-        :param values: number of values of a sample.
-        :param targets: names of targets; of classes none. None: not known, and so is `values`.
+        :param values: number of values of a sample; None: not known.
+        :param targets: names of targets; empty for classes. None: not known.
         """
         if self.kind not in ("mean", "histogram") or (targets is not None and self.column in targets):
             return
@@ -89,7 +89,7 @@ class StatisticSection(Checked):
 
 
 def check_question(task: Task) -> None:
-    """Raises `ValueError` for a task that cannot ask what it wants to ask."""
+    """Raises `ValueError` if the task cannot ask its question with its other settings."""
     section = "evaluation" if task.evaluation is not None else "statistic"
     if task.evaluation is None and task.statistic is None:
         return
@@ -108,7 +108,7 @@ def check_question(task: Task) -> None:
     if task.statistic is not None:
         if task.round.rounds != 1:
             raise ValueError(f"round.rounds = {task.round.rounds}: a statistic has one round, so set rounds = 1")
-        of_inputs = find_loss(task.model.loss).of_inputs  # its samples have no labels, and no linear model
+        of_inputs = find_loss(task.model.loss).of_inputs  # such a task has samples without labels, and no linear model
         if (task.model.name != "linear" and not of_inputs) or task.model.has_features:
             raise ValueError("model: a statistic trains none; write name = 'linear', and nothing else")
         shape, targets = task.data.input_shape, () if task.targets.are_classes else task.class_names or None
@@ -130,19 +130,19 @@ def evaluations(task: Task) -> int:
 
 
 def total_rounds(task: Task) -> int:
-    """Counts all rounds: those of training, and those that evaluate."""
+    """Counts all rounds: training rounds and evaluation rounds."""
     return task.round.rounds + evaluations(task)
 
 
 def noise_factor(task: Task) -> float:
-    """The factor by which training has more noise than it would have without an evaluation."""
+    """Returns the factor by which an evaluation increases the noise of training."""
     return 1.0 if task.evaluation is None else 1 / math.sqrt(1 - task.evaluation.share)
 
 
 def question_of(task: Task, *, noise_multiplier: float, classes: int) -> QuestionSpec | None:
-    """Makes the specification for devices; None for a task without a question.
+    """Makes the specification for devices; returns None for a task without a question.
 
-    :param noise_multiplier: of an update, or of the one round of a statistic.
+    :param noise_multiplier: the noise multiplier of an update, or of the one round of a statistic.
     """
     if (section := task.evaluation) is not None:
         rounds = task.round.rounds

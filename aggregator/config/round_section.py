@@ -1,4 +1,4 @@
-"""`[round]` of a task file: when rounds open and close, what is made of their updates, and buffered rounds."""
+"""`[round]` of a task file: when rounds open and close, how their updates are aggregated, and buffered rounds."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _AtLeast1 = Annotated[int, Meta(ge=1)]
 class RoundSection(Checked):
     """`[round]`: how many rounds, who takes part, when a round closes.
 
-    A round closes when `quorum` of the cohort was accepted, when everybody has answered, or after
-    `deadline_s` with at least `min_updates`; with fewer it is extended.
+    A round closes when the share `quorum` of the cohort has sent accepted updates, when all devices have answered, or
+    after `deadline_s` with at least `min_updates` updates; with fewer it is extended.
 
-    With `privacy.accounting = "secure"` no sum of fewer than `min_updates` is ever opened; left out, it is nine tenths
-    of the cohort.
+    With `privacy.accounting = "secure"` a sum of fewer than `min_updates` is never opened; left out, `min_updates` is
+    nine tenths of the cohort.
 
-    `aggregation` is what is made of the updates, parameter by parameter, of those that sent it: their `mean`; their
-    `median`; or the `trimmed-mean`, without the share `trim` of them at either end (rounded down). The last two do
-    not follow a few devices that send what they like, and cost accuracy and memory (docs/privacy.md, "A member that
-    lies").
+    `aggregation` says how the updates are combined, separately for each parameter, over the devices that sent it: their
+    `mean`; their `median`; or the `trimmed-mean`, without the share `trim` of them at either end (rounded down). With
+    the last two a few devices that send arbitrary values cannot control the result; they cost accuracy and memory
+    (docs/privacy.md, "A member that lies").
 
-    With `patience` the task ends once the global model's accuracy on the aggregator's own test set, which is public (in
-    a simulation the common test set), has been below its best, or at it, for so many rounds; 0: after `rounds`. Nothing
-    of the devices' data is looked at, so it costs no privacy.
+    With `patience` the task ends when the global model's accuracy on the aggregator's own public test set (in a
+    simulation the common test set) has not exceeded its best value for this number of rounds; 0: after `rounds`. This
+    uses none of the devices' data, so it costs no privacy.
 
-    With `mode = "buffered"` a round waits for nobody (FedBuff): any device trains on the newest global model when it
-    can, and `buffer_size` updates make the next one. An update of a model that is `max_staleness` (20) models old is
-    still taken, and counts 1/sqrt(1 + staleness). `deadline_s` is then the longest time of a training.
+    With `mode = "buffered"` a round waits for no device (FedBuff): any device trains on the newest global model when it
+    can, and `buffer_size` updates make the next model. An update of a model that is `max_staleness` (20) models old is
+    still accepted, with the weight 1/sqrt(1 + staleness). `deadline_s` is then the longest time of one training.
     """
 
     mode: Literal["synchronous", "buffered"] = "synchronous"
@@ -74,7 +74,7 @@ class RoundSection(Checked):
         return self.mode == "buffered"
 
     def _check_buffer(self) -> None:
-        """Completes the settings of buffered rounds. Raises `ValueError` for those that have no meaning in them."""
+        """Completes the settings of buffered rounds. Raises `ValueError` for settings that have no meaning in them."""
         if self.buffer_size is None:
             raise ValueError('mode = "buffered" needs buffer_size, the updates that make a new model, for example 10')
         plain = RoundSection()
@@ -87,10 +87,10 @@ class RoundSection(Checked):
             object.__setattr__(self, "max_staleness", 20)
 
     def check(self, devices: int, *, honest_fraction: float | None) -> None:
-        """Raises `ValueError` if a fleet of so many devices could never open a round, or close one with a model.
+        """Raises `ValueError` if a fleet of this size could never open a round, or close one with a model.
 
-        :param honest_fraction: of secure sums, whose cohort follows from the roster, whoever is present when the round
-            opens; None: there are none.
+        :param honest_fraction: the honest fraction of secure sums, whose cohort follows from the roster, not from the
+            devices that are present when the round opens; None: no secure sums.
         """
         cohort = self.cohort_size or devices
         if (self.buffer_size or 0) > devices:
@@ -129,10 +129,10 @@ class RoundSection(Checked):
 
 
 def check_buffered(privacy: PrivacySection, method: MethodSection, parts: Callable[[], Method]) -> None:
-    """Raises `ValueError` where, in buffered rounds, an update of an earlier version, or of whoever comes, has no
-    meaning.
+    """Raises `ValueError` if an update of an earlier version, or from any device that happens to send one, has no
+    meaning for the task's buffered rounds.
 
-    :param parts: of the method.
+    :param parts: returns the method's parts.
     """
     if privacy.accounting == "secure":
         raise ValueError(

@@ -1,9 +1,9 @@
 """`[scenario]` of the task file: what goes wrong in a simulated fleet, and when.
 
-Each entry says which devices it happens to: a number (drawn by the task's seed), a list of names, or "all".
-Names are checked when the fleet is known (`schedule`), since this says nothing about its size. A time is
-`at_s`, seconds after the run's start, or `at_round`, which is when that round opens. Only simulations read this
-section: in the field things go wrong by themselves.
+Each entry says which devices it affects: a number (drawn by the task's seed), a list of names, or "all".
+Names are checked when the fleet is known (`schedule`), because this section does not know its size. A time is
+`at_s`, in seconds after the run's start, or `at_round`, the moment at which that round opens. Only simulations read
+this section: in the field failures happen by themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Moment = Annotated[float, Meta(ge=0, le=_LONGEST_S)]
 
 @dataclass(frozen=True, kw_only=True)
 class _OfDevices(Checked):
-    """Happens to `devices`."""
+    """An entry that affects `devices`."""
 
     devices: Devices
 
@@ -47,7 +47,7 @@ class _OfDevices(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class _Timed(Checked):
-    """Has a moment: `at_s` seconds after the run's start, or when round `at_round` opens."""
+    """An entry with a time: `at_s` seconds after the run's start, or when round `at_round` opens."""
 
     at_s: Moment | None = None
     at_round: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
@@ -62,7 +62,7 @@ class _Timed(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class LateEntry(_OfDevices, _Timed):
-    """`[[scenario.late]]`: devices that are switched on only then."""
+    """`[[scenario.late]]`: devices that are switched on only at this time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class DropOutEntry(_OfDevices, _Timed):
 
 @dataclass(frozen=True, kw_only=True)
 class CrashEntry(_Timed):
-    """`[[scenario.crash]]`: a process of the server's side dies, and is started again after `for_s` seconds."""
+    """`[[scenario.crash]]`: a process of the server side dies, and is started again after `for_s` seconds."""
 
     process: Literal["aggregator", "broker"]
     for_s: Seconds
@@ -82,14 +82,14 @@ class CrashEntry(_Timed):
 
 @dataclass(frozen=True, kw_only=True)
 class OutageEntry(_OfDevices, _Timed):
-    """`[[scenario.outage]]`: the devices' network is cut for `for_s` seconds; their processes live on."""
+    """`[[scenario.outage]]`: the devices' network is cut for `for_s` seconds; their processes keep running."""
 
     for_s: Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class DayEntry(_OfDevices):
-    """`[[scenario.day]]`: switched on for `share` of every `period_s` seconds, each device at its own time of day.
+    """`[[scenario.day]]`: devices are switched on for `share` of every `period_s` seconds, each at its own time of day.
 
     A day of less than a second would be over before a device has started.
     """
@@ -100,7 +100,7 @@ class DayEntry(_OfDevices):
 
 @dataclass(frozen=True, kw_only=True)
 class SlowDiskEntry(_OfDevices):
-    """`[[scenario.slow_disk]]`: the device's store writes at most this fast, in 10^6 bytes a second."""
+    """`[[scenario.slow_disk]]`: the highest write speed of the device's store, in 10^6 bytes per second."""
 
     write_mb_s: Annotated[float, Meta(gt=0, le=100_000)]
 

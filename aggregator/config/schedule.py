@@ -1,4 +1,4 @@
-"""`[schedule]` of the task file: when rounds open, by the calendar and the clock on the wall."""
+"""`[schedule]` of the task file: when rounds open, by calendar and wall clock."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ Between = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSection(Checked):
-    """`[schedule]`: when rounds open. Left out, each opens as soon as the one before is closed and enough devices are
-    there.
+    """`[schedule]`: when rounds open. If it is left out, a round opens as soon as the round before is closed and enough
+    devices are present.
 
-    `every`: the time from one opening to the next, such as `"24h"` or `"7d"`. Whole days are days of the calendar: with
-    `between` or `days`, a round opens in the first window so many days later, however late the last one opened in its
-    own; without them, at the same time of day.
+    `every`: the time from one opening to the next, such as `"24h"` or `"7d"`. Whole days are calendar days: with
+    `between` or `days`, a round opens in the first window this number of days later, no matter how late in its window
+    the last round opened; without them, at the same time of day.
 
-    `between`: the window in which rounds are open, such as `"01:00-05:00"`; it may pass midnight. A round that has too
-    few updates when its window ends is continued in the next one. Nobody trains in between.
+    `between`: the window in which rounds are open, such as `"01:00-05:00"`; it may include midnight. A round that has
+    too few updates when its window ends is continued in the next window. Devices do not train between windows.
 
-    `days`: the days on which a window begins, such as `["sat", "sun"]`; without `between` it is the whole day.
+    `days`: the days on which a window begins, such as `["sat", "sun"]`; without `between` a window is the whole day.
 
     `until`: the last day on which a round opens, such as `2027-06-30`; then the task ends.
 
-    `timezone`: whose clock and calendar, such as `"Europe/Berlin"`; left out, that of the aggregator's machine.
+    `timezone`: the time zone of these times, such as `"Europe/Berlin"`; left out, the aggregator's time zone.
 
-    `after_new`: a device whose owner allows it to say so (`limits.tell_new` in DEVICE.toml) leaves a round out while it
-    has fewer new labelled samples than that since its last update; all others take part in any case, since leaving a
-    round out would tell how many they have (docs/privacy.md, "New samples").
+    `after_new`: a device skips a round while it has fewer new labelled samples than this since its last update, if its
+    owner allows it to reveal this (`limits.tell_new` in DEVICE.toml); all others take part in any case, because
+    skipping a round would reveal how many they have (docs/privacy.md, "New samples").
     """
 
     every: Every | None = None
@@ -66,7 +66,7 @@ class ScheduleSection(Checked):
 
     @property
     def period(self) -> timedelta:
-        """`every` as a time; none without it."""
+        """`every` as a duration; zero without it."""
         if self.every is None:
             return timedelta()
         unit = self.every.lstrip("0123456789")
@@ -79,7 +79,7 @@ class ScheduleSection(Checked):
 
 
 def check_zone(name: str) -> ZoneInfo:
-    """Returns the time zone. Raises `ValueError` for a name that is not known."""
+    """Returns the time zone of that name. Raises `ValueError` for a name that is not known."""
     known = available_timezones()
     if name in known:
         return ZoneInfo(name)

@@ -1,4 +1,4 @@
-"""The sections of a task file, each with what is accepted in it."""
+"""The sections of a task file, each with the values that it accepts."""
 
 from __future__ import annotations
 
@@ -41,39 +41,39 @@ _Deviation = Annotated[float, Meta(ge=1e-30, le=1e30, description="1e-30 to 1e30
 
 
 def is_path(key: str, value: str) -> bool:
-    """Whether this value of the key `key` names a file, and not something that comes with Hushfleet."""
+    """Returns whether this value of the key `key` names a file, and not something that comes with Hushfleet."""
     return {"features": value.endswith(".onnx"), "name": in_file(value)}.get(key, True)
 
 
 @dataclass(frozen=True)
 class ModelSection(Checked):
-    """`[model]`: one of the compact networks, or `linear`, which can be given features in place of images; or your own
-    network, `path/to/file.py:NAME`: a `torch.nn.Module`, or a class or function that gives one, see
+    """`[model]`: one of the compact networks, or `linear`, which can take features instead of images; or your own
+    network, `path/to/file.py:NAME`: a `torch.nn.Module`, or a class or function that returns one, see
     `hushfleet.models.module`.
 
     `features` are fixed and come with the task: `scattering` (28x28 grey, 32x32 colour and the like), `filters` (8x8),
-    a network that others have trained (`torchvision:mobilenet_v3_small`, `timm:NAME`), or an ONNX file of your own that
-    takes the task's images, with pixels in [0, 1], and gives `[batch, features]` or ends with a classifier; a relative
-    path starts at the task file's folder (in an override: at the working directory).
+    a pretrained network (`torchvision:mobilenet_v3_small`, `timm:NAME`), or your own ONNX file that takes the task's
+    images, with pixels in [0, 1], and returns `[batch, features]` or ends with a classifier; a relative path starts at
+    the task file's folder (in an override: at the working directory).
 
-    `directions` says how many leading directions of the features the shared head is given and sends; what a device
-    keeps for itself is made of all. Left out, method `hush` has as many as its rule says, others have all. A network
-    without a classifier gives features in no order, so that all are sent.
+    `directions` says how many leading directions of the features the shared head takes as input and sends; a device's
+    own part uses all. Left out, method `hush` uses the number of its rule, other methods use all. A network without a
+    classifier returns features in no order, so that all are sent.
 
-    With `share = "head"` only the last layer of a compact network is trained and sent. The others are fixed, as the
-    task's seed draws them or as the safetensors file `weights` has them (a run keeps its global model as one), and
-    come with the task as features do. Of a network that others have trained, `weights` is the file that they offer;
-    left out, it is where torchvision or timm keeps what it has downloaded.
+    With `share = "head"` only the last layer of a compact network is trained and sent. The other layers are fixed: the
+    task's seed draws them, or they come from the safetensors file `weights` (a run stores its global model as one), and
+    they come with the task like features. For a pretrained network, `weights` is the file that its authors offer; left
+    out, it is the file in the download folder of torchvision or timm.
 
-    `start` is the model to go on from: the folder of an earlier run or a `global-ROUND.safetensors` of it. Left out,
-    the seed draws the first model. A class that both tasks have keeps its outputs, a new one begins as the mean of the
-    others, and devices keep their own parts of the model. Network and features must be the same.
+    `start` is the model to continue from: the folder of an earlier run or a `global-ROUND.safetensors` of it. Left out,
+    the seed draws the first model. A class that both tasks have keeps its outputs, a new class starts with the mean of
+    the others, and devices keep their own parts of the model. Network and features must be the same.
 
-    `loss` says what the network learns (`hushfleet.losses`): `cross-entropy`, one class of several; `binary`,
-    yes or no to each output (multi-label); `squared` or `huber`, numbers (regression), which need `tolerance`: an
-    answer is right within so much of its target, in the target's unit, in every output; or `reconstruction`, to give
-    the input back, which needs no labels: what it gives back badly is unusual. A board's threshold is chosen so that
-    the share `false_alarms` of its normal samples lies above it.
+    `loss` says what the network learns (`hushfleet.losses`): `cross-entropy`, one of several classes; `binary`,
+    yes or no for each output (multi-label); `squared` or `huber`, numbers (regression), which need `tolerance`: an
+    answer is right if every output is at most this far from its target, in the target's unit; or `reconstruction`, to
+    reproduce the input, which needs no labels: an input that is reproduced badly is unusual. A board's threshold is
+    chosen so that the share `false_alarms` of its normal samples lies above it.
     """
 
     name: str
@@ -128,12 +128,12 @@ class ModelSection(Checked):
 
     @property
     def has_features(self) -> bool:
-        """Whether what is trained is given features, and not images."""
+        """Whether the trained network takes features, and not images."""
         return self.features is not None or self.share == "head"
 
     @property
     def has_order(self) -> bool:
-        """Whether the model is given features that begin with those that say most. Raises `BadInput` for a bad file."""
+        """Whether the model takes features that are ordered by importance. Raises `BadInput` for a bad file."""
         if self.features is None or not is_path("features", self.features):
             return self.features is not None
         from hushfleet.models.features import have_order  # with PyTorch
@@ -157,7 +157,7 @@ class MethodSection(Checked):
 
     @classmethod
     def of(cls, plain: Any) -> MethodSection:
-        """A table with `name` beside the settings. Raises `Malformed`."""
+        """Reads a table that has `name` and the settings. Raises `Malformed`."""
         if not isinstance(plain, dict) or not isinstance(plain.get("name"), str):
             raise Malformed("method: expected a table with a name")
         try:
@@ -167,7 +167,7 @@ class MethodSection(Checked):
 
     @classmethod
     def faults(cls, plain: Any) -> list[str]:
-        """All reasons for which `of` refuses a table: its keys, their types and ranges; or else its error."""
+        """Returns all reasons why `of` refuses a table: its keys, their types and ranges; or else the error of `of`."""
         try:
             cls.of(plain)
             return []
@@ -192,7 +192,7 @@ class MethodSection(Checked):
         return from_plain(find_method(self.name).config, self.settings, where="method")
 
     def parts(self, privacy: PrivacySpec, rounds: int) -> Method:
-        """The method's parts, before they are bound to a network."""
+        """Returns the method's parts, before they are bound to a network."""
         return find_method(self.name).parts(self.config(), privacy, rounds)
 
 
@@ -207,34 +207,34 @@ def _out_of_range(setting: Field[Any], value: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class PrivacySection(Checked):
-    """`[privacy]`: what is promised, and the noise that it takes.
+    """`[privacy]`: the privacy guarantee, and the noise that it needs.
 
-    Give `noise_multiplier`, or `epsilon` to have it found. With `strict`, the default, `epsilon` is against the server
-    as well. `as-published` repeats a paper, and `epsilon` is its number: against whoever sees the aggregate only
-    (epsilon_release).
-    `delta` is a tenth of one over the number of devices with `strict`, and ten times that, as in the papers, with
-    `as-published`.
+    Give `noise_multiplier`, or `epsilon`, from which it is computed. With `strict`, the default, `epsilon` also holds
+    against the server. `as-published` repeats a paper, and `epsilon` is the paper's number: it holds only against an
+    observer who sees nothing but the aggregate (epsilon_release).
+    By default `delta` is a tenth of one over the number of devices with `strict`, and ten times that, as in the papers,
+    with `as-published`.
 
     With `secure` a server that does not hold the operator's key sees nothing but sums (`hushfleet.secure`), and
-    `epsilon` is against it. At least `honest_fraction` of the devices are taken to be honest: the noise is divided
-    among those that are left of the fewest devices of a sum (`round.min_updates`) when all others are there. `delta` is
-    1e-5 by default.
+    `epsilon` holds against it. At least `honest_fraction` of the devices are assumed to be honest: the noise is divided
+    among the honest devices that remain in the smallest sum (`round.min_updates`) when all dishonest devices are in it.
+    `delta` is 1e-5 by default.
 
-    `accountant` turns noise into epsilon and back: `exact`, or `rdp` (Rényi), the looser one that the papers used.
+    `accountant` converts noise to epsilon and back: `exact`, or `rdp` (Rényi), the looser one that the papers used.
 
-    `reading` says what `epsilon` counts: `user-level` counts rounds with every device taking
-    part; `client-sampling` counts the cohort as a Poisson sample of the devices that nobody sees (DP-FedSim), though
-    the broker does; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled
-    records although that is not what is run. The last two belong to `as-published`.
+    `reading` says what `epsilon` counts: `user-level` counts rounds in which every device takes part;
+    `client-sampling` treats the cohort as a Poisson sample of the devices that nobody sees (DP-FedSim), although the
+    broker sees it; `pooled-sampling` is FedDPA's public accountant, which counts batches drawn from the pooled records,
+    although training does not draw them so. The last two belong to `as-published`.
 
-    With `unit = "record"` each gradient is noised (DP-SGD): `clip_norm` bounds each record's gradient, a batch takes
+    With `unit = "record"` each gradient is noised (DP-SGD): `clip_norm` bounds each record's gradient, a batch includes
     a record with probability `sample_rate` (by default the batch size over an even share of the training records),
-    a round has `local_epochs / sample_rate` batches, or `local_steps`, and `epsilon` is against the server, over all
-    rounds.
+    a round has `local_epochs / sample_rate` batches, or `local_steps`, and `epsilon` holds against the server, over
+    all rounds.
 
-    In the field a device's budget and preference are its owner's (DEVICE.toml, `[limits]`). In a simulation each
-    device allows `budget` against the server, and where the method lets devices choose their noise each wants it
-    1 plus a normal deviation of `preference_std` times the standard, within 0.2 to 5.
+    In the field the owner of a device sets its budget and preference (DEVICE.toml, `[limits]`). In a simulation each
+    device allows `budget` against the server; if the method lets devices choose their noise, each chooses the standard
+    noise times 1 plus a normal deviation with standard deviation `preference_std`, within 0.2 to 5.
     """
 
     unit: Unit = "device"
@@ -275,31 +275,31 @@ class PrivacySection(Checked):
 class DataSection(Checked):
     """`[data]`: the data set, and how a simulation divides it among devices.
 
-    For `folder`, `class_names` and `input_shape` say what the devices' class folders hold; `path` is where a
+    For `folder`, `class_names` and `input_shape` describe the devices' class folders; `path` is the folder in which a
     simulation finds `train/<class>/*` and `test/<class>/*`, and an aggregator in the field its public test set. A
     relative path starts at the task file's folder (in an override: at the working directory).
 
     `arrays` is an `.npz` file `path` with train_x and train_y, test_x and test_y, and more (`hushfleet.data.arrays`);
-    `csv` a file `path` with the columns `label`, perhaps `device`, and values, or a folder with `train.csv` and
-    `test.csv`. Their values are normalised by `mean` and `std` per channel (of bytes, scaled to 0..1), which are those
-    of the simulation's training part unless they are given; in the field give them, `class_names` and `input_shape`.
-    With `partition = "given"` each sample is its device's, as the file says.
+    `csv` is a file `path` with the columns `label`, perhaps `device`, and values, or a folder with `train.csv` and
+    `test.csv`. Their values are normalised by `mean` and `std` per channel (bytes are scaled to 0..1 first), which are
+    computed from the simulation's training part unless they are given; in the field give them, `class_names` and
+    `input_shape`. With `partition = "given"` the file says which device each sample belongs to.
 
-    With another `model.loss` than the cross-entropy, y are numbers, `class_names` are what the outputs are called (in
+    With a `model.loss` other than cross-entropy, y are numbers, `class_names` are the names of the outputs (in
     CSV files the columns of the targets), and a regression's targets are scaled by `target_mean` and `target_std`, one
-    of each for an output: public numbers that you give, since nothing is computed from private data; a network learns
+    of each for an output: public numbers that you give, because nothing is computed from private data; a network learns
     (target - mean) / std.
 
-    With `window = "30d"` a board trains on the samples alone that arrived in the present window of 30 days, so that who
-    appears in one window is protected by the epsilon of that window (docs/privacy.md). In a simulation all samples have
-    arrived in the present window.
+    With `window = "30d"` a board trains only on the samples that arrived in the current window of 30 days, so that a
+    person who appears in one window is protected by the epsilon of that window (docs/privacy.md). In a simulation all
+    samples have arrived in the current window.
 
     `augment = "flip-crop"` flips images at random and moves them by up to 4 pixels before each training step.
 
-    With `test_fraction = 0` a device trains on all of its share, and its own-distribution test part is drawn from
+    With `test_fraction = 0` a device trains on its whole share, and its own-distribution test part is drawn from
     the common test set by its label shares.
 
-    `unlabelled` images more, of its mix of classes, are given to each simulated device without their labels. They are
+    Each simulated device gets `unlabelled` additional images, with its own mix of classes but without labels. They are
     drawn from the training images that `limit` leaves out, and help its own head after the last round (`hush` with few
     devices); a board has `data.unlabelled` in DEVICE.toml.
     """
@@ -325,7 +325,7 @@ class DataSection(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.path is not None:  # absolute, since a run is resumed from a copy of the task, from wherever
+        if self.path is not None:  # absolute, because a run can be resumed from a copy of the task, in any folder
             object.__setattr__(self, "path", expanded(self.path, "path").absolute())
         if self.window_s and self.window_s < 3600:
             raise ValueError(f"window = {self.window!r}: must be an hour or more, such as '30d'")
@@ -350,7 +350,7 @@ class DataSection(Checked):
 
     @property
     def window_s(self) -> int:
-        """Length of a window of data, seconds; 0: there are none. Raises `ValueError` for a text in no known form."""
+        """Length of a window of data in seconds; 0: no windows. Raises `ValueError` for a text in an unknown form."""
         try:
             return 0 if self.window is None else int(duration_s(self.window))
         except ValueError as error:
@@ -359,12 +359,12 @@ class DataSection(Checked):
 
 @dataclass(frozen=True)
 class WireSection(WireSpec):
-    """`[wire]`: what devices are told, and two keys of the aggregator's own.
+    """`[wire]`: the encoding that devices are told, and two keys that only the aggregator uses.
 
-    `downlink` is how a global model reaches devices that hold an earlier one: `difference`, coded, with a step of
+    `downlink` is how a global model reaches devices that hold an earlier one: `difference`, encoded, with a step of
     `downlink_step` times the standard deviation of the noise in the aggregate (`relative_step` times the root mean
-    square of a layer's change where there is no noise); or `full`, exactly as it was computed. Left out, it is
-    `full` where `codec` rounds no more than a float does, since exact averages are then what is asked for.
+    square of a layer's change if there is no noise); or `full`, exactly as it was computed. Left out, it is
+    `full` if `codec` rounds no more than a float does, because such a task wants exact averages.
     """
 
     downlink: Literal["difference", "full"] | None = None

@@ -1,4 +1,4 @@
-"""The demands of secure sums on a task file, and the specification for devices that follows from it."""
+"""Checks that a task file meets the requirements of secure sums, and makes the specification for devices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hushfleet.secure.prime_field import PRIMES
 if TYPE_CHECKING:
     from hushfleet.aggregator.config.task import Task
 
-LEAST_SHARE = 0.9  # of a cohort, without which a secure sum is not opened
+LEAST_SHARE = 0.9  # a secure sum is opened only with at least this share of the cohort
 
 
 def check_task(task: Task) -> int:
-    """Raises `ValueError` for a task that secure sums cannot serve; returns the least number of updates in a sum."""
+    """Returns the least number of updates in a sum. Raises `ValueError` for a task that secure sums do not support."""
     if task.wire.codec not in ("masked", WireSection().codec):
         raise ValueError(f'wire.codec = {task.wire.codec!r}: secure sums have their own, "masked"; leave it out')
     if task.round.aggregation != "mean":
@@ -35,11 +35,11 @@ def check_task(task: Task) -> int:
 
 
 def spec_of(task: Task, *, noise_multiplier: float, size: int | None) -> SecureSpec:
-    """Returns what devices are told of the sums.
+    """Returns the specification of the sums for devices.
 
-    :param size: number of values in an update, from which the bits of each follow; None: 32, whatever there are.
+    :param size: number of values in an update, which determines the bits of each value; None: always 32 bits.
 
-    Raises `PrivacyError` where no honest devices are left, or no ring is fine enough.
+    Raises `PrivacyError` if no honest devices are left, or no ring is fine enough.
     """
     if task.round.rounds > MAX_SECURE_ROUNDS:
         raise PrivacyError(

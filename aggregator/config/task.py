@@ -1,4 +1,4 @@
-"""The task file: what a person writes in TOML, validated into typed configuration.
+"""The task file: reads the TOML that a person writes, and validates it into typed configuration.
 
 Used by the aggregator and the simulator; devices get the resolved `hushfleet.config.spec.TaskSpec` instead.
 """
@@ -85,12 +85,12 @@ class Task(Checked):
         check_question(self)
 
     def to_plain(self) -> dict[str, Any]:
-        """The task as `parse_task` reads it, made of dicts, lists and scalars; keys without a value are left out."""
+        """Returns the task as `parse_task` reads it: dicts, lists and scalars; keys without a value are left out."""
         plain: dict[str, Any] = without_none(to_plain(self))
         return plain
 
     def _complete_sums(self) -> None:
-        """Adds what follows from secure sums where the file says nothing."""
+        """Adds the settings that follow from secure sums where the file leaves them out."""
         min_updates = check_task(self)
         object.__setattr__(self, "wire", replace(self.wire, codec="masked"))
         object.__setattr__(self, "round", replace(self.round, min_updates=min_updates))
@@ -100,7 +100,7 @@ class Task(Checked):
             raise ValueError(f"method.name = {self.method.name!r}: {error}") from error
 
     def _check_epsilon(self) -> None:
-        """A task that asks for an epsilon, or for noise, gets it, or is refused."""
+        """Refuses a task that asks for an epsilon, or for noise, if its method adds no noise to updates."""
         privacy = self.privacy
         if privacy.unit == "record" or self.parts().stages:
             return
@@ -112,7 +112,7 @@ class Task(Checked):
                 )
 
     def _check_window(self) -> None:
-        """In a window without new samples a device must send noise: a decline would tell that nothing has arrived."""
+        """Refuses windows if a device without new samples cannot send noise: a decline would reveal that it has none."""
         by_record = self.privacy.unit == "record"
         if self.data.window_s and not by_record and not (self.parts().takes_empty and self.noises_updates):
             raise ValueError(
@@ -123,7 +123,7 @@ class Task(Checked):
 
     @property
     def cohort_size(self) -> int:
-        """Devices in a round, on average where they are drawn."""
+        """The number of devices in a round; the average number if devices are drawn."""
         return min(self.round.cohort_size or self.data.devices, self.data.devices)
 
     @property
@@ -148,11 +148,11 @@ class Task(Checked):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of classes or outputs, of a reconstruction what a label marks; empty where the data say them."""
+        """Names of classes or outputs; for a reconstruction the name of a fault; empty if the data have the names."""
         return self.data.class_names or ((FAULT,) if self.targets.are_inputs else ())
 
     def _check_loss(self) -> None:
-        """Refuses settings that are defined for classes alone if the loss is another one."""
+        """Refuses settings that are defined only for classes if the loss is another one."""
         loss, section = self.model.loss, self.data
         if section.target_mean and not find_loss(loss).of_numbers:
             raise ValueError(
@@ -223,7 +223,7 @@ class Task(Checked):
 
     def _check_delta(self) -> None:
         if self.privacy.unit == "record":
-            return  # how many records a device has is known once the data are
+            return  # the number of records of a device is not known before the data are
         published = self.privacy.accounting == "as-published"
         try:
             check_delta(self.delta, max(self.data.devices, 2), as_published=published)
@@ -234,7 +234,7 @@ class Task(Checked):
             ) from error
 
     def parts(self) -> Method:
-        """The method's parts, as they are with some noise: how much there is may not be known yet."""
+        """Returns the method's parts for a placeholder amount of noise if the real amount is not known yet."""
         return self.method.parts(self._some_privacy(), self.round.rounds)
 
     def _some_privacy(self) -> PrivacySpec:
@@ -245,7 +245,7 @@ class Task(Checked):
 
     @property
     def noises_updates(self) -> bool:
-        """Whether noise is added to what is sent, and not to gradients."""
+        """Whether noise is added to the update that is sent, and not to gradients."""
         privacy = self.privacy
         noised = privacy.unit == "device" and bool(privacy.noise_multiplier or privacy.epsilon)
         return noised and self.parts().gaussian is not None
@@ -268,10 +268,10 @@ class Task(Checked):
         return self.data.partition
 
     def privacy_spec(self, *, train_samples: int | None = None, size: int | None = None) -> PrivacySpec:
-        """The privacy section with its noise multiplier found.
+        """Returns the specification of the privacy section, with its noise multiplier computed.
 
-        :param train_samples: records of all devices together; `reading = "pooled-sampling"` needs it.
-        :param size: values in an update; secure sums need it.
+        :param train_samples: number of records of all devices together; `reading = "pooled-sampling"` needs it.
+        :param size: number of values in an update; secure sums need it.
         """
         rate, batches = self._record_batches(train_samples) if self.privacy.unit == "record" else (1.0, 1)
         noise_multiplier = self._noise_multiplier(train_samples, rate, batches)
@@ -287,14 +287,14 @@ class Task(Checked):
 
     @property
     def noise_split(self) -> int:
-        """The largest number of devices that a round's noise is divided among: a cohort, whatever takes part."""
+        """The largest number of devices that a round's noise is divided among: a cohort, even if fewer take part."""
         secure = self.secure_spec()
         if secure is not None:
             return secure.honest_devices
         return 1 if self.privacy.unit == "record" or self.privacy.accounting == "strict" else self.cohort_size
 
     def _record_batches(self, train_samples: int | None) -> tuple[float, int]:
-        """Sample rate and batches of a round, the same for all devices whatever they hold."""
+        """Returns sample rate and batches of a round, the same for all devices no matter how many records they have."""
         config, rate = self.method.config(), self.privacy.sample_rate
         if train_samples is not None:
             share = train_samples * (1 - self.data.test_fraction) / self.data.devices
@@ -346,13 +346,13 @@ def load_task(path: Path, overrides: tuple[str, ...] = ()) -> Task:
 
 
 def files_beside(path: Path) -> list[str]:
-    """The files that a task file names by where they are from it. Raises `BadInput`."""
+    """Returns the files that a task file names by paths relative to itself. Raises `BadInput`."""
     named = [table[key].partition(":")[0] for table, key in _named_files(read_file(path))]
     return [name for name in named if not name.startswith("~") and not Path(name).is_absolute()]
 
 
 def _named_files(plain: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Sections and keys whose values are names of files."""
+    """Yields the section tables and keys whose values are names of files."""
     for section, key in (
         ("data", "path"),
         ("model", "features"),
@@ -369,9 +369,9 @@ def _named_files(plain: Any) -> Iterator[tuple[dict[str, Any], str]]:
 def parse_task(
     plain: dict[str, Any], overrides: tuple[str, ...] = (), *, where: str = "the task", file: Path | None = None
 ) -> Task:
-    """The task of a file's content. Raises `BadInput` with everything that is wrong.
+    """Returns the task of a file's content. Raises `BadInput` with all mistakes.
 
-    :param file: what it was read from, for the lines of mistakes.
+    :param file: the file that it was read from, so that the error can name lines.
     """
     where = str(file or where)
     if not isinstance(plain, dict):
@@ -405,7 +405,7 @@ def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
     privacy, rule = task.privacy, find_method(task.method.name).steps
     if rule is None or privacy.epsilon is None or privacy.unit == "record":
         return task
-    devices = math.sqrt(task.cohort_size * task.noise_split)  # that as much noise would be divided among as is added
+    devices = math.sqrt(task.cohort_size * task.noise_split)  # with divided noise, so many have the same mean noise
     given = {"rounds": task.round.rounds} if "rounds" in plain.get("round", {}) else {}
     steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta, **given)
     if not given:
@@ -426,7 +426,7 @@ _SECTIONS = {
 
 
 def _leave_out_others(plain: dict[str, Any], overrides: tuple[str, ...]) -> None:
-    """Noise is given in one of two ways; an override of one takes the place of the other in the file."""
+    """Removes from `plain` the other way to give the noise if an override sets `noise_multiplier` or `epsilon`."""
     given = {override.partition("=")[0].strip() for override in overrides}
     for key, other in (("noise_multiplier", "epsilon"), ("epsilon", "noise_multiplier")):
         if f"privacy.{key}" in given and isinstance(plain.get("privacy"), dict):

@@ -1,4 +1,4 @@
-"""The activity of each device by the run's event log: its board, its accepted rounds, when it was last heard."""
+"""Reads the activity of each device from the run's event log: its board, its accepted rounds, its last message."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _THERE = ("ready", "training")
 class DeviceActivity:
     """One device.
 
-    :param presence: as the log has it last.
+    :param presence: its newest presence in the log.
     :param rounds: number of its accepted updates.
-    :param last_seen: unix seconds of its last message; None: there was none.
+    :param last_seen: unix seconds of its last message; None if there was none.
     """
 
     board: str = ""
@@ -26,7 +26,7 @@ class DeviceActivity:
 
 
 def add_activity(found: dict[str, DeviceActivity], events: Iterable[Mapping[str, Any]]) -> None:
-    """Adds later events of the log to what the earlier ones gave."""
+    """Adds later events of the log to the activities found in earlier events."""
     for event in events:
         name, kind = event.get("device"), event.get("event")
         if isinstance(name, str) and kind in _FROM_DEVICES:
@@ -40,8 +40,8 @@ def add_activity(found: dict[str, DeviceActivity], events: Iterable[Mapping[str,
 
 
 def _is_heard(before: str, state: Any) -> bool:
-    """Whether the device itself has said so now.
+    """Returns whether the device itself has sent this state now.
 
-    The broker says that a device is lost, and repeats to an aggregator that starts how all devices were.
+    The broker reports that a device is lost, and repeats the old states of all devices to an aggregator that starts.
     """
     return state in _THERE or (state == "sleeping" and before in _THERE)

@@ -1,7 +1,7 @@
-"""The live display of a run, and the summary table at its end.
+"""Shows the live display of a run, and the summary table at its end.
 
-On a terminal it is one calm panel that redraws itself; where the output is a file or a pipe it is one plain
-line a round. Colours are told apart with common colour blindness.
+On a terminal it is one panel that is redrawn; if the output is a file or a pipe, it is one plain line per round.
+People with common colour blindness can distinguish the colours.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ COLORS: dict[Activity, str] = {
 
 
 class FleetDisplay:
-    """Shows a run while it goes on; a context manager. Safe to feed from any thread.
+    """Shows a run while it is running; a context manager. Any thread may call it.
 
-    :param console: where to draw; standard output by default.
-    :param delta: the task's delta, for epsilon_release where events do not state it.
+    :param console: the console to draw on; standard output by default.
+    :param delta: the task's delta, for epsilon_release if events do not state it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class FleetDisplay:
     ) -> None:
         self.console = console or Console()
         self.state = RunState(delta=delta, accountant=accountant)
-        # an estimate from the whole run: a round may take hours
+        # the time is estimated from the whole run, because a round may take hours
         columns = (BarColumn(None, complete_style=BUSY), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, expand=True, console=console, speed_estimate_period=math.inf)
         self._rounds = self._progress.add_task("rounds", total=None)
@@ -88,11 +88,11 @@ class FleetDisplay:
         self._shown.close()
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Takes in one event of the run's log."""
+        """Processes one event of the run's log."""
         with self._lock:
             self.state.apply(event)
             kind = event.get("event")
-            if kind == "run":  # it may go on: what was done before says nothing of the speed
+            if kind == "run":  # the run may be resumed: the rounds before say nothing about its speed now
                 self._progress.reset(self._rounds, completed=self.state.rounds_closed)
             if self._redrawn:
                 return
@@ -102,20 +102,20 @@ class FleetDisplay:
                 line = self._round_line(event)
             elif kind in ("next_round", "pause"):
                 line = self._waiting()
-            else:  # a round in which all decline never closes
+            else:  # a round in which all devices decline never closes
                 line = self.state.take_news()
         if line:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
             self._heartbeat.note_output()
 
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Takes in the log of a run that goes on; what it warned of was said then."""
+        """Processes the log of a resumed run; its old warnings are not shown again."""
         for event in events:
             self.state.apply(event)
         self.state.take_news()
 
     def apply_metrics(self, device: str, metrics: Mapping[str, Any]) -> None:
-        """Takes in what one simulated device measured about itself."""
+        """Processes what one simulated device measured about itself."""
         with self._lock:
             self.state.apply_metrics(device, metrics)
 
@@ -145,12 +145,12 @@ class FleetDisplay:
 
     @property
     def _opening(self) -> Opening | None:
-        """The next opening, until its time has come: then devices are waited for."""
+        """The next opening if its time is in the future, else None: then the round waits for devices."""
         opening = self.state.next_opening
         return None if opening is None or opening.at <= time.time() else opening
 
     def _waiting(self) -> str:
-        """Says what the next round waits for, or that nothing holds it up any more."""
+        """Returns a text of what the next round waits for, or that training goes on."""
         state, at = self.state, self._opening
         if state.paused:
             return "training is paused by the operator"
@@ -160,10 +160,10 @@ class FleetDisplay:
         return f"round {at.round} {verb} {moment_text(at.at, now=time.time(), zone=at.timezone)}"
 
     def _under_way(self) -> str:
-        """A line for a pipe in which nothing was said for long."""
+        """Returns a line for a pipe to which nothing was written for a while; empty in a pause."""
         with self._lock:
             if self.state.paused or self._opening is not None:
-                return ""  # it was said, and may last for days
+                return ""  # a line has reported it, and it may last for days
             left, counts = self._left_s(), Counter(self.state.states().values())
             if not self.state.rounds:
                 return "waiting for the run's first event"
@@ -175,7 +175,7 @@ class FleetDisplay:
         return " | ".join(parts)
 
     def _left_s(self) -> float | None:
-        """Seconds until the last round ends, at the speed so far."""
+        """Returns the seconds until the last round ends, at the speed so far."""
         state = self.state
         self._progress.update(self._rounds, total=state.rounds or None, completed=state.progress)
         return self._progress.tasks[0].time_remaining
@@ -207,7 +207,7 @@ class FleetDisplay:
         )
 
     def _devices(self) -> RenderableType:
-        """Formats how many devices are in which state, with their names in a small fleet."""
+        """Formats how many devices are in each state, with their names in a small fleet."""
         states = self.state.states()
         counts = Counter(states.values())
         present = sum(device.is_there for device in self.state.devices.values())
@@ -241,7 +241,7 @@ class FleetDisplay:
 
 
 def summary_table(result: Result) -> RenderableType:
-    """The end of a run on a terminal: federated against alone, the two epsilons, and what they mean."""
+    """Returns the summary of a run for a terminal: federated against alone, the two epsilons, and their meaning."""
     headline = judge(result)
     rows = [
         (name, percent(row.federated), "" if row.alone is None else percent(row.alone), _difference(row))
@@ -282,7 +282,7 @@ def _difference(row: MeanAccuracies) -> page.PageCell:
 
 
 def _measure_or_score(result: Result) -> str:
-    """Heads the column of tests: what an accuracy counts, or else the measure."""
+    """Returns the head of the column of tests: the score that an accuracy counts, or else the measure."""
     detail = result.details
     return detail.score if detail.score and detail.measure == ACCURACY else detail.measure
 

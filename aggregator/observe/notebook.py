@@ -1,4 +1,4 @@
-"""A run in a notebook: one display that is redrawn, where a terminal has lines and a panel."""
+"""Shows a run in a notebook: one display that is redrawn takes the place of a terminal's lines and panel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HTML = (
 
 
 class NotebookConsole(Console):
-    """Shows printed lines, and moving ones below them, in one display, for code that runs in a notebook."""
+    """Shows printed lines, and a changing part below them, in one display, for code that runs in a notebook."""
 
     def __init__(self) -> None:
         super().__init__(file=io.StringIO(), force_jupyter=False, force_terminal=False, width=_WIDTH)
@@ -34,9 +34,9 @@ class NotebookConsole(Console):
 
     @contextmanager
     def moving(self, what: RenderableType, *, stays: bool) -> Iterator[None]:
-        """Redraws it twice a second inside of this context.
+        """Redraws `what` twice a second inside this context.
 
-        :param stays: its last state is left in the display.
+        :param stays: its last state stays in the display.
         """
         ended = threading.Event()
 
@@ -58,7 +58,7 @@ class NotebookConsole(Console):
                 self._draw()
 
     def _draw(self) -> None:
-        from IPython.display import display  # only where a notebook has brought it
+        from IPython.display import display  # installed only with a notebook
 
         with self._drawing:
             page = Console(file=io.StringIO(), record=True, width=_WIDTH, force_jupyter=False)
@@ -73,6 +73,6 @@ class NotebookConsole(Console):
 
 
 def run_console(*, quiet: bool) -> Console:
-    """The console of a run that a program has begun."""
+    """Returns the console of a run that a program has started."""
     console = Console(quiet=quiet)
     return NotebookConsole() if console.is_jupyter and not quiet else console

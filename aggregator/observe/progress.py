@@ -1,4 +1,4 @@
-"""Progress of long work: a line that redraws itself on a terminal; in a file or a pipe, one every ten seconds."""
+"""Shows the progress of long work: one redrawn line on a terminal; in a file or a pipe, a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY_S = 10.0
 
 @contextmanager
 def show_progress(console: Console) -> Iterator[None]:
-    """Shows what `hushfleet.progress` knows to be under way."""
+    """Shows the work that `hushfleet.progress` lists as running."""
     if isinstance(console, NotebookConsole):
         with console.moving(_Line(), stays=False):
             yield
@@ -34,9 +34,9 @@ def show_progress(console: Console) -> Iterator[None]:
 
 
 class Heartbeat:
-    """A context manager; inside of it a line is printed whenever nothing was said for ten seconds.
+    """A context manager; inside it a line is printed whenever nothing was printed for ten seconds.
 
-    :param line: gives the line; empty for none.
+    :param line: returns the line; an empty text prints nothing.
     """
 
     def __init__(self, console: Console, line: Callable[[], str]) -> None:
@@ -66,7 +66,7 @@ class Heartbeat:
 
 
 def describe() -> str:
-    """Formats what is under way and how long it will take: "training alone: 12 of 100, 34 s, about 4 min left"."""
+    """Formats the running work and how long it will take: "training alone: 12 of 100, 34 s, about 4 min left"."""
     return "; ".join(map(_described, tuple(under_way)))
 
 
@@ -88,7 +88,7 @@ def format_time(seconds: float) -> str:
 
 
 class _Line:
-    """The same for a terminal, with a bar where parts are counted."""
+    """The line of `describe` for a terminal, with a progress bar if the work has a known number of parts."""
 
     def __init__(self) -> None:
         self._spinner = Spinner("dots")

@@ -1,1 +1,1 @@
-"""Whether a fleet gains by taking part, before a board is flashed."""
+"""Estimates, before a board is flashed, whether a fleet gains by taking part."""

@@ -1,4 +1,4 @@
-"""Will it pay? What a fleet's devices gain by a private shared head over learning alone, as far as was measured."""
+"""Estimates from measurements what a fleet's devices gain by a private shared head over learning alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.secure.committee import least_honest
 
 WORTH = 0.01
-"""A gain below a point is not worth an epsilon."""
+"""The smallest gain that is worth an epsilon: one percentage point."""
 BETWEEN_DATA = 0.1
-"""How far the gains of two data sets may lie apart, with the same r, images and classes."""
+"""How much the gains of two data sets may differ with the same r, images and classes."""
 LEAST_SIGNAL = 12.0
 """The r below which no gain is promised on images that were not measured."""
-USUAL_IMAGES = 20  # a device, where nobody knows
+USUAL_IMAGES = 20  # per device, if the number is not known
 _MOST_DEVICES = 100_000
 _EPSILONS = np.geomspace(0.1, 32, 120)
 
@@ -32,12 +32,12 @@ Answer = Literal["yes", "no", "perhaps"]
 
 @dataclass(frozen=True)
 class Question:
-    """A fleet that is thought of.
+    """A planned fleet.
 
-    :param images: training images a device.
-    :param shape: channels, height and width of an image; None: grey ones of the usual size.
-    :param alpha: of the Dirichlet by which the devices' labels differ; None: alike.
-    :param local: whether each device adds all of the noise, and nobody is trusted; else sums are secure.
+    :param images: training images per device.
+    :param shape: channels, height and width of an image; None: grey images of the usual size.
+    :param alpha: parameter of the Dirichlet distribution by which the devices' labels differ; None: they are alike.
+    :param local: whether each device adds the whole noise and trusts nobody; else sums are secure.
     """
 
     devices: int
@@ -63,7 +63,7 @@ class Question:
 
     @cached_property
     def have_order(self) -> bool:
-        """Whether the features begin with those that say most, so that a shared head is given these alone."""
+        """Whether the features are ordered by importance, so that a shared head takes only the first ones."""
         if not self.features.endswith(".onnx"):
             return True
         from hushfleet.models.features import have_order  # with PyTorch
@@ -72,12 +72,12 @@ class Question:
 
     @property
     def least_devices(self) -> int:
-        """The fewest devices of a sum that is opened."""
+        """The smallest number of devices in a sum that is opened."""
         return max(2, math.ceil(LEAST_SHARE * self.devices - 1e-9))
 
     @property
     def honest_devices(self) -> int:
-        """The number of devices whose noise a sum counts on. Raises `BadInput` where there are none."""
+        """The number of devices whose noise a sum relies on. Raises `BadInput` if there are none."""
         honest = least_honest(
             self.least_devices, devices=self.devices, honest_fraction=self.honest_fraction, drawn=self.devices
         )
@@ -90,13 +90,13 @@ class Question:
 
     @property
     def counted(self) -> float:
-        """The size of a fleet of honest devices, all of them present, whose mean has as much noise."""
+        """The size of a fleet of honest devices, all of them present, whose mean has the same noise."""
         return math.sqrt(self.devices * (1 if self.local else self.honest_devices))
 
     def estimate(self, table: GainTable, *, counted: float | None = None) -> Estimate:
-        """Raises `BadInput` or `PrivacyError` for fleets or epsilons that cannot be.
+        """Returns the table's answer. Raises `BadInput` or `PrivacyError` for impossible fleets or epsilons.
 
-        :param counted: in place of the question's own, where a task says among how many devices it divides the noise.
+        :param counted: replaces the question's own if a task says among how many devices it divides the noise.
         """
         r = signal(devices=counted or self.counted, epsilon=self.epsilon, delta=self.delta)
         return table.estimate(
@@ -106,7 +106,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Advice:
-    """The answer, and where it would turn."""
+    """The answer, and the fleet size and epsilon at which it would change."""
 
     question: Question
     estimate: Estimate
@@ -114,13 +114,13 @@ class Advice:
 
     @classmethod
     def on(cls, question: Question, table: GainTable | None = None) -> Advice:
-        """:param table: default the one that comes with the package."""
+        """:param table: by default the table that comes with the package."""
         table = table or gain_table()
         return cls(question, question.estimate(table), table)
 
     @property
     def unsure(self) -> float:
-        """How far the gain of the user's own fleet may lie from the one that was measured."""
+        """How much the gain of the user's own fleet may differ from the measured gain."""
         return 2 * self.estimate.accuracies.spread if self.table.measured_on else BETWEEN_DATA
 
     @property
@@ -129,7 +129,7 @@ class Advice:
 
     @property
     def answer(self) -> Answer:
-        """Whether it pays with any data; with some, if these are like what was measured; or with neither."""
+        """Yes: it pays with any data; perhaps: only with data like the measured data; no: with neither."""
         gain = self.estimate.accuracies.gain
         if gain < WORTH or self.too_small:
             return "no"
@@ -161,17 +161,17 @@ class Advice:
 
     @property
     def warning(self) -> str | None:
-        """One line for who starts such a run; None where it pays."""
+        """One line for the user who starts such a run; None if it pays."""
         return None if self.answer == "yes" else f"{self.in_words}. See: hushfleet plan --help"
 
     def least_devices(self) -> int | None:
-        """The smallest fleet from which on the answer is yes at this epsilon; None: none up to 100,000."""
+        """Returns the smallest fleet from which on the answer is yes at this epsilon; None if none up to 100,000 is."""
         sizes = sorted({*range(2, 64), *map(int, np.geomspace(64, _MOST_DEVICES, 200))})
         place = self._first([replace(self.question, devices=size) for size in sizes])
         return None if place is None else sizes[place]
 
     def least_epsilon(self) -> float | None:
-        """The smallest epsilon from which on the answer is yes for this fleet; None: none up to 32."""
+        """Returns the smallest epsilon from which on the answer is yes for this fleet; None if none up to 32 is."""
         place = self._first([replace(self.question, epsilon=float(epsilon)) for epsilon in _EPSILONS])
         return None if place is None else float(_EPSILONS[place])
 
@@ -190,10 +190,11 @@ class Advice:
 def worth_it(
     task: Task, *, classes: int, images: int | None = None, shape: tuple[int, int, int] | None = None
 ) -> Advice | None:
-    """The advice on a task of method `hush`; None for others, and for those without noise, which nobody has measured.
+    """Returns the advice on a task of method `hush`; None for other methods and for tasks without noise, which were not
+    measured.
 
-    :param images: training images a device; None: nobody knows, and 20 are taken.
-    :param shape: of an image, as `Question.shape`.
+    :param images: training images per device; None: not known, and 20 are assumed.
+    :param shape: shape of an image, as `Question.shape`.
     """
     privacy = task.privacy
     if task.method.name != "hush" or privacy.unit != "device" or not task.noises_updates:

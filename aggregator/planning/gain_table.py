@@ -1,8 +1,8 @@
 """Reads the figures that `benchmarks/private_gain.py` measured, and interpolates between them.
 
-The gain that noise leaves depends on one number, r = n / z_1 (`hushfleet.methods.hush_rule.signal`), on the images a
-device has, and on the classes. Between measured cells accuracies are interpolated in the logarithms of these; beyond
-them they are those of the nearest cell, and it is said so.
+With noise, the gain depends on one number, r = n / z_1 (`hushfleet.methods.hush_rule.signal`), on the number of images
+per device, and on the number of classes. Between measured cells accuracies are interpolated in the logarithms of these;
+outside of them the accuracies of the nearest cell are used, and the estimate says so.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import numpy as np
 from hushfleet.methods.hush_rule import signal
 
 _Key = tuple[str, float | None, int, int]
-"""Features, alpha, classes, images a device."""
+"""Features, alpha, classes, images per device."""
 ALIKE_FROM = 2.0
-"""A Dirichlet of this alpha or more is closer to alike devices than to the alpha that was measured."""
+"""A Dirichlet distribution of this alpha or more is closer to devices that are alike than to the measured alpha."""
 
 
 @dataclass(frozen=True)
 class Accuracies:
     """Accuracies of one fleet, means over its devices; shares of 1.
 
-    :param alone: the best way to learn alone, in hindsight, on a device's own mix of labels.
-    :param chosen: the head that a device chooses by its own images, likewise.
-    :param alone_common: alone, on a test set that is common to all.
-    :param shared: the shared head, likewise.
+    :param alone: the best way to learn alone, chosen in hindsight, on a device's own mix of labels.
+    :param chosen: the head that a device chooses by its own images, on the same mix.
+    :param alone_common: learning alone, on a test set that is common to all devices.
+    :param shared: the shared head, on the common test set.
     :param spread: standard deviation of `chosen - alone` over seeds.
     """
 
@@ -52,9 +52,9 @@ class Accuracies:
 class Estimate(NamedTuple):
     """The table's answer for a fleet.
 
-    :param signal: r of the fleet.
+    :param signal: the fleet's r.
     :param near: the measured cells that it was interpolated between, in words.
-    :param outside: in what the fleet lies outside of the table, in words; empty where it does not.
+    :param outside: in which respects the fleet lies outside of the table, in words; empty if in none.
     """
 
     signal: float
@@ -65,7 +65,8 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class _Curve:
-    """Cells of one data set and one number of images: signals rising, and `[cells, 5]` as `Accuracies`."""
+    """Cells of one data set and one number of images: signals in rising order, and values `[cells, 5]` in the order of
+    `Accuracies`."""
 
     name: str
     signals: np.ndarray
@@ -80,15 +81,15 @@ class _Curve:
 class GainTable:
     """The measured cells.
 
-    :param plain: as the script writes them.
-    :param measured_on: the images of the user's own that they were measured on; empty: on stand-ins for these.
-    :param notes: what else has to be said of all cells.
+    :param plain: the cells as the script writes them.
+    :param measured_on: the user's own images on which they were measured; empty: other images were used.
+    :param notes: further remarks that apply to all cells.
     """
 
     def __init__(self, plain: Mapping[str, Any], *, measured_on: str = "", notes: tuple[str, ...] = ()) -> None:
         self.measured_on, self.notes = measured_on, notes
         self.seeds, self.date, self.made_by = plain["seeds"], plain["date"], plain["made_by"]
-        self.least_seeds = min((fleet["seeds"] for fleet in plain["fleets"]), default=0)  # not all have all of them
+        self.least_seeds = min((fleet["seeds"] for fleet in plain["fleets"]), default=0)  # some fleets have fewer
         self.features: Mapping[str, Mapping[str, float]] = plain["features"]
         cells: dict[_Key, list[tuple[float, list[float]]]] = defaultdict(list)
         for fleet in plain["fleets"]:
@@ -103,9 +104,9 @@ class GainTable:
         self._curves = {key: _curve(key, found) for key, found in cells.items()}
 
     def estimate(self, *, features: str, signal: float, images: int, classes: int, alpha: float | None) -> Estimate:
-        """:param signal: r. :param alpha: of the Dirichlet by which labels differ; None: devices are alike.
+        """:param signal: r. :param alpha: of the Dirichlet distribution of labels; None: devices are alike.
 
-        Features that were not measured are taken for scattering.
+        Features that were not measured are treated as scattering.
         """
         outside = list(self.notes)
         if features not in {key[0] for key in self._curves}:
@@ -139,19 +140,19 @@ class GainTable:
 
 
 def table_name(features: str, *, colour: bool) -> str:
-    """The name of features in a table: those of colour images are other features."""
+    """Returns the name of features in a table: features of colour images have a name of their own."""
     return f"{features} of colour" if colour else features
 
 
 @cache
 def gain_table() -> GainTable:
-    """The one that comes with the package."""
+    """Returns the table that comes with the package."""
     text = resources.files("hushfleet.aggregator.planning").joinpath("private_gain.json").read_text(encoding="utf-8")
     return GainTable(json.loads(text))
 
 
 def _curve(key: _Key, cells: list[tuple[float, list[float]]]) -> _Curve:
-    """Signals that are close to each other are one cell, their mean: a curve has no steps by chance."""
+    """Makes a curve. Cells with similar signals become one cell, their mean, so that the curve has no random steps."""
     cells.sort(key=lambda cell: cell[0])
     groups: list[list[tuple[float, list[float]]]] = []
     for cell in cells:
@@ -169,7 +170,7 @@ def _curve(key: _Key, cells: list[tuple[float, list[float]]]) -> _Curve:
 
 
 def _nearest(alpha: float | None, measured: Sequence[float | None]) -> float | None:
-    """The measured alpha that is nearest in its logarithm; None for devices that are alike, about."""
+    """Returns the measured alpha that is nearest in its logarithm; None for devices that are about alike."""
     differ = {each for each in measured if each is not None}
     if alpha is None or alpha >= ALIKE_FROM or not differ:
         return None
@@ -177,7 +178,7 @@ def _nearest(alpha: float | None, measured: Sequence[float | None]) -> float | N
 
 
 def _between(value: float, known: Sequence[int]) -> list[tuple[int, float]]:
-    """The measured neighbours of `value`, each with its share; the nearest one for values beyond them."""
+    """Returns the measured neighbours of `value`, each with its weight; the nearest one for values outside of them."""
     seen = sorted(set(known))
     value = min(max(value, seen[0]), seen[-1])
     for low, high in pairwise(seen):

@@ -1,4 +1,4 @@
-"""A fleet over the years: an epsilon in each period, what it adds up to, and when a lifetime limit ends it."""
+"""Plans a fleet over the years: the epsilon in each period, the total epsilon, and when a lifetime limit ends it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MOST_PERIODS = 10_000
 
 @dataclass(frozen=True)
 class Year:
-    """The same task in each period, by the plan of one.
+    """The same task in each period, computed from the plan of one period.
 
     :param per: length of a period, as it is written in DEVICE.toml.
-    :param per_s: the same, seconds.
+    :param per_s: length of a period in seconds.
     :param budget: the owner's limits.
-    :param rounds_a_month: on average.
-    :param epsilon_in_period: of one period, for who appears in the data of one period alone (`data.window`).
-    :param epsilon_in_all: after one year, two and five years, for who appears in all periods; composed exactly.
-    :param gain: of one period's task over staying alone, by the gain table; a share of 1.
-    :param gain_of_year: by the gain table, of one task with the whole epsilon of the first year, on the same data.
-        Tasks that go on from each other's model were not measured.
-    :param periods: how many the lifetime limit pays for; None: it has no end, or more than `MOST_PERIODS`.
+    :param rounds_a_month: the average number of rounds per month.
+    :param epsilon_in_period: epsilon of one period, for a person in the data of only one period (`data.window`).
+    :param epsilon_in_all: epsilon after one, two and five years, for a person in all periods; composed exactly.
+    :param gain: gain of one period's task over staying alone, by the gain table; a share of 1.
+    :param gain_of_year: gain of one task with the whole epsilon of the first year, on the same data, by the gain table.
+        Tasks that continue from each other's model were not measured.
+    :param periods: how many periods the lifetime limit allows; None: there is no limit, or more than `MOST_PERIODS`.
     """
 
     per: str
@@ -46,10 +46,10 @@ class Year:
 
     @classmethod
     def of(cls, advice: Advice, *, rounds: int, multiplier: float, per: str, lifetime: float) -> Year:
-        """Raises `BadInput` for a period in no known form, or a lifetime limit below one period's epsilon.
+        """Raises `BadInput` for a period in an unknown form, or a lifetime limit below one period's epsilon.
 
-        :param rounds: of a period's task; `multiplier`: its noise multiplier.
-        :param lifetime: the largest epsilon over everything; inf: any.
+        :param rounds: number of rounds of a period's task; `multiplier`: its noise multiplier.
+        :param lifetime: the largest total epsilon; inf: no limit.
         """
         asked = advice.question
         try:
@@ -89,11 +89,11 @@ class Year:
 
     @property
     def ends_after_s(self) -> float | None:
-        """When the lifetime limit is spent, seconds after the beginning; None: never, or later than is computed."""
+        """When the lifetime limit is spent, seconds after the start; None: never, or after `MOST_PERIODS` periods."""
         return None if self.periods is None else self.periods * self.per_s
 
     def rows(self) -> dict[str, str]:
-        """Returns rows for people: what is asked, and the answer."""
+        """Returns rows for people: a name, and its value in words."""
         length, after = describe_duration(self.per_s), self.epsilon_in_all
         limit = "inf" if math.isinf(self.budget.lifetime) else f"{self.budget.lifetime:g}"
         ends = "never: there is no limit over everything" if limit == "inf" else f"not in {MOST_PERIODS:,} periods"

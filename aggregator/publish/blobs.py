@@ -1,11 +1,11 @@
-"""Serving content-addressed blobs: many devices ask, each chunk is broadcast once for all of them.
+"""Serves content-addressed blobs: many devices ask, and each chunk is broadcast once for all of them.
 
-When a round opens the whole cohort asks for the same model within a moment. So a `Want` only marks chunks; a
-pass over the marked ones begins a little later, and what is marked while it runs ahead costs nothing more.
-A pass goes to all who are still subscribed, those among them who have their chunks on the way already. So while
-a blob goes on being asked for, each pass waits twice as long for more to ask as the one before: with 500 devices that
-ask over seconds, a fixed wait sent most of them the same chunk ten times and more.
-A device is bounded: beyond `PER_MINUTE` times a minute it cannot have the same chunk sent again.
+When a round opens, the whole cohort asks for the same model within a moment. So a `Want` only marks chunks; a pass over
+the marked chunks begins a little later, and chunks that are marked ahead of the running pass cost nothing more.
+A pass reaches all devices that are still subscribed, also those whose chunks are already on the way. So while devices
+continue to ask for a blob, each pass waits twice as long for more requests as the one before: with 500 devices that
+ask over several seconds, a fixed wait sent most of them the same chunk ten times or more.
+A device is limited: it cannot make the same chunk be sent more than `PER_MINUTE` times a minute.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Frame(NamedTuple):
 class _Pass:
     """One pass over a blob: the chunks to send, and how long the next pass waits for more requests.
 
-    :param wanted: which chunks are.
-    :param at: how far the running pass has come.
-    :param due_at: when it begins; inf where nothing is wanted.
+    :param wanted: one byte for each chunk, 1 if it is wanted.
+    :param at: index of the next chunk of the running pass.
+    :param due_at: time at which the pass begins; inf if nothing is wanted.
     """
 
     blob: bytes | memoryview
@@ -49,7 +49,7 @@ class _Pass:
     ended_at: float = -math.inf
 
     def plan(self, now: float) -> None:
-        """Another pass is asked for."""
+        """Schedules another pass."""
         if now - self.ended_at > LONGEST_COALESCE_S:
             self.wait_s = COALESCE_S
         self.at, self.due_at = 0, now + self.wait_s
@@ -64,7 +64,7 @@ class _Pass:
 class ChunkServer:
     """Answers `Want`s; times are monotonic seconds.
 
-    :param find: a blob by its SHA-256, or None if it is not (or no longer) available.
+    :param find: returns a blob by its SHA-256, or None if it is not (or no longer) available.
     :param chunk_bytes: payload of one chunk.
     """
 
@@ -77,10 +77,10 @@ class ChunkServer:
         self._minute_began_at = -math.inf
 
     def want(self, device: str, want: Want, *, now: float) -> bool:
-        """Marks what a device asks for; False if there is no such blob here.
+        """Marks the chunks that a device asks for; returns False if there is no such blob here.
 
-        Chunks that the blob does not have are asked for after a forged chunk, which has named another chunk size: then
-        everything is sent, and the device begins anew. Raises `Malformed` for another size than the blob's.
+        A device asks for chunks that the blob does not have after a forged chunk that named another chunk size: then
+        everything is sent, and the device starts again. Raises `Malformed` for another size than the blob's size.
         """
         blob = self._find(want.digest)
         if blob is None:
@@ -111,7 +111,7 @@ class ChunkServer:
         return min((each.due_at for each in self._passes.values()), default=math.inf)
 
     def frames(self, *, now: float, limit: int) -> Iterator[Frame]:
-        """Yields at most `limit` chunks that are due, each taken off the list as it is given out."""
+        """Yields at most `limit` chunks that are due, and unmarks each chunk when it is yielded."""
         for digest, running in [(digest, each) for digest, each in self._passes.items() if each.due_at <= now]:
             while limit > 0:
                 index = running.wanted.find(1, running.at)
@@ -127,6 +127,6 @@ class ChunkServer:
         self._passes.pop(digest, None)
 
     def clear(self) -> None:
-        """Drops all unsent chunks after a lost connection: devices ask again."""
+        """Drops all unsent chunks after a lost connection, because devices ask again."""
         for each in self._passes.values():
             each.wanted[:], each.due_at = bytes(len(each.wanted)), math.inf

@@ -1,4 +1,4 @@
-"""The differences between the last global models, kept in the run's store with the round that made each of them."""
+"""Keeps the differences between the last global models in the run's store, with the round that made each of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Offered(NamedTuple):
 class Differences:
     """Differences that are offered to devices, oldest first; together they are smaller than one model.
 
-    :param full_bytes: of a whole model.
+    :param full_bytes: size of a whole model.
     """
 
     def __init__(self, store: AggregatorStore, *, full_bytes: int) -> None:
@@ -37,11 +37,11 @@ class Differences:
         return tuple(each.ref for each in self._offered)
 
     def find(self, digest: bytes) -> bytes | None:
-        """The blob with this SHA-256, if it is offered."""
+        """Returns the blob with this SHA-256, or None if it is not offered."""
         return next((each.data for each in self._offered if each.ref.digest == digest), None)
 
     def load(self, current: bytes) -> None:
-        """Offers what leads, unbroken and undamaged, to the model with the SHA-256 `current`."""
+        """Offers the unbroken chain of undamaged differences that leads to the model with the SHA-256 `current`."""
         self._offered, wanted = [], current
         for digest, data in self._store.differences():
             try:
@@ -54,14 +54,14 @@ class Differences:
                 wanted = header.base
 
     def write(self, new: EncodedDifference | None) -> None:
-        """Stores what is offered once `advance` is called; call it inside the transaction that closes the round."""
+        """Stores what will be offered after `advance`; call it inside the transaction that closes the round."""
         kept = self._with(new)
         self._store.drop_differences(before=kept[0].round if kept else None)
         for each in kept[-1:]:
             self._store.put_difference(each.round, each.ref.digest, each.data)
 
     def advance(self, new: EncodedDifference | None) -> None:
-        """The result of `new` is the current model now; None where no difference leads to it."""
+        """Makes the result of `new` the current model; `new` is None if no difference leads to that model."""
         self._offered = self._with(new)
 
     def _with(self, new: EncodedDifference | None) -> list[_Offered]:

@@ -1,4 +1,4 @@
-"""The precision of a published global model: its step is tied to the noise that it carries."""
+"""Chooses the precision of a published global model: its step is proportional to the noise that it contains."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Noise(NamedTuple):
 
 
 def aggregate_noise_stds(updates: Collection[Noise], *, layers: int) -> list[float]:
-    """The standard deviation of the noise in each layer of the weighted mean: sqrt(sum w^2 std^2) / sum w.
+    """Returns the standard deviation of the noise in each layer of the weighted mean: sqrt(sum w^2 std^2) / sum w.
 
-    An entry that fewer devices shared carries more. The sums are correctly rounded, so that the order in which
-    updates came changes nothing.
+    An entry that fewer devices shared has more noise. The sums are correctly rounded, so that they do not depend on
+    the order in which updates came.
     """
     total = math.fsum(update.weight for update in updates)
     return [
@@ -42,8 +42,8 @@ def aggregate_noise_stds(updates: Collection[Noise], *, layers: int) -> list[flo
 def least_noise_stds(updates: Collection[Noise], *, layers: int) -> list[float]:
     """Returns a lower bound on the noise's standard deviation in each layer of a trimmed mean or a median.
 
-    No unbiased estimate of what the updates have in common is quieter than 1 / sqrt(sum 1 / std^2) (Cramér and Rao):
-    for equal noise that is the mean's, and a device that names more than the others changes it hardly at all.
+    No unbiased estimate of the common part of the updates has less noise than 1 / sqrt(sum 1 / std^2) (Cramér and Rao).
+    For equal noise this is the noise of the mean, and a device that reports more noise than others hardly changes it.
     """
     if any(std == 0 for update in updates for std in update.stds):
         return [0.0] * layers
@@ -60,12 +60,12 @@ def make_difference(
     noise_stds: Sequence[float],
     wire: WireSection,
 ) -> EncodedDifference | None:
-    """The difference from the model `before` to (about) `target`, both float32 `[d]`.
+    """Returns the difference from the model `before` to (about) `target`, both float32 `[d]`.
 
     :param counts: how many values each layer has, in order.
-    :param noise_stds: of the noise in each layer of `target`; 0 where there is none.
+    :param noise_stds: standard deviation of the noise in each layer of `target`; 0 if there is none.
 
-    None where it cannot be coded: the new model is then `target`, and everyone fetches it whole.
+    Returns None if it cannot be encoded: the new model is then `target`, and every device fetches the whole model.
     """
     steps = _steps(before, target, counts=counts, noise_stds=noise_stds, wire=wire)
     try:
@@ -76,9 +76,9 @@ def make_difference(
 
 
 def worth_offering(differences: tuple[DifferenceRef, ...], held: Iterable[bytes]) -> tuple[DifferenceRef, ...]:
-    """The last of `differences`, as far back as one of the models `held` reaches; the last one in any case.
+    """Returns the last of `differences`, back to the first that starts at one of `held`; the last one in any case.
 
-    :param held: SHA-256 of the models that the cohort is known to have; a plan need not name what nobody applies.
+    :param held: SHA-256 of the models that the cohort is known to have; a plan need not name unused differences.
     """
     bases = {digest[:BASE_BYTES] for digest in held}
     first = next((place for place, each in enumerate(differences) if each.base in bases), len(differences) - 1)
@@ -86,11 +86,12 @@ def worth_offering(differences: tuple[DifferenceRef, ...], held: Iterable[bytes]
 
 
 def download_bytes(plan: RoundPlan, held: bytes | None, model: bytes | None = None) -> int:
-    """Returns the bytes that a device fetches for a global model: differences that lead to it, or all of it.
+    """Returns the bytes that a device fetches for a global model: differences that lead to it, or the whole model.
 
     :param held: SHA-256 of the global model that it trained on in the last round in which it was accepted; None for a
-        newcomer. A device that has fetched a later one in vain needs less; one that had to replace its store, more.
-    :param model: SHA-256 of the model, which may be an earlier one in buffered rounds; None: the plan's.
+        new device. A device that has fetched a later model without an accepted update needs fewer bytes; a device that
+        had to replace its store needs more.
+    :param model: SHA-256 of the model, which may be an earlier one in buffered rounds; None: the plan's model.
     """
     chain = plan.differences_from(() if held is None else (held,))
     if chain is None:
@@ -107,16 +108,16 @@ def _steps(
         span = slice(start, start + count)
         start += count
         change = target[span].astype(np.float64) - before[span]
-        # A method may move the model by less than the mean: a step of the mean's noise would then round all of it off.
+        # A method may move the model by less than the mean: a step of the mean's noise would then round it to zero.
         moved = _rms(change)
         step = wire.downlink_step * min(std, 2 * moved) or wire.relative_step * moved
         largest = float(np.abs(change).max(initial=0.0))
-        # half of the levels, so that no rounding leads above the highest
+        # half of the levels, so that rounding never leads above the highest level
         steps.append(min(max(step, 2 * largest / MAX_LEVEL, MIN_STEP), MAX_STEP))
     return steps
 
 
 def _rms(change: np.ndarray) -> float:
-    """Root mean square of the entries that changed."""
+    """Returns the root mean square of the entries that changed."""
     moved = np.count_nonzero(change)
     return math.sqrt(float(np.square(change).sum()) / moved) if moved else 0.0

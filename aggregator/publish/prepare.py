@@ -1,4 +1,4 @@
-"""Makes all that a run needs of a task file: the package for the devices, the graphs, the first model."""
+"""Makes from a task file everything that a run needs: the package for the devices, the graphs, the first model."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ FOLDER_STD = 0.25
 class PreparedTask:
     """A task, ready to run.
 
-    :param spec: what devices get.
-    :param spec_ref: addresses its bytes.
+    :param spec: the specification that devices get.
+    :param spec_ref: the reference to its bytes.
     :param blobs: the task package and the graphs, by SHA-256.
     :param initial: float32 `[d]`, the first global model.
-    :param dataset: the simulation's data, or the aggregator's public test set; None where there is none.
-    :param inference: logits of a flat vector on what the network takes, by ONNX Runtime.
-    :param features: makes that of images, where it is features; None where it is the images.
-    :param evaluate_global: accuracy and loss of a global vector on the common test set, or None without one.
+    :param dataset: the simulation's data, or the aggregator's public test set; None if there is none.
+    :param inference: computes the logits of a flat vector on the network's inputs, by ONNX Runtime.
+    :param features: computes these inputs from images if they are features; None if they are the images.
+    :param evaluate_global: returns accuracy and loss of a global vector on the common test set; None without one.
     """
 
     task: Task
@@ -74,11 +74,11 @@ class PreparedTask:
 def prepare(
     task: Task, *, data_dir: Path | None = None, run_id: str | None = None, features_cache: Path | None = None
 ) -> PreparedTask:
-    """Loads data, exports and checks the graphs, resolves the noise.
+    """Loads data, exports and checks the graphs, and computes the noise multiplier.
 
-    :param run_id: makes the task's id; drawn at random by default, since devices answer a round of an id
-        that they know with the bytes that they sent before. A simulation or a resumed run gives its own.
-    :param features_cache: a folder where features of images are kept, if the task has some.
+    :param run_id: part of the task's id; random by default, because devices that know a task's id answer its rounds
+        with the bytes that they sent before. A simulation or a resumed run gives its own.
+    :param features_cache: a folder in which features of images are kept, if the task has features.
     """
     dataset = _load_data(task, data_dir)
     class_names = dataset.class_names if dataset else task.class_names
@@ -106,7 +106,7 @@ def prepare(
             raise BadInput(f"statistic.{error}") from error
     extractor = _features(task, shape)
     input_shape = shape if extractor is None else (extractor.shared, 1, 1)
-    # Boards fetch a network with each task, and none looks at a sample where nothing trains: the least will do.
+    # Boards fetch a network with each task, but do not use it if nothing trains, so the smallest one is enough.
     taken = (1, 1, 1) if task.statistic is not None and task.model.name == "linear" else input_shape
     name = task.model.name if task.model.share == "all" else "linear"
     by_record = task.privacy.unit == "record"
@@ -180,7 +180,7 @@ def prepare(
 
 
 def _features(task: Task, shape: tuple[int, int, int]) -> FeatureExtractor | None:
-    """Returns the model that makes features of images, or None where there is none. Raises `BadInput`."""
+    """Returns the model that computes features of images, or None if there is none. Raises `BadInput`."""
     section = task.model
     if section.features is None and section.share == "all":
         return None
@@ -210,7 +210,7 @@ def _check_shape(task: Task, taken: tuple[int, ...], found: tuple[int, ...]) -> 
 
 
 def _load_data(task: Task, data_dir: Path | None) -> DataSet | None:
-    """The task's data, normalised as its devices do it."""
+    """Returns the task's data, normalised in the same way as on its devices."""
     section = task.data
     with doing(f"reading the data set {section.name}"):
         return _read_data(task, data_dir)
@@ -257,7 +257,7 @@ def _load_own(task: Task) -> DataSet | None:
 
 
 def _normalisation(task: Task, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation where a data set does not say its own: features are made of pixels in [0, 1]."""
+    """Returns mean and deviation for data sets without their own: features are computed from pixels in [0, 1]."""
     if task.data.mean:
         return task.data.mean, task.data.std
     mean, std = (FOLDER_MEAN, FOLDER_STD) if task.model.features is None else (0.0, 1.0)
@@ -269,7 +269,7 @@ def _format_shape(shape: tuple[int, ...]) -> str:
 
 
 def _check_vectors(method: TaskMethod) -> None:
-    """Raises `BadInput` where a method's vectors and the model together are more than devices fetch as one."""
+    """Raises `BadInput` if a method's vectors and the model together are larger than one blob that devices fetch."""
     count, size = len(method.server.vectors), 4 * method.published_size
     layers = len(method.layout.layers) * (1 + count)
     if count and (size > MAX_BLOB_BYTES or layers > MAX_LAYERS):
@@ -280,7 +280,7 @@ def _check_vectors(method: TaskMethod) -> None:
 
 
 def _memory_mib(model: Model, features: FeatureExtractor | None, *, vectors: int) -> int:
-    """Measured on x86: the runtime takes 60 MiB; a round holds about ten vectors of the model's size, and three more
-    for each that the server half publishes. Making features takes five times their graph, at the beginning."""
+    """Estimates a device's memory. Measured on x86: the runtime takes 60 MiB; a round holds about ten vectors of the
+    model's size, and three more for each that the server half publishes; first, features take five times their graph."""
     making = 0 if features is None else 5 * len(features.graph)
     return 64 + (model.layout.size * 4 * (10 + 3 * vectors) + making) // (1 << 20)

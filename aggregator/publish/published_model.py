@@ -1,4 +1,4 @@
-"""The current global model: its checkpoints, and the differences by which devices reach it from an earlier one."""
+"""The current global model: its checkpoints, and the differences that lead devices to it from an earlier model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hushfleet.wire.format.difference import EncodedDifference, params_digest
 class NextModel(NamedTuple):
     """A model that may be published next.
 
-    :param target: the model float32 `[d]` that was aimed at, before the difference to it was rounded.
+    :param target: the model float32 `[d]` before the difference to it was rounded.
     :param published: the model and the vectors behind it, float32.
-    :param digest: of `published`.
-    :param difference: that leads to it, if one does.
+    :param digest: the digest of `published`.
+    :param difference: the difference that leads to it, or None.
     """
 
     target: np.ndarray
@@ -40,11 +40,11 @@ class NextModel(NamedTuple):
 class PublishedModel:
     """The global model and a method's vectors behind it, `published`, float32, read-only, and its `digest`.
 
-    Both are there once `load` has been called.
+    Both exist after `load` has been called.
 
     :param store: keeps the differences, and the checkpoints in its folder.
-    :param spec: the task, which the checkpoints name, so that a later task can go on from one (`EarlierModel`).
-    :param vectors: their names.
+    :param spec: the task, which the checkpoints name, so that a later task can continue from one (`EarlierModel`).
+    :param vectors: the names of the vectors.
     """
 
     published: np.ndarray
@@ -60,12 +60,12 @@ class PublishedModel:
         self.checkpoints = Checkpoints(store.folder, layout, vectors=vectors, about=about, durable=store.durable)
         self.differences = Differences(store, full_bytes=4 * layout.size * (1 + len(vectors)))
         self._layout, self._vectors = layout, vectors
-        self._as_bytes: bytes | None = None  # once somebody has asked for them
+        self._as_bytes: bytes | None = None  # set after the first request for them
 
     def load(self, round: int, *, named: bytes | None, initial: np.ndarray) -> None:
-        """The model after `round` rounds. Raises `StoreError`.
+        """Loads the model after `round` rounds. Raises `StoreError`.
 
-        :param named: the digest that the store has of it; None in a new run, which begins with `initial`.
+        :param named: its digest in the store; None in a new run, which begins with `initial`.
         """
         if named is None and not self.checkpoints.path(0).exists():
             zeros = np.zeros(initial.size * len(self._vectors), np.float32)
@@ -88,7 +88,7 @@ class PublishedModel:
         return self.vectors_of(self.published)
 
     def vectors_of(self, published: np.ndarray) -> dict[str, np.ndarray]:
-        """Splits the vectors, float32 `[d]` each, from what was published."""
+        """Returns the vectors in `published`, float32 `[d]` each, by name."""
         parts = published.reshape(-1, self._layout.size)[1:]
         return dict(zip(self._vectors, parts, strict=True))
 
@@ -98,7 +98,7 @@ class PublishedModel:
         return {self.digest, *(difference.digest for difference in self.differences.refs)}
 
     def find(self, digest: bytes) -> bytes | None:
-        """The model as devices download it, or a difference that leads to it, if this is its SHA-256."""
+        """Returns the blob with this SHA-256: the model as devices download it, or a difference that leads to it."""
         if digest != self.digest:
             return self.differences.find(digest)
         if self._as_bytes is None:
@@ -115,12 +115,13 @@ class PublishedModel:
         noise_stds: Sequence[float],
         wire: WireSection,
     ) -> NextModel:
-        """The old model plus a decoded difference to (about) `target`: both ways to it give a device the same bits.
+        """Returns the old model plus a decoded difference to (about) `target`, so that a device gets the same bits by
+        the difference and by the whole model.
 
-        A layer is rounded by itself: what the vectors are changes nothing of the model, unless there is no difference.
+        Each layer is rounded separately: the vectors do not change the model, unless there is no difference.
 
-        :param vectors: that are published with it.
-        :param noise_stds: of the noise in each layer of `target`.
+        :param vectors: the vectors that are published with it.
+        :param noise_stds: standard deviation of the noise in each layer of `target`.
         """
         difference = None
         wanted = np.concatenate([target, *(vectors[name] for name in self._vectors)]) if self._vectors else target
@@ -137,13 +138,13 @@ class PublishedModel:
         return NextModel(target, result, params_digest(result), difference if moved else None)
 
     def write(self, round: int, following: NextModel) -> None:
-        """Call it inside the transaction that closes the round with it. Raises `StoreFull`."""
+        """Writes the model `following`; call it in the transaction that closes its round. Raises `StoreFull`."""
         self.checkpoints.write(round, following.published)
         if following.digest != self.digest:
             self.differences.write(following.difference)
 
     def advance(self, round: int, following: NextModel) -> None:
-        """Makes a model the current one, once the transaction is committed."""
+        """Makes a model the current one; call it after the transaction is committed."""
         if following.digest != self.digest:
             self.differences.advance(following.difference)
         self._set(following.published, following.digest)

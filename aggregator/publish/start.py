@@ -1,4 +1,4 @@
-"""`model.start`: a task that goes on from the global model of an earlier run."""
+"""`model.start`: a task that continues from the global model of an earlier run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ROUND = re.compile(r"global-(\d+)\.safetensors\Z")
 class EarlierModel:
     """The global model of an earlier run.
 
-    :param task: the id of that run, by which devices know what they have kept of it; empty where the file says none.
-    :param class_names: empty where the file says none.
+    :param task: the id of that run, by which devices find what they have kept of it; empty if the file has none.
+    :param class_names: empty if the file has none.
     :param features: SHA-256 of the graph of its features, in hex; None without features.
     """
 
@@ -49,9 +49,9 @@ class EarlierModel:
         return cls(path, tensors, about.get("task", ""), tuple(about.get("classes", ())), about.get("features"))
 
     def vector(self, model: ModelSpec) -> np.ndarray:
-        """Gives the first model float32 `[d]` of a task with the network and the classes of `model`.
+        """Returns the first model float32 `[d]` of a task with the network and the classes of `model`.
 
-        Raises `BadInput` where the two differ in more than their classes.
+        Raises `BadInput` if the two differ in more than their classes.
         """
         features = None if model.features is None else model.features.graph.digest.hex()
         if self.task and features != self.features:
@@ -76,12 +76,12 @@ class EarlierModel:
 
     @property
     def continued(self) -> EarlierTask | None:
-        """The run as devices know it, who keep their own parts of its model; None where the file names none."""
+        """The run by the id that devices know, which keep their own parts of its model; None if the file has no id."""
         return EarlierTask(self.task, self.class_names) if self.task else None
 
 
 def newest_model(folder: Path) -> Path:
-    """The global model after the last closed round of a run's folder. Raises `BadInput` where there is none."""
+    """Returns the global model after the last closed round of a run's folder. Raises `BadInput` if there is none."""
     found = {
         int(match[1]): path
         for place in (folder, folder / "aggregator")

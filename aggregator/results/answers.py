@@ -1,7 +1,7 @@
-"""Estimates from the noised answers of devices: of a task's evaluation, or of a statistic of their data.
+"""Makes estimates from the noised answers of devices: a task's evaluation, or a statistic of their data.
 
-An answer is a sum over devices with a noise that everybody knows, and all that follows from it costs no privacy. The
-values and their scales are those of `hushfleet.training.answer`.
+An answer is a sum over devices with noise of a known size, and all that is computed from it costs no more privacy.
+The values and their scales are those of `hushfleet.training.answer`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from hushfleet.aggregator.results.json_record import Count, JsonRecord, Number
 from hushfleet.config.question import QuestionKind, QuestionSpec
 
 DEVIATIONS = 1.96
-"""The errors' width: the truth lies within them in 19 of 20 cases."""
+"""The width of errors in standard deviations: the true value lies within the error in 19 of 20 cases."""
 
 
 class WithError(JsonRecord):
-    """A value, and the error within which the truth lies in 19 of 20 cases."""
+    """A value, and its error: the true value is within it in 19 of 20 cases."""
 
     value: Number
     error: Annotated[Number, Field(ge=0)]
 
 
 class EvaluationRow(JsonRecord):
-    """The evaluation after a round: accuracies as fractions of 1, means over devices, on samples that never train.
+    """The evaluation after a round: accuracies as fractions of 1, means over devices, on samples not trained on.
 
-    :param devices: how many answered.
-    :param own: of the devices' own heads; `alone`: of heads that each trained alone; `shared`: of the shared model.
-    :param gain: of the own heads over those trained alone; a device's counts as `most_gain` of the task at most.
-    :param gaining: the share of devices whose own head is better than the one trained alone; a tie counts half.
+    :param devices: how many devices answered.
+    :param own: accuracy of the devices' own heads; `alone`: of heads trained alone; `shared`: of the shared model.
+    :param gain: gain of own heads over heads trained alone; a device's gain counts as the task's `most_gain` at most.
+    :param gaining: the share of devices whose own head is better than the head trained alone; a tie counts half.
     """
 
     round: Count
@@ -54,9 +54,9 @@ class EvaluationRow(JsonRecord):
 class StatisticRow(JsonRecord):
     """A statistic of the devices' data.
 
-    :param devices: how many answered.
-    :param names: of the values: classes and `left out`, the column, or the limits of bins.
-    :param values: of counts and of drift totals over all devices; else means over devices.
+    :param devices: how many devices answered.
+    :param names: names of the values: classes and `left out`, the column, or the limits of bins.
+    :param values: totals over all devices for counts and drift; else means over devices.
     """
 
     kind: QuestionKind
@@ -68,8 +68,9 @@ class StatisticRow(JsonRecord):
 def evaluation_of(answer: Sequence[float], stds: Sequence[float], *, round: int, devices: int) -> EvaluationRow:
     """Reads a mean answer of `devices` devices.
 
-    Its error has two parts: the noise, and that a device tests with few samples. The spread of the gains is in the
-    answer, as their mean square; that of an accuracy is taken for the largest that its mean allows.
+    Its error has two parts: the noise, and a sampling error because each device tests with few samples. The answer
+    contains the spread of the gains, as their mean square; for the spread of an accuracy, the largest value that its
+    mean allows is used.
 
     :param answer: in the order of `hushfleet.training.answer`.
     :param stds: standard deviations of its noise.
@@ -92,7 +93,7 @@ def evaluation_of(answer: Sequence[float], stds: Sequence[float], *, round: int,
 def statistic_of(
     question: QuestionSpec, answer: Sequence[float], stds: Sequence[float], *, devices: int, class_names: Sequence[str]
 ) -> StatisticRow:
-    """Reads a mean answer of `devices` devices; the errors are those of the noise."""
+    """Reads a mean answer of `devices` devices; the errors come from the noise alone."""
     low, width = question.low, question.high - question.low
     if question.kind == "counts":
         scale, names = float(question.most * devices), [*class_names, "left out"]
@@ -116,7 +117,7 @@ def _share(value: float) -> float:
 
 
 def _spread(share: float) -> float:
-    """The largest variance of numbers in [0, 1] that have this mean."""
+    """Returns the largest variance of numbers in [0, 1] that have this mean."""
     return share * (1 - share)
 
 

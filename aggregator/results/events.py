@@ -1,12 +1,12 @@
-"""The run's event log: one JSON object a line, appended as things happen.
+"""Writes and reads the run's event log: one JSON object per line, appended as events happen.
 
 A display, a report and a person with `tail -f` read the same file while the aggregator still writes it,
-and a `kill -9` may cut the last line. So a line counts only once its newline is there, a line that does
-not parse is skipped, and a log that is opened again closes a cut line first instead of writing into it.
+and a `kill -9` may cut the last line. So a line counts only when it ends with a newline, a line that does
+not parse is skipped, and a log that is opened again ends a cut line first instead of writing into it.
 
 Every line has `at` (unix seconds) and `event` (the kind). The kinds and their fields are in
-`docs/result.md`. Numbers are standard JSON: an infinity, which an epsilon without noise is, is written as
-the string `"inf"` and read back as the number; what is not a number becomes null.
+`docs/result.md`. Numbers are standard JSON: an infinity, such as an epsilon without noise, is written as
+the string `"inf"` and read back as the number; NaN becomes null.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEXT_FIELDS |= {"layers", "action", "target", "accountant", "timezone"}
 class EventLog:
     """Appends events to a file; safe to share between threads, usable as a context manager.
 
-    :param path: the file; its folder is made. What is already there is kept.
+    :param path: the file; its folder is created. Existing content is kept.
     :param clock: unix seconds; a parameter so that a simulation can stamp its own time.
     """
 
@@ -49,7 +49,7 @@ class EventLog:
             raise StoreError(f"the event log {self.path} cannot be opened: {error}") from error
 
     def write(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Appends one event and returns it as a reader would see it.
+        """Appends one event and returns it in the form that a reader gets.
 
         NumPy scalars and arrays are written as numbers and lists. Raises `StoreError` if the disk refuses.
         """
@@ -78,9 +78,9 @@ class EventLog:
 
 
 def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a log, oldest first, without holding all of them in memory: the log of a long run is large.
+    """Yields the events of a log, oldest first, one by one, because the log of a long run is large.
 
-    A file that is not there has none, and other lines are passed over.
+    A missing file has no events, and other lines are skipped.
     """
     try:
         with Path(path).open("rb") as file:
@@ -93,20 +93,20 @@ def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class EventTail:
-    """Reads a growing file of JSON lines piece by piece: each `read` returns what came since the one before."""
+    """Reads a growing file of JSON lines piece by piece: each `read` returns what was added since the read before."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self.offset = 0
 
     def read(self, about_bytes: int = -1) -> list[dict[str, Any]]:
-        """The JSON objects on new whole lines, oldest first; an empty list if there are none.
+        """Returns the JSON objects on new whole lines, oldest first; an empty list if there are none.
 
-        :param about_bytes: of the file, and the rest of a line, at most: as objects they take ten times the memory. -1:
-            all there is.
+        :param about_bytes: how many bytes to read at most, plus the rest of a line, because objects take ten times the
+            memory of their bytes. -1: all.
 
-        A file that is not there yet has none. One that is shorter than before was begun anew, so it is read from its
-        start. Lines that are no JSON object are skipped.
+        A missing file has no objects. A file that is shorter than before was started again, so it is read from its
+        start. Lines that are not a JSON object are skipped.
         """
         try:
             with self.path.open("rb") as file:

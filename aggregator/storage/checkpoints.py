@@ -1,6 +1,6 @@
-"""The global model on disk: one safetensors file per round, whole or not there.
+"""Stores the global model on disk: one safetensors file per round, which is complete or absent.
 
-A file is written beside its place, synced, renamed, and the folder synced, before the transaction that
+A file is written under a temporary name, synced and renamed, and the folder is synced, before the transaction that
 names it. A crash in between leaves a file that nothing names; the repeated close replaces it.
 """
 
@@ -25,9 +25,9 @@ KEPT = 3
 class Checkpoints:
     """The checkpoints in a folder.
 
-    :param vectors: names of what is published with the model: vectors of the same layout, behind it.
-    :param about: what each file says of the model besides its round and layout.
-    :param durable: False leaves syncing to the operating system: for simulations only.
+    :param vectors: names of the vectors that are published with the model: they have its layout and are behind it.
+    :param about: metadata of the model in each file, in addition to its round and layout.
+    :param durable: False leaves syncing to the operating system, for simulations only.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Checkpoints:
         self.durable = durable
 
     def path(self, round: int) -> Path:
-        """The global model after `round` rounds; 0 is the first one."""
+        """Returns the file of the global model after `round` rounds; 0 is the first model."""
         return self.folder / f"global-{round}.safetensors"
 
     def write(self, round: int, params: np.ndarray) -> None:
-        """Writes `params` float32 `[(1 + vectors) d]`, replacing what a crashed close may have left."""
+        """Writes `params` float32 `[(1 + vectors) d]`, and replaces a file that a crashed close may have left."""
         tensors = {name: np.ascontiguousarray(view) for name, view in self._tensors(params)}
         # one key only: safetensors writes several in an order that changes from run to run
         about = json.dumps({"round": round, **self._about})
@@ -58,9 +58,9 @@ class Checkpoints:
         write_whole(self.path(round), data, durable=self.durable)
 
     def read(self, round: int) -> np.ndarray:
-        """The global model float32 `[d]`, and the vectors behind it.
+        """Returns the global model float32 `[d]`, and the vectors behind it.
 
-        Raises `StoreError` if it is gone, damaged or another model's.
+        Raises `StoreError` if the file is missing, damaged or of another model.
         """
         path = self.path(round)
         params = np.empty(self.layout.size * len(self._prefixes), np.float32)
@@ -78,11 +78,11 @@ class Checkpoints:
         return params
 
     def _tensors(self, params: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Named views into `params`."""
+        """Yields named views into `params`."""
         parts = zip(self._prefixes, params.reshape(len(self._prefixes), self.layout.size), strict=True)
         return ((prefix + name, view) for prefix, part in parts for name, view in self.layout.unflatten(part).items())
 
     def drop_old(self, newest: int) -> None:
-        """Keeps the first model and the last `KEPT`, now that round `newest` is closed."""
+        """Keeps the first model and the last `KEPT` models after round `newest` is closed."""
         if newest - KEPT > 0:
             self.path(newest - KEPT).unlink(missing_ok=True)

@@ -1,10 +1,10 @@
-"""The aggregator's key in a file of its own, because it must outlive a run.
+"""Keeps the aggregator's key in a file of its own, because it must outlive a run.
 
-Devices pin the first key that they meet and obey no other, so every run of a federation is signed with the same
-one. It belongs to the operator, not to a run folder: lose it, and each device must be told of the new one.
+Devices pin the first key that they receive and obey no other, so every run of a federation is signed with the same
+key. It belongs to the operator, not to a run folder: if it is lost, the new key must be set on each device.
 
-Beside it, in `<name>.epoch`, is the number of the key's newest start. Devices refuse what names an older one, so that
-nobody can bring back an earlier run by publishing what it once signed.
+Next to it, `<name>.epoch` holds the number of the key's newest start. Devices refuse messages with an older number, so
+that nobody can bring back an earlier run by publishing messages that it once signed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hushfleet.wire.format.messages import MAX_INT
 
 
 def default_path(federation: str) -> Path:
-    """Below the user's configuration folder, one file for each federation. Raises `BadInput` where there is none."""
+    """Returns the federation's key file in the user's configuration folder. Raises `BadInput` if there is no folder."""
     return user_config_dir() / f"{federation}.key"
 
 
 def load_or_create(path: Path) -> Identity:
-    """The key in `path`, made there (mode 0600) if there is none yet. Raises `BadInput` or `StoreError`."""
+    """Returns the key in `path`; creates it (mode 0600) if there is none yet. Raises `BadInput` or `StoreError`."""
     try:
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def load_or_create(path: Path) -> Identity:
 
 
 def load(path: Path) -> Identity:
-    """The key in `path`, which is never made here. Raises `BadInput` where there is none, or it is damaged."""
+    """Returns the key in `path`, and never creates one. Raises `BadInput` if there is none, or it is damaged."""
     try:
         return Identity.from_bytes(path.read_bytes())
     except OSError as error:
@@ -50,12 +50,12 @@ def load(path: Path) -> Identity:
 
 
 def epoch_file(path: Path) -> Path:
-    """The file with the number of the newest start of the key in `path`."""
+    """Returns the file with the number of the newest start of the key in `path`."""
     return path.with_name(f"{path.name}.epoch")
 
 
 def last_epoch(path: Path) -> int:
-    """The number of the newest start of the key in `path`; 0 where it is not known."""
+    """Returns the number of the newest start of the key in `path`; 0 if it is not known."""
     with contextlib.suppress(OSError):
         text = epoch_file(path).read_bytes()[:32].strip()
         return int(text) if text.isdigit() else 0
@@ -63,15 +63,15 @@ def last_epoch(path: Path) -> int:
 
 
 def next_epoch(path: Path, *, clock: Callable[[], float] = time.time) -> int:
-    """The number of this start of the key in `path`: above all before it, synced before it is returned.
+    """Returns the number of this start of the key in `path`: above all earlier ones, and synced before it is returned.
 
-    Unix seconds where they are more than one above the last: so a counter that was lost starts above what devices have
-    seen, and a clock that is wrong for a while does no harm as long as the counter is there. Raises `StoreError`.
+    It is the time in Unix seconds if that is above the last number: so a counter that was lost starts above the numbers
+    that devices have seen, and a temporarily wrong clock does no harm while the counter exists. Raises `StoreError`.
     """
     file = epoch_file(path)
     try:
         with open(os.open(file, os.O_CREAT | os.O_RDWR, 0o600), "r+b") as counter:
-            fcntl.flock(counter, fcntl.LOCK_EX)  # of two aggregators that start at once, each gets its own
+            fcntl.flock(counter, fcntl.LOCK_EX)  # two aggregators that start at once get different numbers
             text = counter.read(32).strip()
             last = int(text) if text.isdigit() else 0
             epoch = max(last + 1 if last < MAX_INT else 0, int(clock()))
@@ -80,17 +80,17 @@ def next_epoch(path: Path, *, clock: Callable[[], float] = time.time) -> int:
             counter.truncate()
             counter.flush()
             os.fsync(counter.fileno())
-            sync_folder(path.parent)  # the counter's name, where it is new
+            sync_folder(path.parent)  # for the counter's name, if it is new
     except OSError as error:
         raise StoreError(f"the counter of starts {file} cannot be read or written: {error.strerror}") from error
     return epoch
 
 
 def _create(path: Path) -> None:
-    """Written whole under another name, then linked: of two aggregators that start at once, one key stays.
+    """Writes a new key under another name, then links it: if two aggregators start at once, only one key remains.
 
-    The folder is synced before anybody is shown the key: devices that had pinned one which a power cut took away would
-    obey no aggregator any more.
+    The folder is synced before the key is used: devices that had pinned a key that a power cut then deleted would
+    not obey any aggregator any more.
     """
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:

@@ -1,4 +1,4 @@
-"""The tables of the aggregator's store, and the steps from each earlier version to the next."""
+"""Defines the tables of the aggregator's store, and the upgrade steps from each earlier version to the next."""
 
 SCHEMA_VERSION = 5
 

@@ -1,9 +1,9 @@
-"""The aggregator's durable state, in one SQLite file beside the checkpoints of the global model.
+"""Stores the aggregator's durable state in one SQLite file, next to the checkpoints of the global model.
 
 Everything that an accepted update changes is one transaction, and so is the end of a round, so after
-`kill -9` at any point the store shows the state before or after a step, never between.
+`kill -9` at any point the store has the state before or after a step, never a state in between.
 
-The per-device public states (bit masks) live here, not in memory: memory stays flat in the fleet's size.
+The per-device public states (bit masks) are kept here, not in memory, so that memory does not grow with the fleet.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _SELECT_UPDATE = (
 class DeviceRow:
     """A device as the aggregator knows it.
 
-    :param public_key: that its messages and updates are signed with.
-    :param last_session: the newest session number seen; a death of an older one is void.
-    :param public_digest: of the public state held of it, 16 bytes; None for a newcomer.
+    :param public_key: the key that verifies its messages and updates.
+    :param last_session: the newest session number seen; a death message of an older session is ignored.
+    :param public_digest: the digest of its stored public state, 16 bytes; None for a new device.
     """
 
     device: str
@@ -57,8 +57,8 @@ class StoredRound:
     """One round.
 
     :param phase: `open`, `unmask` or `closed`.
-    :param cohort: device -> digest of the public state that was held when it opened; empty with a secure sum.
-    :param secure: the plan's `SecurePlan`, packed; None where there is no secure sum.
+    :param cohort: device -> digest of its stored public state when the round opened; empty with a secure sum.
+    :param secure: the plan's `SecurePlan`, packed; None without a secure sum.
     """
 
     round: int
@@ -76,13 +76,13 @@ class StoredRound:
 class UpdateRow:
     """An accepted update without its bytes.
 
-    :param digest: SHA-256 of the blob as it came.
-    :param payload_digest: the same without the public state and the signature.
-    :param shared: how many values it holds.
-    :param signal_square: what of its squared norm is beyond noise and quantisation; may be negative.
+    :param digest: SHA-256 of the blob as it was received.
+    :param payload_digest: SHA-256 of the blob without the public state and the signature.
+    :param shared: how many values it has.
+    :param signal_square: its squared norm minus the part of noise and quantisation; may be negative.
     :param noise_square: the expected squared norm of its noise.
     :param noise_variance: the variance of that squared norm.
-    :param round: that it was trained for; 0 until it is stored.
+    :param round: the round that it was trained for; 0 until it is stored.
     """
 
     device: str
@@ -100,7 +100,7 @@ class UpdateRow:
 class ChargeRow:
     """One charged round of a device, and the totals that the device itself reported with it.
 
-    :param raw: what the method sends without noise beside the update, a line each; see `Charge.raw`.
+    :param raw: values that the method sends without noise in addition to the update, one per line; see `Charge.raw`.
     """
 
     round: int
@@ -117,10 +117,10 @@ class ChargeRow:
 
 
 class AggregatorStore(SqliteFile):
-    """The store in a folder. One thread, one process: a second opener is refused.
+    """The store in a folder, for one thread of one process: a second process cannot open it.
 
-    :param folder: made if it is not there.
-    :param durable: False leaves syncing to the operating system: for simulations only.
+    :param folder: created if it does not exist.
+    :param durable: False leaves syncing to the operating system, for simulations only.
 
     Raises `StoreError` for a store that is damaged, locked or of another version.
     """
@@ -134,13 +134,13 @@ class AggregatorStore(SqliteFile):
 
     @staticmethod
     def exists(folder: Path) -> bool:
-        """Whether a run was stored in `folder` before."""
+        """Returns whether a run was stored in `folder` before."""
         return (Path(folder) / FILE_NAME).exists()
 
     # the run
 
     def get(self, key: str) -> bytes | None:
-        """Returns a value of the run; None where it was never put."""
+        """Returns a value of the run; None if it was never put."""
         row = self.row("SELECT value FROM run WHERE key = ?", (key,))
         return None if row is None else bytes(row[0])
 
@@ -149,7 +149,7 @@ class AggregatorStore(SqliteFile):
         self.write("INSERT OR REPLACE INTO run VALUES (?, ?)", (key, value))
 
     def check_same_task(self, task: str, spec_digest: bytes) -> None:
-        """Ties the store to one task package: mixing two would spend privacy on a model that is neither.
+        """Binds the store to one task package: mixing two would spend privacy on a model that belongs to neither.
 
         Raises `BadInput` for another package.
         """
@@ -167,7 +167,7 @@ class AggregatorStore(SqliteFile):
     # devices
 
     def device(self, device: str) -> DeviceRow | None:
-        """Returns a device by id; None where it was never seen."""
+        """Returns a device by id; None if it was never seen."""
         row = self.row(f"{_SELECT_DEVICE} WHERE id = ?", (device,))
         return None if row is None else DeviceRow(*row)
 
@@ -182,11 +182,11 @@ class AggregatorStore(SqliteFile):
     def add_devices(self, rows: Iterable[tuple[str, bytes, str, int]], *, replaced: Collection[str] = ()) -> None:
         """Adds devices (ids, keys, boards and sessions) in one transaction.
 
-        Of a device that is there with this key only board and session are brought up to date. With another key it is
-        another device: what was held of the former one is dropped.
+        For a device that is stored with the same key, only board and session are updated. With another key it is
+        another device: the data of the former device are dropped.
 
-        :param replaced: those with another key. The open round notes them as new cards, and what their former ones
-            declined in it is dropped, too.
+        :param replaced: the devices with another key. The open round stores them as new cards, and drops the declines
+            of the former devices.
         """
         with self.transaction():
             self.write_all(_ADD_DEVICE, rows)
@@ -195,12 +195,12 @@ class AggregatorStore(SqliteFile):
                 self.write(f"DELETE FROM declines WHERE device = ? AND round = ({_OPEN_ROUND})", (device,))
 
     def public_state(self, device: str) -> bytes | None:
-        """`PublicState.to_bytes()` of what is held of the device; None for a newcomer."""
+        """Returns `PublicState.to_bytes()` of the device's stored public state; None for a new device."""
         row = self.row("SELECT public_state FROM devices WHERE id = ?", (device,))
         return None if row is None else row[0]
 
     def put_public_state(self, device: str, *, digest: bytes, state: bytes) -> None:
-        """Stores the public state of a device that `add_device` has made known."""
+        """Stores the public state of a device that `add_device` has added."""
         self.write("UPDATE devices SET public_digest = ?, public_state = ? WHERE id = ?", (digest, state, device))
 
     # rounds
@@ -214,7 +214,7 @@ class AggregatorStore(SqliteFile):
         at: float,
         secure: bytes | None = None,
     ) -> None:
-        """Notes a round that opens.
+        """Stores a round that opens.
 
         :param cohort: device -> digest of its public state; empty with a secure sum.
         :param at: unix seconds.
@@ -227,7 +227,7 @@ class AggregatorStore(SqliteFile):
         )
 
     def fix_sum(self, round: int, *, secure: bytes) -> None:
-        """No update is added any more: `secure` says which devices are in the sum."""
+        """Ends the adding of updates to a secure sum: `secure` says which devices are in the sum."""
         self.write("UPDATE rounds SET phase = 'unmask', secure = ? WHERE round = ?", (secure, round))
 
     def close_round(self, round: int, *, result_digest: bytes, metrics: Mapping[str, Any], at: float) -> None:
@@ -250,12 +250,12 @@ class AggregatorStore(SqliteFile):
 
     @property
     def last_closed_round(self) -> int:
-        """0 before the first."""
+        """The number of the last closed round; 0 before the first."""
         ((last,),) = self.rows("SELECT MAX(round) FROM rounds WHERE phase = 'closed'")
         return int(last or 0)
 
     def put_controls(self, round: int, controls: Mapping[str, float], *, since: int) -> None:
-        """Keeps the controls of a buffered round that opens, by which its late updates are checked.
+        """Stores the controls of a buffered round that opens; its late updates are checked against them.
 
         :param since: the oldest round whose updates may still come.
         """
@@ -274,7 +274,7 @@ class AggregatorStore(SqliteFile):
         return [(value[:32], value[32:]) for (value,) in rows]
 
     def put_difference(self, round: int, digest: bytes, data: bytes) -> None:
-        """Keeps the difference that leads to the model after `round` rounds."""
+        """Stores the difference that leads to the model after `round` rounds."""
         self.put(f"difference {round:09d}", digest + data)
 
     def drop_differences(self, *, before: int | None) -> None:
@@ -287,27 +287,27 @@ class AggregatorStore(SqliteFile):
     def put_update(
         self, round: int, row: UpdateRow, *, data: bytes, public_before: bytes, summed_in: int | None = None
     ) -> None:
-        """:param round: that the update was trained for.
-        :param public_before: the public state that `data` is read with, kept until the sum is closed.
-        :param summed_in: the round that adds it, where that is a later one: a buffered round takes older updates.
+        """:param round: the round that the update was trained for.
+        :param public_before: the public state that is needed to read `data`, kept until the sum is closed.
+        :param summed_in: the round that sums it, if that is a later one: a buffered round accepts older updates.
         """
         columns = (round, *astuple(row)[:-1], data, public_before, round if summed_in is None else summed_in)
         self.write("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns)
 
     def update(self, round: int, device: str) -> UpdateRow | None:
-        """The update that a device has trained for a round, if it was accepted, also after the round was closed."""
+        """Returns a device's accepted update for a round, also after the round was closed; None without one."""
         row = self.row(f"{_SELECT_UPDATE} round = ? AND device = ?", (round, device))
         return None if row is None else UpdateRow(*row)
 
     def updates(self, round: int) -> list[UpdateRow]:
-        """The accepted updates in the sum of a round, by device, without their bytes."""
+        """Returns the accepted updates in the sum of a round, ordered by device, without their bytes."""
         rows = self.rows(f"{_SELECT_UPDATE} summed_in = ? ORDER BY device, round", (round,))
         return [UpdateRow(*row) for row in rows]
 
     def newest_update(self, device: str, *, after: int) -> int:
-        """Returns the newest round for which an update of the device was accepted; 0 for none.
+        """Returns the newest round for which an update of the device was accepted; 0 if there is none.
 
-        :param after: only rounds after this one are looked at, since a year has many.
+        :param after: only later rounds are searched, because a year has many rounds.
         """
         ((last,),) = self.rows("SELECT MAX(round) FROM updates WHERE round > ? AND device = ?", (after, device))
         return int(last or 0)
@@ -318,29 +318,29 @@ class AggregatorStore(SqliteFile):
         return int(count)
 
     def update_data(self, round: int, device: str) -> tuple[bytes, bytes] | None:
-        """Blob and public state of the update that a device has trained for a round; None once its sum is closed."""
+        """Returns blob and public state of a device's update for a round; None after its sum is closed."""
         query = "SELECT data, public_before FROM updates WHERE round = ? AND device = ? AND data IS NOT NULL"
         row = self.row(query, (round, device))
         return None if row is None else (row[0], row[1])
 
     def has_open_update(self, device: str) -> bool:
-        """Whether an update of the device was accepted in the open round."""
+        """Returns whether an update of the device was accepted in the open round."""
         query = f"SELECT 1 FROM updates WHERE summed_in = ({_OPEN_ROUND}) AND device = ?"
         return self.row(query, (device,)) is not None
 
     def held_models(self, *, until: int) -> dict[str, bytes]:
-        """Device -> SHA-256 of the global model that it trained on last, as far as sums up to `until` have it."""
+        """Returns device -> SHA-256 of the global model of its last update among the sums up to round `until`."""
         latest = "SELECT device, MAX(round) AS round FROM updates WHERE summed_in <= ? GROUP BY device"
         return dict(self.rows(f"SELECT device, global_digest FROM rounds JOIN ({latest}) USING (round)", (until,)))
 
     def summed_models(self, round: int) -> list[tuple[str, bytes]]:
-        """Device and SHA-256 of the global model that it trained on, of each update in the sum of a round, the devices'
-        older updates first."""
+        """Returns the device and the SHA-256 of its training's global model for each update in the sum of a round,
+        each device's older updates first."""
         query = "SELECT device, global_digest FROM updates JOIN rounds USING (round) WHERE summed_in = ?"
         return [(device, digest) for device, digest in self.rows(f"{query} ORDER BY device, round", (round,))]
 
     def latest_updates(self) -> dict[str, tuple[int, bytes]]:
-        """Device -> round and digest of its last accepted update, for those whose public state followed from it."""
+        """Returns device -> round and digest of its last accepted update, for devices with a stored public state."""
         rows = self.rows(
             "SELECT device, MAX(round), digest FROM updates JOIN devices ON id = device "
             "WHERE public_digest IS NOT NULL GROUP BY device"
@@ -354,57 +354,57 @@ class AggregatorStore(SqliteFile):
         self.write("INSERT INTO answers VALUES (?, ?, ?, ?, ?)", (round, device, digest, len(data), data))
 
     def answer_digest(self, round: int, device: str) -> bytes | None:
-        """Returns the SHA-256 of the answer that was accepted, also after the round was closed; None without one."""
+        """Returns the SHA-256 of a device's accepted answer, also after the round was closed; None without one."""
         row = self.row("SELECT digest FROM answers WHERE round = ? AND device = ?", (round, device))
         return None if row is None else row[0]
 
     def answers(self, round: int) -> dict[str, bytes]:
-        """Member -> its answer, of a round that is not closed."""
+        """Returns member -> its answer, for a round that is not closed."""
         return dict(self.rows("SELECT device, data FROM answers WHERE round = ? ORDER BY device", (round,)))
 
     def answer_sizes(self, round: int) -> list[int]:
-        """Bytes of each accepted answer, also after the round was closed."""
+        """Returns the size of each accepted answer in bytes, also after the round was closed."""
         return [size for (size,) in self.rows("SELECT bytes FROM answers WHERE round = ? ORDER BY device", (round,))]
 
     # declines, refusals, privacy
 
     def put_decline(self, round: int, device: str, *, code: str, reason: str) -> None:
-        """Notes that a device will send no update in a round."""
+        """Stores that a device will send no update in a round."""
         self.write("INSERT OR REPLACE INTO declines VALUES (?, ?, ?, ?)", (round, device, code, reason))
 
     def declines(self, round: int | None = None) -> list[Row]:
-        """(round, device, code, reason), of one round or of all."""
+        """Returns (round, device, code, reason) of each decline in one round or in all."""
         return self.rows("SELECT * FROM declines WHERE ?1 IS NULL OR round = ?1 ORDER BY round, device", (round,))
 
     def new_cards(self, round: int) -> set[str]:
-        """Devices that came with another key while the round was open."""
+        """Returns the devices that came with another key while the round was open."""
         return {device for (device,) in self.rows("SELECT device FROM new_cards WHERE round = ?", (round,))}
 
     def count_refusal(self, device: str, code: str, *, count: int = 1) -> None:
-        """Adds to the number of refusals of a device with a code."""
+        """Adds `count` to the number of refusals of a device with this code."""
         self.write(
             "INSERT INTO refusals VALUES (?1, ?2, ?3) ON CONFLICT (device, code) DO UPDATE SET count = count + ?3",
             (device, code, count),
         )
 
     def refusals(self) -> dict[str, dict[str, int]]:
-        """Device -> code -> how often."""
+        """Returns device -> code -> number of refusals."""
         counted: dict[str, dict[str, int]] = {}
         for device, code, count in self.rows("SELECT * FROM refusals ORDER BY device, code"):
             counted.setdefault(device, {})[code] = count
         return counted
 
     def put_fault(self, round: int, device: str, *, code: str) -> int:
-        """Notes that an update which the device itself signed was refused; in how many rounds that has happened.
+        """Stores that an update signed by the device itself was refused.
 
-        0 if it was noted for this round before.
+        Returns in how many rounds this has happened; 0 if it was already stored for this round.
         """
         if not self.write("INSERT OR IGNORE INTO faults VALUES (?, ?, ?)", (round, device, code)):
             return 0
         return int(self.rows("SELECT COUNT(*) FROM faults WHERE device = ?", (device,))[0][0])
 
     def faults(self) -> dict[str, int]:
-        """Device -> in how many rounds an update of its own was refused."""
+        """Returns device -> in how many rounds an update signed by it was refused."""
         return dict(self.rows("SELECT device, COUNT(*) FROM faults GROUP BY device"))
 
     def put_charge(self, row: ChargeRow) -> None:
@@ -412,18 +412,18 @@ class AggregatorStore(SqliteFile):
         self.write("INSERT INTO privacy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
 
     def charge(self, device: str, round: int) -> ChargeRow:
-        """Returns what an accepted update has charged."""
+        """Returns the charge of an accepted update."""
         return ChargeRow(*self.rows("SELECT * FROM privacy WHERE device = ? AND round = ?", (device, round))[0])
 
     def charged_before(self, device: str, round: int) -> tuple[int, int]:
-        """Returns the newest round before this one with an accepted update of the device, and how many rounds it had
-        charged by then, as it says itself; zeros without one."""
+        """Returns the newest earlier round with an accepted update of the device, and the number of rounds that the
+        device reported as charged by then; zeros without one."""
         query = "SELECT round, device_rounds FROM privacy WHERE device = ? AND round < ? ORDER BY round DESC LIMIT 1"
         row = self.row(query, (device, round))
         return (0, 0) if row is None else (row[0], row[1])
 
     def charges(self, round: int | None = None) -> list[ChargeRow]:
-        """Every charged round of every device, by device and round; or the charges of the updates in one sum."""
+        """Returns all charges, ordered by device and round; or the charges of the updates in one sum."""
         query, order = "SELECT privacy.* FROM privacy", "ORDER BY device, round"
         if round is None:
             return [ChargeRow(*row) for row in self.rows(f"{query} {order}")]
@@ -439,6 +439,6 @@ def _stored_round(row: Row) -> StoredRound:
 
 
 def refuse_used(folder: Path) -> None:
-    """Raises `BadInput` where a run is stored already, so that a new one cannot overwrite it."""
+    """Raises `BadInput` if a run is stored there already, so that a new run cannot overwrite it."""
     if AggregatorStore.exists(folder):
         raise BadInput(f"{folder} holds a run already; go on with it by --resume, or choose another --out")
