@@ -1,4 +1,4 @@
-"""`python -m hushfleet.aggregator.commands`: the command `hushfleet`, where the script is not on the path."""
+"""`python -m hushfleet.aggregator.commands`: the command `hushfleet`, for systems without the script on the path."""
 
 from hushfleet.aggregator.commands.main import main
 

@@ -52,7 +52,7 @@ class AggregatorOptions:
     # fmt: on
 
     def of(self, fleet: FleetFolder) -> AggregatorOptions:
-        """The same for a fleet, whose folder has the broker, the certificates, the key and the run."""
+        """Returns these options for a fleet, whose folder has the broker, the certificates, the key and the run."""
         return replace(
             self,
             broker=fleet.local_broker,

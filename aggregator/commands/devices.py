@@ -54,7 +54,7 @@ def _list(run: _Run) -> None:
         known, refused = register.devices(), register.refused_births()
     activity: dict[str, DeviceActivity] = {}
     add_activity(activity, iterate_events(run / "events.jsonl"))
-    console = Console(markup=False)  # a board's kind is its own word
+    console = Console(markup=False)  # the board itself reports its kind, which may contain markup
     console.width = max(console.width, WIDTH)
     table = Table("device", "state", "board", "rounds", "last seen", "key", box=None, header_style="bold")
     for row in known:

@@ -44,7 +44,7 @@ from hushfleet.wire.link.interface import Link, Will
 
 
 def torch_device(name: str) -> str:
-    """Resolves `auto`. Raises `BadInput` where cuda is asked for and not there."""
+    """Resolves `auto`. Raises `BadInput` if cuda is asked for but not available."""
     if name == "auto":
         return "cuda" if sees_cuda() else "cpu"
     if name == "cuda" and not sees_cuda():
@@ -53,7 +53,7 @@ def torch_device(name: str) -> str:
 
 
 def resume_command(context: typer.Context, folder: Path) -> str:
-    """Gives the command that goes on with the run in `folder`: the options that were given, once more."""
+    """Returns the command that resumes the run in `folder`, with the same options."""
     words = ["hushfleet", "aggregator"]
     for parameter in context.command.params:
         name, value = parameter.name or "", context.params.get(parameter.name or "")
@@ -66,7 +66,7 @@ def resume_command(context: typer.Context, folder: Path) -> str:
 
 
 def nobody_is_known(folder: Path, *, blocked: int = 0) -> BadInput:
-    """:param blocked: how many devices are known, and blocked."""
+    """:param blocked: how many devices are known but blocked."""
     known = f"all {blocked} known devices are blocked" if blocked else "no device is known"
     return BadInput(
         f"{known}, and enrolment is closed, so nobody could take part. Give a list with --devices FILE, or "
@@ -84,9 +84,9 @@ def enrolment_of(
     fleet: FleetFolder | None,
     console: Console,
 ) -> Enrolment:
-    """Says who may take part. Raises `BadInput` where nobody could, unless boards enrol later.
+    """Returns which devices may take part. Raises `BadInput` if none could, unless boards enrol later.
 
-    :param fleet: whose boards they are; None: there is no fleet's folder.
+    :param fleet: the fleet of these boards; None: there is no fleet's folder.
     """
     known.add(listed)
     enrolment = Enrolment(store, known, closed=closed, of_fleet=fleet is not None)
@@ -105,7 +105,7 @@ def enrolment_of(
 def prepared_under_its_id(
     task: Task, store: AggregatorStore, *, data_dir: Path | None, run_id: str | None
 ) -> PreparedTask:
-    """Prepares the task under the id that the run began with, since devices know it by that."""
+    """Prepares the task under the id with which the run began, because devices know it by this id."""
     stored = store.get("run_id")
     known = None if stored is None else stored.decode()
     if known is not None and run_id not in (None, known):
@@ -129,11 +129,11 @@ def run_rounds(
     federation: str,
     console: Console,
 ) -> bool:
-    """Runs the rounds under the display; True if the task was finished, False if it was stopped.
+    """Runs the rounds with the display; returns True if the task was finished, False if it was stopped.
 
     :param pause: the file that pauses training.
 
-    Raises `BadInput` where the task's last day has passed before its first round.
+    Raises `BadInput` if the task's last day has passed before its first round.
     """
     rhythm = Rhythm(engine.prepared.task.schedule, engine.store, pause=pause)
     if math.isinf(rhythm.opens()) and engine.plan is None and not engine.closed_rounds:
@@ -164,7 +164,7 @@ def run_rounds(
 
 
 def _ask_for_a_second_opinion(engine: RoundEngine, console: Console) -> None:
-    """Checks epsilon of a device that takes part in all rounds; nothing is compared where it is infinite."""
+    """Checks epsilon of a device that takes part in all rounds; an infinite epsilon is not checked."""
     privacy, question = engine.spec.privacy, engine.spec.question
     charge, rounds = engine.method.charge(RoundTerms(privacy.noise_split)), engine.spec.training_rounds
     steps = [Step(charge.noise_multiplier, charge.sample_rate, charge.steps * rounds)] if rounds else []
@@ -181,7 +181,7 @@ def _ask_for_a_second_opinion(engine: RoundEngine, console: Console) -> None:
 
 
 class _ShownLog(EventLog):
-    """The event log, shown as it is written."""
+    """An event log that shows each event when it is written."""
 
     def __init__(self, path: Path, display: FleetDisplay) -> None:
         super().__init__(path)
@@ -195,7 +195,7 @@ class _ShownLog(EventLog):
 
 @contextmanager
 def _stop_on_signals() -> Iterator[threading.Event]:
-    """Ends the loop between two steps on Ctrl-C or SIGTERM; a second one ends it at once."""
+    """Ends the loop between two steps on Ctrl-C or SIGTERM; a second signal ends it immediately."""
     stop = threading.Event()
 
     def ask(number: int, _: object) -> None:
@@ -212,7 +212,7 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 
 
 def sum_facts_of(store: AggregatorStore, fleet: FleetFolder | None, roster: RosterFile | None) -> SumFacts:
-    """Finds who could unmask devices in this run, now and at its earlier starts, which are noted in its store."""
+    """Finds who could unmask devices in this run, now and at its earlier starts, which its store records."""
     listed = None if roster is None else roster.current()
     now = SumFacts("operator" if listed is not None and listed.signature else "aggregator")
     if fleet is not None:
@@ -234,12 +234,12 @@ def write_results(
 ) -> None:
     """Writes result and report, and prints the summary.
 
-    :param sums: who could unmask devices, where the task has secure sums.
-    :param lifetimes: of a fleet, what its boards have spent over all tasks.
+    :param sums: who could unmask devices, if the task has secure sums.
+    :param lifetimes: what a fleet's boards have spent over all tasks.
     """
     result = record(store, prepared, engine="field", seed=None, sums=sums, lifetimes=lifetimes, federation=federation)
     result.save(store.folder / "result.json")
-    from hushfleet.aggregator.results.report import write_report  # draws, which takes long to import
+    from hushfleet.aggregator.results.report import write_report  # the import of its plotting library takes long
 
     write_report(result, store.folder / "report.html")
     console.print(summary_table(result))

@@ -1,4 +1,4 @@
-"""Help as plain text of 80 columns, in which every command can be copied and pasted as it stands."""
+"""Formats help as plain text of 80 columns, in which every command can be copied and pasted unchanged."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 COLUMNS = 80
 _INDENT = 2  # Click's
-_KEPT = "\b\n"  # before a paragraph whose lines Click keeps
+_KEPT = "\b\n"  # marks a paragraph whose lines Click keeps
 _COMMAND = re.compile(r"(?P<before>(?:[^`]+:)?)\s*`(?P<command>hushfleet(?:-edge)? [^`]+)`")
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT"}
 
 
 def in_plain_text(command: Any) -> Any:
-    """The command and those below it, with plain help.
+    """Returns the command with plain help for it and its sub-commands.
 
     A paragraph of the help that is one command in backticks, perhaps after words with a colon, gets lines of its own,
-    broken by backslashes. So do the commands of an indented paragraph, which else keeps its lines.
+    continued with backslashes. The same holds for the commands of an indented paragraph, whose other lines are kept.
     """
     paragraphs = (command.help or "").split("\n\n")
     command.short_help = command.short_help or " ".join(paragraphs[0].split())
     command.help = "\n\n".join(_KEPT + each for paragraph in paragraphs for each in _plain(paragraph))
     for parameter in command.params:
         if parameter.param_type_name == "argument":
-            parameter.display_type_rich = lambda ctx: ""  # its name says what it is
+            parameter.display_type_rich = lambda ctx: ""  # its name is enough
         elif not (parameter.metavar or parameter.is_flag or parameter.type_descriptor.is_choice):
             kind = re.findall(r"\w+", parameter.display_type(None).replace("list[", ""))[0]
             parameter.metavar = _METAVARS.get(kind, kind.upper())
@@ -51,7 +51,7 @@ def _filled(words: str) -> str:
 
 
 def _pasted(command: str) -> str:
-    """The command, on several lines where it must be; an option stands beside its value."""
+    """Returns the command, on several lines if it is too long; an option stays on the line of its value."""
     together = re.sub(r"(--[\w-]+) (?!-)", "\\1\0", " ".join(command.split()))
     width = COLUMNS - _INDENT - len(" \\")
     lines = textwrap.wrap(

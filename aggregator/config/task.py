@@ -112,7 +112,7 @@ class Task(Checked):
                 )
 
     def _check_window(self) -> None:
-        """Refuses windows if a device without new samples cannot send noise: a decline would reveal that it has none."""
+        """Refuses windows if devices without new samples cannot send noise: a decline reveals that they have none."""
         by_record = self.privacy.unit == "record"
         if self.data.window_s and not by_record and not (self.parts().takes_empty and self.noises_updates):
             raise ValueError(

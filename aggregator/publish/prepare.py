@@ -281,6 +281,6 @@ def _check_vectors(method: TaskMethod) -> None:
 
 def _memory_mib(model: Model, features: FeatureExtractor | None, *, vectors: int) -> int:
     """Estimates a device's memory. Measured on x86: the runtime takes 60 MiB; a round holds about ten vectors of the
-    model's size, and three more for each that the server half publishes; first, features take five times their graph."""
+    model's size, and three more for each that the server half publishes; making features takes 5 times their graph."""
     making = 0 if features is None else 5 * len(features.graph)
     return 64 + (model.layout.size * 4 * (10 + 3 * vectors) + making) // (1 << 20)

@@ -1,19 +1,19 @@
-"""The state of a fleet, gathered from the run's events: displays show it and timelines record it.
+"""Derives the state of a fleet from the run's events: displays show it and timelines record it.
 
-The aggregator sees little of a device: that it is there (`presence`), that it trains, that it begins to send
+The aggregator sees little of a device: that it is present (`presence`), that it trains, that it begins to send
 (`offer`), and the answer to its update. A device's state follows from these and from its part in the open round:
 
-    fetching   in the cohort, not training yet: the plan and the global model are on their way to it
-    training   says so itself
+    fetching   in the cohort, not training yet: the plan and the global model are being sent to it
+    training   the device reports that it trains
     sending    has trained, or has offered its update
     accepted   its update is in the store; it waits for the next round
-    late       the round closed without it, although it was there; a buffered round waits for nobody, so nobody is late
+    late       the round closed without it, although it was present; never in a buffered round, which waits for nobody
     declined, refused    its own answer, the aggregator's answer
-    ready      there, and nothing is asked of it
-    sleeping, lost       has disconnected on purpose, has been cut off
+    ready      present, and the round does not need it
+    sleeping, lost       has disconnected on purpose, has lost its connection
     absent     not seen yet
 
-Unknown events and missing fields are passed over, so that one version reads the log of the next.
+Unknown events and missing fields are ignored, so that one version can read the log of the next.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ Participation = Literal["none", "asked", "working", "offered", "accepted", "decl
 
 @dataclass
 class SeenDevice:
-    """One device: how it is present, its part in the newest round, and the state that follows from both.
+    """One device: its presence, its part in the newest round, and the state that follows from both.
 
-    :param since_s: since when it is in this state, for a timeline; likewise `counted_s`, up to which `seconds` go.
+    :param since_s: time since which it is in this state, for a timeline.
+    :param counted_s: time up to which `seconds` are counted, for a timeline.
     """
 
     presence: Presence = "absent"
@@ -62,7 +63,7 @@ class SeenDevice:
 
     @property
     def is_there(self) -> bool:
-        """Whether the device is connected, as far as the events say."""
+        """Whether the device is connected according to the events."""
         return self.presence in ("ready", "training")
 
     def derived(self) -> Activity:
@@ -76,7 +77,7 @@ class SeenDevice:
 
 
 class Opening(NamedTuple):
-    """When a round opens, or one that rests goes on: unix seconds `at`, and the time zone of the schedule."""
+    """When a round opens, or a resting round continues: unix seconds `at`, and the time zone of the schedule."""
 
     round: int
     at: float
@@ -84,7 +85,7 @@ class Opening(NamedTuple):
 
 
 class FleetState:
-    """The state of every device, event by event. `is_timed`: the log tells of training and sending."""
+    """The state of every device, updated by each event. `is_timed`: the log has events of training and sending."""
 
     def __init__(self) -> None:
         self.devices: dict[str, SeenDevice] = {}
@@ -93,13 +94,13 @@ class FleetState:
         self.is_timed = False
 
     def apply(self, event: Event) -> None:
-        """Takes in one event."""
+        """Processes one event."""
         handler = getattr(self, f"_on_{event.get('event')}", None)
         if handler:
             handler(event)
 
     def _add(self, name: str) -> SeenDevice:
-        """A device that was not seen before."""
+        """Adds a device that was not seen before."""
         device = self.devices[name] = SeenDevice()
         return device
 
@@ -127,7 +128,7 @@ class FleetState:
         return self.devices.get(name) or self._add(name)
 
     def _speaker(self, event: Event) -> SeenDevice | None:
-        """The device of a message, which is there and no longer trains."""
+        """Returns the device of a message, and marks it as present and no longer training."""
         name = event.get("device")
         if not isinstance(name, str):
             return None
@@ -160,7 +161,7 @@ class FleetState:
             members = [device for device in self.devices.values() if device.is_there]
         else:
             members = [self._device(str(name)) for name in cohort]
-        if number != self.open_round:  # else it was opened before, and goes on after a restart
+        if number != self.open_round:  # else it was opened before, and continues after a restart
             if self.open_round is not None:
                 self._close(self.open_round)
             self.open_round, size = number, event.get("buffer_size")
@@ -205,10 +206,10 @@ class FleetState:
 
 
 class RunState(FleetState):
-    """All that a display shows. `apply` and `apply_metrics` change it, everything else only reads.
+    """Everything that a display shows. `apply` and `apply_metrics` change it, everything else only reads.
 
-    :param delta: for epsilon_release, which is computed from the rounds' multipliers where the events do not
-        state it; the `run` event may bring it as well. Likewise `accountant`.
+    :param delta: for epsilon_release, which is computed from the rounds' multipliers if the events do not state it;
+        the `run` event may also set it. The same holds for `accountant`.
     """
 
     def __init__(self, *, delta: float | None = None, accountant: Accountant = "exact") -> None:
@@ -234,35 +235,35 @@ class RunState(FleetState):
         self._news = ""
 
     def apply_metrics(self, device: str, metrics: Mapping[str, Any]) -> None:
-        """Takes in what one simulated device measured about itself in its newest round."""
+        """Processes what one simulated device measured about itself in its newest round."""
         self.metrics[device] = {**self.metrics.get(device, {}), **metrics}
         self._see_epsilon(metrics.get("epsilon_server"))
 
     def states(self) -> dict[str, Activity]:
-        """Every device's state, by id. Where the log does not tell who trains, all of the open round do."""
+        """Returns every device's state, by id. In a log without training events, fetching devices count as training."""
         states = {name: device.state for name, device in sorted(self.devices.items())}
         return {name: "training" if s == "fetching" and not self.is_timed else s for name, s in states.items()}
 
     def mean_metric(self, name: str) -> float | None:
-        """The mean over devices of a metric's newest values."""
+        """Returns the mean over devices of a metric's newest values."""
         values = [m[name] for m in self.metrics.values() if isinstance(m.get(name), int | float)]
         return fmean(values) if values else None
 
     @property
     def warnings(self) -> list[str]:
-        """The newest ones; what happens to many devices in a round is one line with their number."""
+        """The newest warnings; the same warning for many devices in a round is one line with their number."""
         told = [f"{words}, and {count - 1:,} more" if count > 1 else words for words, count in self._warned.values()]
         return told[-KEPT_WARNINGS:]
 
     def take_news(self) -> str:
-        """The warning that the newest event was the first of in its round, once; else empty."""
+        """Returns the newest event's warning once, if it is the first of its kind in the round; else an empty text."""
         news, self._news = self._news, ""
         return news
 
     @property
     def epsilon_release(self) -> float | None:
-        """Against readers of the models, of a device that took part in all rounds; composed once it is asked for, since
-        a log that is read again may have thousands of rounds."""
+        """Epsilon against readers of the models, of a device that took part in all rounds; composed only when it is
+        read, because a log that is read again may have thousands of rounds."""
         if not self._is_composed and self.delta:
             steps = [Step(*how, count) for how, count in self._release.items()]
             self._epsilon_release = epsilon(steps, delta=self.delta, accountant=self.accountant)
@@ -271,7 +272,7 @@ class RunState(FleetState):
 
     @property
     def progress(self) -> float:
-        """Rounds done, with the share of the cohort that has answered the open one, or of the buffer that is full."""
+        """Closed rounds, plus the share of the cohort that has answered the open one, or of the buffer that is full."""
         if self.open_round is not None and self.buffer_size:
             accepted = sum(device.part == "accepted" for device in self.devices.values())
             return self.rounds_closed + min(1.0, accepted / self.buffer_size)
@@ -286,7 +287,7 @@ class RunState(FleetState):
                 setattr(self, name, event[name])
         self.raw_values = tuple(event.get("raw_values", ()))
         self.device_count = event.get("devices", 0)
-        self.paused, self.next_opening = False, None  # where they still hold, the aggregator says so again
+        self.paused, self.next_opening = False, None  # the aggregator reports them again if they still hold
 
     def _on_presence(self, event: Event) -> None:
         name = event.get("device")
@@ -297,7 +298,7 @@ class RunState(FleetState):
     def _on_round_open(self, event: Event) -> None:
         super()._on_round_open(event)
         self.next_opening = None
-        self.finished = False  # a task that ended by its schedule goes on where that was changed
+        self.finished = False  # a task that ended by its schedule continues if the schedule was changed
         self.round, self.round_bytes = event.get("round", self.round + 1), 0
 
     def _on_update(self, event: Event) -> None:
@@ -364,7 +365,7 @@ class RunState(FleetState):
             self._epsilon_release, self._is_composed = math.inf, True
         elif event.get("epsilon_release") is not None:
             self._epsilon_release, self._is_composed = float(event["epsilon_release"]), True
-        elif self.unit == "record":  # which no other device's noise hides
+        elif self.unit == "record":  # no other device's noise hides a record
             self._epsilon_release, self._is_composed = self.epsilon_server, True
         elif multiplier is not None and self.delta:
             self._release[float(multiplier), event.get("sample_rate", 1.0)] += event.get("steps", 1)

@@ -1,4 +1,4 @@
-"""The part of `result.json` that says what a fleet did when: rounds, each device's states, and what disturbed them."""
+"""Defines the timeline in `result.json`: rounds, each device's states over time, and the events that disturbed them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OUTCOMES = {
     ".": "not asked",
     "-": "not there",
 }
-"""What became of a device in a round, as `FleetTimeline.outcomes` writes it."""
+"""The outcomes of a device in a round, by the letters of `FleetTimeline.outcomes`."""
 
 
 class FleetRound(JsonRecord):
-    """A round in the timeline; `device_seconds` go until the next one opens, the other numbers until it closes.
+    """A round in the timeline; `device_seconds` count until the next one opens, the other numbers until it closes.
 
-    :param median_s: from the opening to the accepted update, the median over the devices that were there.
+    :param median_s: time from the opening to the accepted update, the median over the devices that were present.
     :param slowest_tenth_s: the mean of the slowest tenth of these devices, at least one.
     """
 
@@ -49,12 +49,12 @@ class TimelineMark(JsonRecord):
 
 
 class FleetTimeline(JsonRecord):
-    """Who was in which state when, in seconds since the run's first event; lists follow `devices`.
+    """The states of each device over time, in seconds since the run's first event; lists are in the order of `devices`.
 
-    :param timed: whether the log tells of training and sending; else only `rounds` and `outcomes` mean something.
+    :param timed: whether the log has events of training and sending; else only `rounds` and `outcomes` are meaningful.
     :param outcomes: a letter of `OUTCOMES` for each of `rounds`.
     :param seconds: how long each device was in each state, from the opening of the first round to the end.
-    :param spans: `(start_s, end_s, state)`, without a gap from 0 to `end_s`; empty where there are too many.
+    :param spans: `(start_s, end_s, state)`, without a gap from 0 to `end_s`; empty if there are too many.
     """
 
     timed: bool

@@ -1,9 +1,9 @@
-"""Gains over training alone beside their spread: what was gained, how sure that is, and what guessing would reach.
+"""Computes gains over training alone with their spread: the gain, its standard error, and the accuracy of guessing.
 
-`MeanAccuracies.verdict` is the one rule by which a sentence, a table and a colour say that federating paid.
+`MeanAccuracies.verdict` is the only rule by which a sentence, a table and a colour say that federating paid.
 
-The standard error is over devices. It does not cover what another seed would change for all devices alike, the noise in
-the shared model first of all; where there are several seeds, `Gain.of` their means says that.
+The standard error is over devices. It does not cover effects of the seed that are the same for all devices, mainly the
+noise in the shared model; if there are several seeds, `Gain.of` their means covers them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Literal
 from hushfleet.aggregator.results.result import Result, last_measured
 
 GainVerdict = Literal["better", "worse", "close", "nothing"]
-"""`nothing`: the model has learned nothing, whatever a gain says."""
+"""`nothing`: the model has learned nothing, no matter how large the gain is."""
 SURE = 2.0
 """A gain of fewer standard errors is too close to call."""
 LEAST_GAIN = 0.0005
-"""So is one below a twentieth of a point, whatever its spread."""
+"""A gain below a twentieth of a percentage point is also too close to call, no matter how small its spread is."""
 
 Values = Sequence[float | None]
 
@@ -30,7 +30,7 @@ Values = Sequence[float | None]
 class Gain:
     """The mean of some gains, in fractions of 1.
 
-    :param standard_error: None where there is one value only, or the values are not known.
+    :param standard_error: None if there is only one value, or the values are not known.
     :param count: how many values there are.
     """
 
@@ -40,7 +40,7 @@ class Gain:
 
     @classmethod
     def of(cls, gains: Sequence[float]) -> Gain | None:
-        """The mean and its standard error; None for an empty list."""
+        """Returns the mean and its standard error; None for an empty list."""
         if not gains:
             return None
         error = stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None
@@ -55,12 +55,12 @@ class Gain:
 
 @dataclass(frozen=True)
 class MeanAccuracies:
-    """Mean accuracies of what devices predict with, over those that were measured both ways where there are any; None:
-    not measured.
+    """Mean accuracies of the models that devices predict with, federated and alone, over the devices for which both
+    were measured, if there are any; None: not measured.
 
-    :param gains: of the devices where both were measured.
-    :param chance: what always giving the commonest answer reaches; None where the classes are not known.
-    :param images: how many the accuracies were tested on; 0: not known.
+    :param gains: gains of the devices for which both were measured.
+    :param chance: the accuracy of always giving the most common answer; None if the classes are not known.
+    :param images: the number of images that the accuracies were tested on; 0: not known.
     """
 
     federated: float | None
@@ -89,13 +89,13 @@ class MeanAccuracies:
 
 
 def common_test(result: Result) -> MeanAccuracies:
-    """Compares the models that serve the common test: the devices' own models, or the shared head, where a device
-    chooses its own head for its own kind of images beside that."""
+    """Compares the models for the common test set: the devices' own models; or the shared head, if each device also
+    has an own head for its own kind of images."""
     return shared_model(result, against_alone=True) if result.details.own_heads else own_models(result)
 
 
 def shared_model(result: Result, *, against_alone: bool = False) -> MeanAccuracies:
-    """The global model on the common test set."""
+    """Returns the accuracies of the global model on the common test set."""
     detail = result.details
     shared = last_measured(result.rounds, lambda row: row.accuracy_global)
     alone = detail.local_only_common if against_alone else []
@@ -104,7 +104,7 @@ def shared_model(result: Result, *, against_alone: bool = False) -> MeanAccuraci
 
 
 def own_models(result: Result) -> MeanAccuracies:
-    """The devices' own models on the common test set."""
+    """Returns the accuracies of the devices' own models on the common test set."""
     mean = last_measured(result.rounds, lambda row: row.accuracy_own_common)
     final = final_by_device(result.details.accuracy_own_common, len(result.details.devices))
     alone = result.details.local_only_common
@@ -112,7 +112,7 @@ def own_models(result: Result) -> MeanAccuracies:
 
 
 def own_data(result: Result) -> MeanAccuracies:
-    """The devices' own models on their own kind of data."""
+    """Returns the accuracies of the devices' own models on their own kind of data."""
     mean = last_measured(result.rounds, lambda row: row.accuracy_own_local)
     final = final_by_device(result.details.accuracy_own_local, len(result.details.devices))
     alone, images = result.details.local_only_local, sum(result.details.local_test_images)
@@ -133,15 +133,16 @@ def _compared(
 
 
 def final_by_device(grid: list[list[float | None]], devices: int) -> list[float | None]:
-    """Each device's newest measured value of a `[round][device]` list."""
+    """Returns each device's newest measured value in a `[round][device]` list."""
     return [last_measured([row[n] for row in grid], lambda value: value) for n in range(devices)] if grid else []
 
 
 def chance(result: Result) -> tuple[float | None, float | None]:
-    """The accuracy of always naming the commonest class, on the common test set and on own data; at least one over the
-    number of classes. Of other targets, what the best constant reaches. None where labels are not known.
+    """Returns the accuracy of always naming the most common class, on the common test set and on own data; at least one
+    over the number of classes. For other targets, the accuracy of the best constant. None if labels are not known.
 
-    The classes of the common test set are those of the answers to it; of runs that have none, the devices' classes.
+    The class counts of the common test set are taken from the global model's confusion matrix; without one, from the
+    devices' labels.
     """
     if result.details.score:
         common, own = result.details.chance or (None, None)
@@ -158,8 +159,8 @@ def chance(result: Result) -> tuple[float | None, float | None]:
 
 
 def worse_than_alone(result: Result) -> tuple[int, int] | None:
-    """Counts the devices that do worse on their own data than alone, by more than the standard error of their own test,
-    and all measured ones; None if there are none."""
+    """Counts the devices that are worse on their own data than alone by more than the standard error of their own
+    test, and all measured devices; returns None if no device was measured."""
     detail = result.details
     final = final_by_device(detail.accuracy_own_local, len(detail.devices))
     rows = zip(final, detail.local_only_local, detail.local_test_images, strict=False)
@@ -169,6 +170,6 @@ def worse_than_alone(result: Result) -> tuple[int, int] | None:
 
 
 def _standard_error(accuracy: float, images: int) -> float:
-    """The standard error of a share of `images`, with one right and one wrong answer added to it."""
+    """Returns the standard error of a share of `images`, with one right and one wrong answer added to it."""
     share = (accuracy * images + 1) / (images + 2)
     return math.sqrt(share * (1 - share) / images)

@@ -1,6 +1,6 @@
-"""The base class of the parts of `result.json`, and the numbers that JSON cannot write.
+"""Defines the base class of the parts of `result.json`, and the types of numbers that JSON cannot write.
 
-An epsilon is infinite where no noise was added, and JSON has no infinity: it is written as the string
+An epsilon is infinite if no noise was added, and JSON has no infinity: it is written as the string
 `"inf"` and read back as the number.
 """
 
@@ -32,7 +32,7 @@ _json = PlainSerializer(_write, when_used="json")
 Number = Annotated[float, BeforeValidator(_read), _json]
 """A number that may be infinite."""
 Measured = Annotated[float | None, BeforeValidator(_read), _json]
-"""A number, or null where it was not measured or is not a number."""
+"""A number, or null if it was not measured or is NaN."""
 Fraction = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(_read)]
 """An accuracy or a share in [0, 1], or null."""
 Count = Annotated[int, BeforeValidator(_read), Field(ge=0)]
@@ -40,7 +40,7 @@ Seconds = Annotated[float, BeforeValidator(_read)]
 
 
 class JsonRecord(BaseModel):
-    """A part of the file; arrays are taken for lists. Raises `ValidationError`."""
+    """A part of the file; arrays are accepted as lists. Raises `ValidationError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, populate_by_name=True)
 
@@ -53,7 +53,7 @@ class JsonRecord(BaseModel):
 
 
 def mistakes(error: ValidationError) -> list[str]:
-    """Each as "where: what"; a validator of ours says it in its own words, without pydantic's."""
+    """Returns each mistake as "where: what"; the text of our own validators is kept without pydantic's prefix."""
     return [
         f"{'.'.join(map(str, each['loc'])) or 'the whole'}: {each.get('ctx', {}).get('error') or each['msg']}"
         for each in error.errors(include_url=False)

@@ -1,4 +1,4 @@
-"""Metrics of a round, and what each device has spent against each of the two adversaries."""
+"""Computes the metrics of a round, and the epsilon that each device has spent against each of the two adversaries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hushfleet.aggregator.storage.store import AggregatorStore, ChargeRow, Updat
 from hushfleet.privacy.accounting.epsilon import Step, epsilon
 from hushfleet.privacy.terms import Accountant
 
-# A signal is reported where it stands out of what noise alone would show by chance.
+# A signal is reported only if noise alone is unlikely to show one of this size.
 _VISIBLE_DEVIATIONS = 2.0
 
 
@@ -21,21 +21,21 @@ _VISIBLE_DEVIATIONS = 2.0
 class RoundSummary:
     """A closed round.
 
-    :param participants: updates that went into the global model, each of a device of its own but in buffered rounds; 0
-        where too few came.
-    :param uplink_bytes: update blobs of the accepted devices together, and the answers of a committee.
-    :param downlink_bytes: what they had to fetch of the global model together, see `model_step.download_bytes`.
-    :param snr_db: signal over noise of all that was sent, pooled; None without noise or visible signal.
-    :param wall_s: from opening to closing.
-    :param multiplier_release: noise multiplier against readers of the global model; None if it did not change.
-    :param eq20_bytes: uplink by Eq. (20) of FedGLP-ADP: 32 bits a shared parameter, one a parameter for the mask.
-    :param float32_bytes: uplink of plain FedAvg: four bytes a parameter and device.
-    :param sample_rate: of the round's charge, 1 with the unit `device`; likewise `steps`.
-    :param committee: of a secure sum: how many members it had, 0 elsewhere; `answers`: how many of them answered, with
-        `answer_bytes` together.
+    :param participants: updates in the new global model, each from a different device except in buffered rounds; 0 if
+        there were too few updates.
+    :param uplink_bytes: total size of the accepted update blobs, and of a committee's answers.
+    :param downlink_bytes: total bytes of the global model that they had to fetch, see `model_step.download_bytes`.
+    :param snr_db: signal over noise, pooled over all updates; None without noise or visible signal.
+    :param wall_s: seconds from opening to closing.
+    :param multiplier_release: noise multiplier against readers of the global model; None if the model did not change.
+    :param eq20_bytes: uplink by Eq. (20) of FedGLP-ADP: 32 bits per shared parameter, one per parameter for the mask.
+    :param float32_bytes: uplink of plain FedAvg: four bytes per parameter and device.
+    :param sample_rate: sample rate of the round's charge, 1 with the unit `device`; `steps`: its steps, likewise.
+    :param committee: number of committee members of a secure sum, else 0; `answers`: how many of them answered, with
+        `answer_bytes` in total.
     :param suspected_wraps: how many values of the secure sum may have wrapped around; see `Ring.suspected_wraps`.
-    :param asked: of a round that asked, the kind of its question.
-    :param answer: the mean of the devices' answers to it, with the noise; empty where too few came.
+    :param asked: the kind of question that the round asked; empty for a training round.
+    :param answer: the mean of the devices' answers to it, with the noise; empty if too few devices answered.
     :param answer_stds: standard deviations of that noise.
     """
 
@@ -67,10 +67,10 @@ class RoundSummary:
 
 
 def snr_db(updates: Iterable[UpdateRow]) -> float | None:
-    """10 log10 of signal over noise power, pooled over updates.
+    """Returns 10 log10 of signal over noise power, pooled over updates; None below two standard errors.
 
-    The signal's power is what the updates' squared norms have beyond the expectation of their noise; it is an
-    estimate from noised values only, so it costs no privacy. None below two standard errors.
+    The signal's power is the updates' squared norms minus the expected squared norms of their noise; it is an
+    estimate from noised values only, so it costs no privacy.
     """
     rows = list(updates)
     signal = math.fsum(row.signal_square for row in rows)
@@ -82,21 +82,21 @@ def snr_db(updates: Iterable[UpdateRow]) -> float | None:
 
 
 def eq20_bytes(shared: Sequence[int], size: int) -> float:
-    """Eq. (20) with the actual number of shared parameters of each device in place of M (1 - t beta / T)."""
+    """Returns Eq. (20) with the actual number of shared parameters of each device in place of M (1 - t beta / T)."""
     return sum(32 * k + size for k in shared) / 8
 
 
 def privacy_tables(
     store: AggregatorStore, rounds: Iterable[float], *, delta: float, accountant: Accountant = "exact"
 ) -> list[dict[str, PrivacyRow]]:
-    """Returns, after each of these rounds, a row for every device that was charged by then, by id.
+    """Returns a table for each of these rounds: a row for every device that was charged up to it, by id.
 
-    `epsilon_server` is over every accepted round, or what the device itself reported, if that is more (a
-    device also counts updates that were never accepted). `epsilon_release` is over those of them that are closed.
-    Where a method sends raw values, both are infinite: what is raw steers the noise or the clip norms of the rounds
-    that follow, and so the models show it too, by an amount that nothing bounds.
+    `epsilon_server` is over every accepted round, or the value that the device itself reported, if that is larger (a
+    device also counts updates that were never accepted). `epsilon_release` is over the closed rounds among these.
+    If a method sends raw values, both are infinite: raw values determine the noise or the clip norms of the following
+    rounds, so that the models also reveal them, by an amount that nothing bounds.
 
-    :param rounds: ascending; `math.inf` is after all charges that there are.
+    :param rounds: rounds in ascending order; `math.inf` is after all charges.
     """
     released = {
         row.round: row.metrics["multiplier_release"]
@@ -132,7 +132,7 @@ class _Spent:
         self._reported_epsilon = 0.0
 
     def add(self, row: ChargeRow, released: float | None) -> None:
-        """:param released: the round's multiplier against readers of the models; None while there is none."""
+        """:param released: the round's multiplier against readers of the models; None if there is none yet."""
         self._server[row.noise_multiplier, row.sample_rate] += row.steps
         if released is not None:
             self._release[_in_model(row, released), row.sample_rate] += row.steps
@@ -143,7 +143,7 @@ class _Spent:
         self._reported_epsilon = max(self._reported_epsilon, row.device_epsilon)
 
     def row(self, delta: float, accountant: Accountant, *, at_end: bool) -> PrivacyRow:
-        """:param at_end: also what is told of the end of a run alone."""
+        """:param at_end: whether to add the values that are reported only at the end of a run."""
         server, release = (
             epsilon((Step(*how, steps) for how, steps in counts.items()), delta=delta, accountant=accountant)
             for counts in (self._server, self._release)
@@ -164,7 +164,8 @@ class _Spent:
         )
 
     def _exchange(self, delta: float, accountant: Accountant) -> float | None:
-        """Rounds that the device has charged beyond the accepted ones count as the dearest of these."""
+        """Returns epsilon under the exchange adjacency. Rounds that the device has charged in addition to the accepted
+        ones count like the accepted round with the least noise."""
         counts, unknown = Counter(self._server), self._reported_rounds - self._charged
         if unknown > 0:
             counts[self._dearest.noise_multiplier, self._dearest.sample_rate] += unknown * self._dearest.steps
@@ -177,6 +178,6 @@ class _Spent:
 
 
 def _in_model(row: ChargeRow, released: float) -> float:
-    """Other devices' noise hides a device's contribution; its records are hidden by its own alone, of which no more
-    counts than the round's standard, whatever the device says."""
+    """Returns the multiplier that protects the charge in the model. All devices' noise hides a device's contribution;
+    only its own noise hides its records, and it counts as the round's standard at most, whatever the device reports."""
     return min(row.noise_multiplier, released) if row.unit == "record" else released

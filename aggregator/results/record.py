@@ -1,8 +1,8 @@
-"""The aggregator's part of `result.json`, from its store: so it is the same after any crash.
+"""Makes the aggregator's part of `result.json` from its store, so that it is the same after any crash.
 
-Only the fleet's timeline comes from the event log, which nothing else depends on: a log that lost lines costs
-detail there, while what came of each round is still the store's.
-What only a simulation knows (own accuracies, label counts, the local-only baseline) is added by the simulator.
+Only the fleet's timeline comes from the event log, and nothing else depends on that log: if it lost lines, the timeline
+loses details, but the outcome of each round still comes from the store.
+The simulator adds what only a simulation knows (own accuracies, label counts, the local-only baseline).
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ def record(
     lifetimes: Mapping[str, Lifetime] | None = None,
     federation: str | None = None,
 ) -> Result:
-    """The result of all rounds that are closed.
+    """Returns the result of all closed rounds.
 
     :param engine: `fast`, `live` or `field`.
-    :param seed: None in the field, where nothing is seeded.
-    :param fleet: all devices, where they are known beforehand: some may never have appeared.
-    :param scenario: the log of what was done to a simulated fleet.
-    :param runtime: what computed the gradients, in a simulation.
-    :param sums: who could unmask devices, where the task has secure sums.
-    :param lifetimes: of a fleet: what each of its boards has spent over all tasks.
+    :param seed: None in the field, which has no seed.
+    :param fleet: all devices, if they are known beforehand, because some may never have appeared.
+    :param scenario: the log of the disturbances of a simulated fleet.
+    :param runtime: the runtime that computed the gradients, in a simulation.
+    :param sums: who could unmask devices, if the task has secure sums.
+    :param lifetimes: what each board of a fleet has spent over all tasks.
     :param federation: its name on the broker, in the field.
     """
     task, spec = prepared.task, prepared.spec
@@ -172,7 +172,7 @@ def evaluations(summaries: Iterable[RoundSummary]) -> list[EvaluationRow]:
 
 def _statistic(spec: TaskSpec, summaries: Iterable[RoundSummary]) -> StatisticRow | None:
     question, names = spec.question, spec.model.class_names
-    if spec.model.targets.are_inputs:  # a label marks a fault, and none is counted
+    if spec.model.targets.are_inputs:  # a label marks a fault, and faults are not counted
         names = ("samples that train",)
     elif not spec.model.targets.are_classes:
         names = tuple(f"samples of {name}" for name in names)
@@ -190,7 +190,7 @@ def _sums_info(spec: SecureSpec | None, facts: SumFacts | None) -> SumsInfo | No
 
 
 def _wire_info(wire: WireSpec, *, noised: bool) -> WireInfo:
-    """:param noised: whether updates carry noise of their own, which the step then follows."""
+    """:param noised: whether updates contain noise of their own; then the step is relative to that noise."""
     step = wire.step if noised else wire.relative_step
     quantized = step if codec_of(wire.codec).uses_wire_step else None
     return WireInfo(codec=wire.codec, step=quantized, step_unit="noise" if noised else "rms")
@@ -201,7 +201,8 @@ def _column(table: dict[str, PrivacyRow], names: list[str], field: str) -> list[
 
 
 def _assumption(spec: TaskSpec, store: AggregatorStore) -> str | None:
-    """None without secure sums, before the first of them, and where the run began with another version's roster."""
+    """Returns the assumption of secure sums in words; None without secure sums, before the first sum, and if the run
+    began with a roster of another version."""
     data = store.get("roster")
     if spec.privacy.secure is None or data is None:
         return None

@@ -1,4 +1,4 @@
-"""Records how to repeat a run: the command, the task as it was, and digests of its inputs."""
+"""Records how to repeat a run: the command, the task at that time, and digests of its inputs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _GIT_S = 10.0
 
 
 def rerun(prepared: PreparedTask, *, runtime: str = "") -> Rerun:
-    """The record of a run of this process.
+    """Returns the record of a run of this process.
 
-    :param runtime: what computed the gradients, where that was this machine.
+    :param runtime: the runtime that computed the gradients, if this machine did.
     """
     return Rerun(
         command=command_line(),
@@ -41,7 +41,7 @@ def rerun(prepared: PreparedTask, *, runtime: str = "") -> Rerun:
 
 
 def input_digests(prepared: PreparedTask) -> dict[str, str]:
-    """SHA-256 as hex of what a task names and does not hold."""
+    """Returns the SHA-256 in hex of the inputs that a task names but does not contain."""
     digests = {}
     if prepared.dataset is not None:
         parts = {"training images": prepared.dataset.train, "test images": prepared.dataset.test}
@@ -53,7 +53,7 @@ def input_digests(prepared: PreparedTask) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """The versions and the processor of the run: where its instructions differ, sums round in another order."""
+    """Returns the versions and the processor of the run: with other instructions, sums are rounded in another order."""
     found = {"hushfleet": hushfleet.__version__, "python": platform.python_version(), "platform": sys.platform}
     found["processor"] = _processor()
     for package in _PACKAGES:
@@ -65,9 +65,9 @@ def versions() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """The command as typed, without a password in an address, and without `--resume`: the whole run is meant.
+    """Returns the command as typed, without a password in an address, and without `--resume`, to repeat the whole run.
 
-    Empty where nothing was, as in a notebook.
+    It is empty if no command was typed, as in a notebook.
     """
     program, words = Path(sys.argv[0]), [word for word in sys.argv[1:] if word != "--resume"]
     if program.name in ("", "-", "-c") or "ipykernel" in program.name:
@@ -78,7 +78,7 @@ def command_line() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the running source tree, with `-changed` if the tree differs from it; None outside a repository."""
+    """Returns the commit of the running source tree, with `-changed` if the tree differs; None outside a repository."""
     folder = Path(hushfleet.__file__).parent
 
     def git(*words: str) -> str | None:
@@ -88,14 +88,14 @@ def commit() -> str | None:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    # an environment may lie inside of somebody else's repository
+    # an environment may be inside the repository of another project
     if git("ls-files", "--error-unmatch", "__init__.py") is None or (head := git("rev-parse", "HEAD")) is None:
         return None
     return f"{head}-changed" if git("status", "--porcelain", "--untracked-files=no") else head
 
 
 def samples_digest(samples: Samples) -> str:
-    """SHA-256 of the shape, the images and the labels, as hex."""
+    """Returns the SHA-256 of the shape, the images and the labels, in hex."""
     found = hashlib.sha256(json.dumps(samples.images.shape).encode())
     for part in (samples.images, samples.labels.astype(samples.labels.dtype.newbyteorder("<"), copy=False)):
         found.update(np.ascontiguousarray(part).data)
@@ -103,7 +103,7 @@ def samples_digest(samples: Samples) -> str:
 
 
 def toml_of(plain: Mapping[str, Any]) -> str:
-    """A task file of what `Task.to_plain` gives: a key a line."""
+    """Returns the task file of a `Task.to_plain` result, with one key per line."""
     lines = []
     for name, value in plain.items():
         if isinstance(value, Mapping):

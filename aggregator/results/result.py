@@ -1,8 +1,8 @@
-"""`result.json`: all that a run is worth afterwards, as one documented and versioned value.
+"""Defines `result.json`: the complete result of a run, as one documented and versioned value.
 
 The simulator and the aggregator write it, the report and the summary table are made from it alone, and
 scripts read it. `docs/result.md` describes every key. Accuracies are fractions of 1; bytes are totals over
-the devices that took part in the round. What was not measured is null, never zero.
+the devices that took part in the round. A value that was not measured is null, never zero.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class ModelInfo(JsonRecord):
 class RoundRow(JsonRecord):
     """One round. The three accuracies are means over devices, defined in `docs/result.md`.
 
-    :param opened_at, closed_at: in UTC; None in a simulation.
-    :param committee: of a secure sum: how many members it had; `answers`: how many of them answered.
-    :param answer_bytes: of these answers together, a part of `uplink_bytes`.
-    :param suspected_wraps: values of the secure sum that may have wrapped around.
+    :param opened_at, closed_at: times in UTC; None in a simulation.
+    :param committee: number of committee members of a secure sum; `answers`: how many of them answered.
+    :param answer_bytes: total bytes of these answers, a part of `uplink_bytes`.
+    :param suspected_wraps: number of values of the secure sum that may have wrapped around.
     """
 
     round: Count
@@ -78,8 +78,8 @@ class RoundRow(JsonRecord):
 class LocalOnly(JsonRecord):
     """The same networks trained by each device alone: means over devices.
 
-    :param way: what was trained instead where the model is one linear layer on features: the best in hindsight of
-        several; empty: the same network.
+    :param way: what was trained instead if the model is one linear layer on features: the best of several models, in
+        hindsight; empty: the same network.
     """
 
     accuracy_own_common: Fraction = None
@@ -88,13 +88,13 @@ class LocalOnly(JsonRecord):
 
 
 class OwnHead(JsonRecord):
-    """The head that a device mixed by its own images, of a linear model; known in simulations only.
+    """The head of a linear model that a device mixed by its own images; known only in simulations.
 
-    :param shared: the weight of the shared head in it; `pulled`: of heads pulled to that; `alone`: of one trained
-        alone. Null in files of earlier versions, where a device chose one of several heads.
-    :param right: of the device's images, how many it got right in a cross-validation; likewise the shared head as it
-        is, and the one trained alone.
-    :param unlabelled: images without labels that have half of the head.
+    :param shared: the weight of the shared head in it; `pulled`: of heads pulled to the shared head; `alone`: of a head
+        trained alone. Null in files of earlier versions, in which a device chose one of several heads.
+    :param right: how many of the device's images it classified correctly in a cross-validation; `right_shared` and
+        `right_alone`: the same for the unchanged shared head and for the head trained alone.
+    :param unlabelled: number of images without labels, which determine half of the head.
     """
 
     images: Count
@@ -110,10 +110,11 @@ class OwnHead(JsonRecord):
 class Lifetime(JsonRecord):
     """The privacy loss of one device over all tasks that this aggregator knows, at the delta of the device's own limit.
 
-    :param epsilon_server: for adding or removing, as everywhere; `exchange_server`: for exchanging one for another.
-    :param since: when its first charge was noted, unix seconds; 0: not known.
-    :param period: the present period against its limit, in words; empty where boards have no such limit.
-    :param window: what of it counts for samples of one window alone, in words; empty where the task has no windows.
+    :param epsilon_server: for adding or removing a unit, as everywhere; `exchange_server`: for exchanging one unit for
+        another.
+    :param since: when its first charge was stored, unix seconds; 0: not known.
+    :param period: the current period and its limit, in words; empty if boards have no such limit.
+    :param window: the part of it that counts for samples of one window, in words; empty if the task has no windows.
     """
 
     epsilon_server: Annotated[Number, Field(ge=0)]
@@ -127,12 +128,12 @@ class Lifetime(JsonRecord):
 class PrivacyRow(JsonRecord):
     """The privacy that one device has spent at the end of the run, against each adversary.
 
-    :param exchange_server: as epsilon_server, for exchanging one for another; null where the accountant does not know
-        it. What was charged and never accepted is taken for as dear as the dearest round that was.
-    :param lifetime: over all tasks; null outside of a fleet, where the aggregator knows this task alone.
-    :param raw_values: what the method sends without noise, in words. Where there are any, both epsilons are infinite.
-    :param noised_server: epsilon_server of the noised values alone, which is what a paper's accounting covers; likewise
-        `noised_release`. Null where there are no raw values.
+    :param exchange_server: like epsilon_server, for exchanging one unit for another; null if the accountant cannot
+        compute it. A round that was charged but never accepted counts like the accepted round with the least noise.
+    :param lifetime: spending over all tasks; null without a fleet, because the aggregator then knows only this task.
+    :param raw_values: values that the method sends without noise, in words. If there are any, both epsilons are infinite.
+    :param noised_server: epsilon_server of the noised values alone, which a paper's accounting covers; `noised_release`:
+        the same for epsilon_release. Null if there are no raw values.
     """
 
     device: str
@@ -150,10 +151,10 @@ class PrivacyRow(JsonRecord):
 
 
 class WireInfo(JsonRecord):
-    """How updates are coded.
+    """The encoding of updates.
 
-    :param step: of `quantized`, else null: the quantisation step in units of what `step_unit` names, the standard
-        deviation of a layer's noise, or a layer's root mean square where updates carry no noise of their own.
+    :param step: the quantisation step of `quantized`, else null. Its unit is named by `step_unit`: the standard
+        deviation of a layer's noise, or a layer's root mean square if updates have no noise of their own.
     """
 
     codec: Form
@@ -162,8 +163,8 @@ class WireInfo(JsonRecord):
 
 
 class Repeated(JsonRecord):
-    """The run with another setting, accuracies as last measured. The gain is `accuracy_own_common` (where devices have
-    heads of their own: `accuracy_global`) over local-only's, with its standard error over devices."""
+    """The run with another setting; accuracies are the last measured ones. The gain is `accuracy_own_common` (if devices
+    have own heads: `accuracy_global`) minus the local-only accuracy, with its standard error over devices."""
 
     accuracy_own_common: Fraction = None
     accuracy_own_local: Fraction = None
@@ -173,7 +174,7 @@ class Repeated(JsonRecord):
 
 
 class SweepPoint(Repeated):
-    """The run repeated at another noise."""
+    """The run repeated at another noise level."""
 
     noise_multiplier: Annotated[float, Field(ge=0)]
     epsilon_server: Annotated[Number, Field(ge=0)]
@@ -183,7 +184,7 @@ class SweepPoint(Repeated):
 class SeedPoint(Repeated):
     """The run repeated with another seed: other devices' data, first model and noise.
 
-    :param local_only_common: where each device ends that trains alone, in the mean; likewise `local_only_local`.
+    :param local_only_common: mean final accuracy of the devices when each trains alone; `local_only_local`: on own data.
     """
 
     seed: Count
@@ -202,11 +203,11 @@ class TimelineRow(JsonRecord):
 class Rerun(JsonRecord):
     """The record that is needed to repeat the run.
 
-    :param command: what was typed.
-    :param task: the task as a TOML file, with all that options changed of it.
-    :param digests: SHA-256 as hex by what it is of: the task package, the images and labels of the simulation.
-    :param commit: of Hushfleet's source tree; null where it was installed from a package.
-    :param runtime: what computed the gradients; empty in the field.
+    :param command: the command as typed.
+    :param task: the task as a TOML file, with all changes by options.
+    :param digests: SHA-256 in hex by the name of its content: the task package, the images and labels of the simulation.
+    :param commit: commit of Hushfleet's source tree; null if it was installed from a package.
+    :param runtime: the runtime that computed the gradients; empty in the field.
     """
 
     command: str
@@ -217,11 +218,11 @@ class Rerun(JsonRecord):
 
 
 class Example(JsonRecord):
-    """An image of the common test set of a simulation, and the classes that models take it for.
+    """An image of the common test set of a simulation, and the classes that models predict for it.
 
     :param png: the image, as base64.
-    :param label: its class, as a place in `class_names`; likewise what models said, null where there is no such model.
-    :param device: whose own model, and whose model trained alone.
+    :param label: its class, as an index in `class_names`, like the models' predictions; null if there is no such model.
+    :param device: the device of the own model and of the model trained alone.
     """
 
     png: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]+=*$")]
@@ -239,11 +240,11 @@ Grid = list[list[Measured]]
 class Details(JsonRecord):
     """The data of the plots. Every list may be empty: then it was not recorded.
 
-    Lists by round follow `rounds`, lists by device follow `devices`, lists by layer follow `model.layers`.
+    Lists by round are in the order of `rounds`, lists by device of `devices`, lists by layer of `model.layers`.
 
-    :param score: what an accuracy counts where targets are no classes, as "within 0.5 of the target"; empty: classes.
-    :param measure: the name of the score. In the file, keys that begin with "accuracy_" begin with it.
-    :param chance: of such targets, what the best constant answer reaches on all samples, and on own ones.
+    :param score: what an accuracy counts if targets are not classes, such as "within 0.5 of the target"; empty: classes.
+    :param measure: the name of the score. In the file it replaces "accuracy" in keys that begin with "accuracy_".
+    :param chance: for such targets, the accuracy of the best constant answer on all samples, and on own samples.
     """
 
     devices: list[str] = []
@@ -283,9 +284,9 @@ class Details(JsonRecord):
 
 
 class SumsInfo(JsonRecord):
-    """Who says which devices may be in a secure sum, as `SumFacts` has it.
+    """The party that decides which devices may be in a secure sum, as in `SumFacts`.
 
-    :param min_devices: the fewest devices of a sum.
+    :param min_devices: the smallest number of devices in a sum.
     """
 
     roster_by: RosterBy
@@ -298,7 +299,7 @@ class Result(JsonRecord):
 
     schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
     task: str
-    recorded_at: str | None = None  # files of earlier versions do not say it
+    recorded_at: str | None = None  # missing in files of earlier versions
     federation: str | None = None  # likewise; None in simulations
     method: str
     dataset: str
@@ -308,22 +309,22 @@ class Result(JsonRecord):
     engine: str
     model: ModelInfo
     accounting: Accounting
-    trust: TrustModel | None = None  # files of earlier versions do not say it
-    sums: SumsInfo | None = None  # likewise; None also where there are no secure sums
-    assumption: str | None = None  # of secure sums: what must be true of the fleet, by the newest roster
-    accountant: Accountant = "rdp"  # what files without it were made with
+    trust: TrustModel | None = None  # missing in files of earlier versions
+    sums: SumsInfo | None = None  # likewise; None also without secure sums
+    assumption: str | None = None  # what secure sums assume about the fleet, by the newest roster
+    accountant: Accountant = "rdp"  # files without this key were made with it
     clip_norm: Annotated[Number, Field(gt=0)]
     noise_multiplier: Annotated[float, Field(ge=0)]
     wire: WireInfo | None = None
     boards: dict[str, str] = {}
     rounds: list[RoundRow]
     evaluations: list[EvaluationRow] = []
-    statistic: StatisticRow | None = None  # of a task that asks for one, and trains nothing
+    statistic: StatisticRow | None = None  # only in a task that asks for one, and trains nothing
     local_only: LocalOnly
     privacy: list[PrivacyRow]
     details: Details = Details()
     versions: dict[str, str]
-    rerun: Rerun | None = None  # files of earlier versions do not say it
+    rerun: Rerun | None = None  # missing in files of earlier versions
 
     @property
     def uplink_bytes(self) -> int:
@@ -334,7 +335,7 @@ class Result(JsonRecord):
     def bits_per_value(self) -> float | None:
         """The bits of an update per sent parameter, header and signature included; None: not recorded.
 
-        A committee's answers are no updates.
+        A committee's answers do not count as updates.
         """
         values, answers = sum(self.details.values_sent), sum(row.answer_bytes for row in self.rounds)
         return 8 * (self.uplink_bytes - answers) / values if values and self.uplink_bytes else None
@@ -361,13 +362,13 @@ class Result(JsonRecord):
         return self
 
     def save(self, path: Path) -> None:
-        """Writes the file whole or not at all. Raises `StoreError`."""
+        """Writes the file completely or not at all. Raises `StoreError`."""
         named = renamed(self.model_dump(mode="json", by_alias=True), ACCURACY, self.details.measure.lower())
         write_whole(path, _laid_out(named, 1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        """Reads a file of this schema; keys it does not know are left out. Raises `BadInput`."""
+        """Reads a file of this schema; unknown keys are ignored. Raises `BadInput`."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
@@ -392,12 +393,12 @@ class Result(JsonRecord):
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replaces a file of text, whole or not at all. Raises `StoreError`."""
+    """Replaces a text file completely or not at all. Raises `StoreError`."""
     atomic_file.write_whole(Path(path), text.encode(), durable=True)
 
 
 def renamed(value: Any, old: str, new: str) -> Any:
-    """A value of JSON whose keys begin with another measure where they began with `old` and an underscore."""
+    """Returns a JSON value in which `new` replaces `old` in all keys that begin with `old` and an underscore."""
     if isinstance(value, list) and old != new:
         return [renamed(item, old, new) for item in value]
     if not isinstance(value, dict) or old == new:
@@ -410,12 +411,12 @@ def renamed(value: Any, old: str, new: str) -> Any:
 
 
 def last_measured(rows: Sequence[Any], value: Callable[[Any], float | None]) -> float | None:
-    """The newest value that was measured; None if there is none."""
+    """Returns the newest value that was measured; None if there is none."""
     return next((v for row in reversed(rows) if (v := value(row)) is not None), None)
 
 
 def _laid_out(value: Any, depth: int) -> str:
-    """JSON with an indent of one, but lists of numbers and texts on one line: a fifth of the lines, easier to read."""
+    """Returns JSON with an indent of one, but lists of numbers and texts on one line: fewer lines, easier to read."""
     has_parts = isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
     if not value or not (isinstance(value, dict) or has_parts):
         return _encode(value)
@@ -428,7 +429,7 @@ def _laid_out(value: Any, depth: int) -> str:
 
 
 def _check_shape(name: str, values: Sequence[Any], length: int, width: int | None = None) -> None:
-    """An empty list was not recorded, and fits."""
+    """Checks the lengths of a list and of its rows; an empty list was not recorded, and passes."""
     if values and len(values) != length:
         raise ValueError(f"details.{name} has {len(values)} entries, and must have {length}")
     if width is not None and (widths := {len(row) for row in values} - {width}):

@@ -1,4 +1,4 @@
-"""Sentences on what the server of a run sees of its devices. They follow from facts, and stand here alone."""
+"""Writes the sentences on what the server of a run sees of its devices. Only this file has them; facts decide them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from hushfleet.schema import Checked
 
 RosterBy = Literal["aggregator", "operator", "simulation"]
-"""Who says which devices may be in a secure sum."""
+"""The party that decides which devices may be in a secure sum."""
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,15 @@ class SumFacts(Checked):
 
     :param roster_by: `aggregator`: its own list, which nobody else has signed; `operator`: a list that the operator's
         key signed; `simulation`: one machine is the server and all devices.
-    :param keys_in_folder: of a fleet: files in its folder with private keys of the operator, or for releases; None:
-        this is no fleet, and nothing is known of them.
+    :param keys_in_folder: files in a fleet's folder with private keys of the operator, or for releases; None: this is
+        not a fleet, and nothing is known about such files.
     """
 
     roster_by: RosterBy
     keys_in_folder: tuple[str, ...] | None = None
 
     def or_worse(self, before: SumFacts | None) -> SumFacts:
-        """Merges the facts of an earlier start of the same run: a key once in the folder may have been used."""
+        """Merges the facts of an earlier start of the same run, because a key that was in the folder may have been used."""
         if before is None or before.roster_by == "aggregator":
             return before or self
         keys = dict.fromkeys((*(before.keys_in_folder or ()), *(self.keys_in_folder or ())))
@@ -33,10 +33,10 @@ class SumFacts(Checked):
 
 
 def server_sees(facts: SumFacts | None, *, min_devices: int | None = None) -> str:
-    """A sentence on what the server sees with secure sums, and on which key that rests.
+    """Returns a sentence on what the server sees with secure sums, and which key this depends on.
 
-    :param facts: None: a file of an earlier version does not say it.
-    :param min_devices: the fewest devices of a sum; None: not known.
+    :param facts: None: not known, because the file is of an earlier version.
+    :param min_devices: the smallest number of devices in a sum; None: not known.
     """
     sums = "nothing but sums" + ("" if min_devices is None else f" of at least {min_devices} devices")
     if facts is None:

@@ -1,9 +1,9 @@
 """Reads the timeline of a fleet from a run's event log: the states of devices, and the outcome of each round.
 
-The same events in the same order make the same timeline, whether `at` are unix seconds of a live run or the seconds
-of a virtual clock. Memory is bounded: above `most_spans` the spans are let go, and sums and outcomes are kept.
-What happened to the fleet rather than in it, crashes, outages, devices that were taken down on purpose, are marks: a
-simulation writes them into `scenario.jsonl`; elsewhere the event log shows what the aggregator noticed.
+The same events in the same order make the same timeline, whether `at` is in unix seconds of a live run or in seconds
+of a virtual clock. Memory is bounded: above `most_spans` the spans are dropped, and sums and outcomes are kept.
+Events that happen to the fleet from outside, such as crashes, outages and devices that are switched off on purpose, are
+marks: a simulation writes them to `scenario.jsonl`; else the event log has those that the aggregator noticed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_SPANS = 200_000
 MOST_DEVICE_MARKS = 2_000
 LONGEST_PAUSE_S = 600.0
 SET_BACK_S = 1.0
-"""An event that is so much older than the one before was written after the clock was set back."""
+"""An event that is this much older than the event before was written after the clock was set back."""
 SERVERS = ("broker", "aggregator")
 _BROUGHT_BACK_BY = {"kill": "start", "stop": "start", "cut": "mend"}
 _NOTICED_BEFORE_S, _NOTICED_AFTER_S = 5.0, 30.0
@@ -32,7 +32,7 @@ Rounds = Mapping[int, Collection[str]]
 
 
 def read_timeline(events: Path, *, scenario: Path | None = None, **more: Any) -> FleetTimeline | None:
-    """The timeline of the run whose event log is `events`; see `make_timeline`."""
+    """Returns the timeline of the run whose event log is `events`; see `make_timeline`."""
     return make_timeline(iterate_events(events), scenario=() if scenario is None else iterate_events(scenario), **more)
 
 
@@ -45,12 +45,12 @@ def make_timeline(
     declined: Rounds | None = None,
     most_spans: int = MOST_SPANS,
 ) -> FleetTimeline | None:
-    """The timeline that the events tell; None if no round of it has closed.
+    """Returns the timeline of the events; None if no round has closed.
 
-    :param scenario: what was done to a simulated fleet: events with `action` and `target`, on the same clock.
-    :param devices: known before the run; others are added as they appear.
-    :param accepted: by round, whose updates the store has: a kill may have cost the log a line.
-    :param declined: likewise.
+    :param scenario: the disturbances of a simulated fleet: events with `action` and `target`, on the same clock.
+    :param devices: devices that are known before the run; others are added when they appear.
+    :param accepted: by round, the devices whose updates the store has, because a kill may have cut a line of the log.
+    :param declined: by round, the devices whose declines the store has.
     """
     recorder = _Recorder(devices, accepted or {}, declined or {}, most_spans)
     for event in events:
@@ -59,10 +59,10 @@ def make_timeline(
 
 
 class _Clock:
-    """Seconds since the run's first event, whatever clock stamped the events. It never goes backwards.
+    """Seconds since the run's first event, for any clock that stamped the events. It never goes backwards.
 
-    A run that was stopped overnight and resumed goes on where it was: the stop is left out. So is a jump back, of a
-    resumed simulation that begins its own clock anew, or of a clock that was set.
+    A run that was stopped overnight and resumed continues where it stopped: the pause is left out. A jump back is also
+    left out, of a resumed simulation that starts its own clock again, or of a clock that was set.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class _Clock:
         self.now = self.left_out_s = 0.0
 
     def advance(self, raw: float, *, is_start: bool) -> None:
-        """Sets `now` to an event's time; at a start, `left_out_s` to how long a stop was left out."""
+        """Sets `now` to an event's time, and at a start `left_out_s` to the length of the stop that was left out."""
         if not self._pieces:
             self._pieces.append((raw, raw))
         at = raw - self._pieces[-1][1]
@@ -82,13 +82,13 @@ class _Clock:
             self.now = max(self.now, at)
 
     def of(self, raw: float) -> float:
-        """A moment of another log with the same clock: seconds from 0 to `now`."""
+        """Converts a time of another log with the same clock to seconds from 0 to `now`."""
         offset = next((offset for begins, offset in reversed(self._pieces) if raw >= begins), raw)
         return min(max(0.0, raw - offset), self.now)
 
 
 class _Recorder(FleetState):
-    """Records what the states of a fleet were."""
+    """Records the states of a fleet over time."""
 
     def __init__(self, devices: Iterable[str], accepted: Rounds, declined: Rounds, most_spans: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class _Recorder(FleetState):
             self._add(name)
 
     def apply(self, event: Event) -> None:
-        """Takes in one event; lines without a time are passed over, and so is all between the end and a new start."""
+        """Processes one event; ignores lines without a time, and all lines between the end and a new start."""
         at, kind = event.get("at"), event.get("event")
         if isinstance(at, int | float) and hasattr(self, f"_on_{kind}") and (kind == "run" or not self._is_finished):
             self._clock.advance(float(at), is_start=kind == "run")
@@ -165,7 +165,7 @@ class _Recorder(FleetState):
                 device.seconds.clear()
 
     def _end_window(self) -> None:
-        """The device seconds since the newest closed round opened are that round's."""
+        """Assigns the device seconds since the newest closed round opened to that round."""
         for device in self.devices.values():
             self._count(device)
         if self._rounds:
@@ -179,7 +179,7 @@ class _Recorder(FleetState):
         needed: list[float] = []
         for name, device in self.devices.items():
             if self.buffer_size and device.is_open:
-                device.part = "none"  # nothing was asked of it
+                device.part = "none"  # a buffered round did not need it
             if name in stored:
                 self._accept(device)
             elif name in declined and device.is_open:
@@ -225,7 +225,7 @@ class _Recorder(FleetState):
         )
 
     def _with_absent(self) -> list[FleetRound]:
-        """A device that was first seen later was absent in the rounds before, although nobody counted it then."""
+        """Returns the rounds with absence added: a device that was first seen later was absent in earlier rounds."""
         ends, rows = [*(row.opened_s for row in self._rounds[1:]), self._window_end_s], []
         for row, end_s in zip(self._rounds, ends, strict=True):
             seen = {state: value for state, value in row.device_seconds.items() if state != "absent"}
@@ -256,7 +256,7 @@ def _mark(start_s: float, end_s: float, what: str, target: str) -> TimelineMark:
 
 
 def _scenario_marks(scenario: Iterable[Event], clock: _Clock) -> list[TimelineMark]:
-    """Pairs what took something down with what brought it back; `start` alone is a device that came late."""
+    """Pairs each action that took a target down with the one that brought it back; `start` alone is a late device."""
     waiting: dict[tuple[str, str], tuple[float, str]] = {}
     found: list[TimelineMark] = []
     for event in scenario:
@@ -273,9 +273,9 @@ def _scenario_marks(scenario: Iterable[Event], clock: _Clock) -> list[TimelineMa
 
 
 def _without_repetitions(marks: list[TimelineMark]) -> list[TimelineMark]:
-    """Sorts marks by time, and keeps the first `MOST_DEVICE_MARKS` of devices only.
+    """Sorts marks by time, and keeps only the first `MOST_DEVICE_MARKS` marks of devices.
 
-    The scenario is exact about the servers, so what the log noticed of the same crash is left out.
+    The scenario is exact about the servers, so the log's marks of the same crash are left out.
     """
     kills = [mark for mark in marks if mark.target in SERVERS and mark.what == "kill"]
 

@@ -1,7 +1,7 @@
-"""A run's figures by round for TensorBoard, MLflow and Weights & Biases, read from its event log while it goes on or
-afterwards.
+"""Reads a run's figures by round from its event log, during the run or afterwards, for TensorBoard, MLflow and
+Weights & Biases.
 
-It reads beside the aggregator and never in it, so a tracking server that hangs delays nobody.
+It runs outside the aggregator's process, so a tracking server that hangs delays no round.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Sink(Protocol):
 def figures_of(run: Path, *, follow: bool = False) -> Iterator[TrackedFigures]:
     """Yields the figures of closed rounds.
 
-    :param run: of a simulation or an aggregator, with `events.jsonl`.
-    :param follow: wait for more until the run's last round has closed.
+    :param run: the run folder of a simulation or an aggregator, with `events.jsonl`.
+    :param follow: whether to wait for more until the run's last round has closed.
 
     Raises `BadInput`.
     """
@@ -80,7 +80,7 @@ def _figures(event: Mapping[str, Any], state: RunState, own: Mapping[str, float]
 
 
 class _OwnMetrics:
-    """The measurements that simulated devices make of themselves; the field has none."""
+    """The measurements that simulated devices make of themselves; devices in the field make none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -92,7 +92,7 @@ class _OwnMetrics:
         self._answered.add(device)
 
     def means(self, round: int) -> dict[str, float]:
-        """The means over the devices that answered since the last call. A device may be rounds ahead of the log."""
+        """Returns the means over the devices that answered since the last call. A device may be rounds ahead of the log."""
         for device in sorted(self._answered):
             tail = self._tails.setdefault(device, EventTail(self._folder / device / "metrics.jsonl"))
             for line in tail.read():
@@ -106,7 +106,7 @@ class _OwnMetrics:
 class TensorBoard:
     """Event files in a folder.
 
-    Raises `BadInput` where the package is missing.
+    Raises `BadInput` if the package is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -127,13 +127,13 @@ class TensorBoard:
 class Mlflow:
     """A run on the tracking server that MLFLOW_TRACKING_URI names.
 
-    :param experiment: it is made where there is none of this name.
+    :param experiment: created if there is none with this name.
 
-    Raises `BadInput` where the package is missing, or the server cannot be used.
+    Raises `BadInput` if the package is missing, or the server cannot be used.
     """
 
     def __init__(self, experiment: str, run: str) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # else its import reports the use to its maker
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # else its import reports the use to its authors
         try:
             from mlflow import MlflowClient
             from mlflow.entities import Metric
@@ -159,15 +159,15 @@ class Mlflow:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases: files in a folder, or sent at once where WANDB_MODE is `online`.
+    """A run of Weights & Biases: files in a folder, or sent immediately if WANDB_MODE is `online`.
 
-    Nothing goes with the figures that a project does not ask for: no code, no commit, nothing of the machine.
+    Only the figures are written: no code, no commit, no information about the machine.
 
-    Raises `BadInput` where the package is missing, or the server cannot be used.
+    Raises `BadInput` if the package is missing, or the server cannot be used.
     """
 
     def __init__(self, project: str, run: str, folder: Path) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else its faults are reported to its maker
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else its faults are reported to its authors
         try:
             import wandb
         except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""The report of a run, made from its `Result` only: one HTML file that needs nothing else.
+"""Makes the report of a run from its `Result` only: one HTML file that needs no other file.
 
-It opens with the answer to the question that every user asks, by how much federating beats training alone and what the
-privacy of that is worth, and then shows the course of the run.
+It begins with the answer to the question of every user, how much better federating is than training alone and how
+strong its privacy is, and then shows the course of the run.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["render_report", "write_report"]
 
 
 def write_report(result: Result, path: Path, *, seen: Path | None = None) -> None:
-    """Writes the report whole or not at all. Raises `StoreError`.
+    """Writes the report completely or not at all. Raises `StoreError`.
 
-    :param seen: the picture of `hushfleet invert`, where there is one.
+    :param seen: the picture of `hushfleet invert`, if there is one.
     """
     write_whole(path, render_report(result, seen=sections.read_picture(seen)))
 
 
 def render_report(result: Result, *, seen: bytes | None = None) -> str:
-    """The report as HTML text.
+    """Returns the report as HTML text.
 
     :param seen: PNG of what the server could see.
     """
@@ -66,7 +66,7 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
         sections.traffic(result),
         timeline_section(result),
         sections.fleet(result),
-        # folded: for authors of methods, and to look something up
+        # folded sections: for authors of methods, and for reference
         sections.course(result),
         sections.layers(result),
         sections.labels(result),
@@ -88,7 +88,7 @@ def render_report(result: Result, *, seen: bytes | None = None) -> str:
 
 
 def _tile(name: str, tested: MeanAccuracies) -> tuple[page.PageCell, str]:
-    """The gain in the colour of its verdict; of a model that has learned nothing, that."""
+    """Returns the gain in the colour of its verdict; for a model that has learned nothing, this verdict."""
     reached = f"{name}: {percent(tested.federated)}, alone {percent(tested.alone)}"
     if tested.verdict == "nothing":
         return page.PageCell(VERDICTS[tested.verdict], tested.verdict), f"{reached}, chance {percent(tested.chance)}"
@@ -97,7 +97,7 @@ def _tile(name: str, tested: MeanAccuracies) -> tuple[page.PageCell, str]:
 
 
 def _epsilon_tile(name: str, epsilon: float | None) -> tuple[page.PageCell, str]:
-    """The number of the worst device in the colour of its word."""
+    """Returns the epsilon of the worst device, in the colour of its level of protection."""
     if epsilon is None:
         return page.PageCell(number(epsilon)), f"{name}, worst device"
     word = protection(epsilon)
@@ -105,7 +105,7 @@ def _epsilon_tile(name: str, epsilon: float | None) -> tuple[page.PageCell, str]
 
 
 def _under(result: Result) -> str:
-    """The line below the title: the run and its date."""
+    """Returns the line below the title: the run and its date."""
     date = [] if result.recorded_at is None else [f"{result.recorded_at[:16].replace('T', ' ')} UTC"]
     fleet = [] if result.federation is None else [f"federation {result.federation}"]
     seed = [] if result.seed is None else [f"seed {result.seed}"]

@@ -1,4 +1,4 @@
-"""The report's section on what the models say of images: some of the common test, and confusion matrices."""
+"""Makes the report's section on the models' answers: images of the common test set, and confusion matrices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hushfleet.aggregator.results.result import Example, Result
 
 
 def answers_section(result: Result) -> Section | None:
-    """None where nothing is known of it: in the field, whose images stay with their owners."""
+    """Returns the section; None if no answers are known, as in the field, where images stay with their owners."""
     detail = result.details
     parts: list[SectionPart] = []
     if detail.examples:

@@ -1,7 +1,7 @@
-"""Charts that several sections draw. Colours are the style sheet's; each series has its own symbol besides, for eyes
-that do not tell the colours apart.
+"""Draws charts for several sections. Colours come from the style sheet; each series also has its own symbol, for
+readers who cannot distinguish the colours.
 
-A line joins its measured values, since a run may measure only every few rounds. It ends where a value is infinite.
+A line connects its measured values, because a run may measure only every few rounds. It ends where a value is infinite.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PERCENT: dict[str, Any] = {"yaxis_tickformat": "~%", "yaxis_hoverformat": ".1%"}
 
 
 def line(name: str, xs: Sequence[float], values: Values, color: int, *, dashed: bool = False) -> go.Scatter:
-    """One series; dashed is a reference rather than a course of the run.
+    """Returns one series; a dashed line is a reference and not a course of the run.
 
-    :param color: a place in `SERIES` and in `SYMBOLS`.
+    :param color: an index in `SERIES` and in `SYMBOLS`.
     """
     known = [(x, y if math.isfinite(y) else None) for x, y in zip(xs, values, strict=True) if y is not None]
     plain = len(known) > 1 and (dashed or len(known) > MOST_SYMBOLS)
@@ -41,7 +41,7 @@ def line(name: str, xs: Sequence[float], values: Values, color: int, *, dashed: 
 
 
 def log_axis(name: str, values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis of positive values, `xaxis` or `yaxis`, with whole numbers at its ticks."""
+    """Returns a logarithmic axis of positive values, `xaxis` or `yaxis`, with round numbers at its ticks."""
     powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1) if values else ()
     ticks = [factor * 10.0**power for power in powers for factor in ((1, 2, 5) if len(powers) <= 4 else (1,))]
     return {f"{name}_type": "log", f"{name}_tickvals": ticks, f"{name}_tickformat": ",~g"}
@@ -55,7 +55,7 @@ def per_device(
     name: str = "a device",
     dash: str = "solid",
 ) -> list[go.Scatter]:
-    """A thin line per device for small fleets; the range and the median for large ones.
+    """Returns a thin line per device for small fleets; the range and the median for large ones.
 
     :param grid: `[round][device]`.
     """
@@ -84,7 +84,7 @@ def over(
     x: str = "round",
     **layout: Any,
 ) -> SectionPart:
-    """Lines over rounds, or over another `x`; in words why there are none where nothing was measured."""
+    """Returns lines over rounds, or over another `x`; if nothing was measured, the text `otherwise`, which says why."""
     solid = [each for each in series if each.line.dash != "dash" and any(value is not None for value in each.y)]
     if not solid:
         return missing(otherwise)
@@ -99,7 +99,7 @@ def over(
 def heat_map(
     title: str, rows: Sequence[str], columns: Sequence[str], grid: Sequence[Values], *, form: str, x: str, note: str
 ) -> Plot:
-    """A cell per row and column, the stronger the larger; values are printed where there are few."""
+    """Returns a cell per row and column, with a stronger colour for larger values; a small grid also shows values."""
     few = len(rows) <= 16 and len(columns) <= 12
     heat = go.Heatmap(
         z=grid,
@@ -115,7 +115,7 @@ def heat_map(
 
 
 def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values, measure: str) -> Plot:
-    """Per device, what it reaches alone and federated, joined by a line."""
+    """Returns, for each device, its values alone and federated, connected by a line."""
     rows = list(zip(alone, federated, strict=True))
     worse = {n for n, (a, f) in enumerate(rows) if a is not None and f is not None and f < a}
 
@@ -142,7 +142,7 @@ def dumbbells(title: str, names: Sequence[str], alone: Values, federated: Values
 
 
 def sorted_gains(title: str, names: Sequence[str], gains: Sequence[float], *, note: str) -> Plot:
-    """A thin bar a device, from the largest loss to the largest gain: for fleets too large for names."""
+    """Returns a thin bar per device, from the largest loss to the largest gain, for fleets too large for names."""
     ordered = sorted(zip(gains, names, strict=True))
     bars = go.Bar(
         y=[gain for gain, _ in ordered],
@@ -155,18 +155,18 @@ def sorted_gains(title: str, names: Sequence[str], gains: Sequence[float], *, no
 
 
 def row_height(rows: int) -> float:
-    """In pixels, of a chart with a row a name."""
+    """Returns the height of a row in pixels, for a chart with one row per name."""
     return 26 if rows <= 16 else 17 if rows <= MOST_NAMES else max(1.2, 420 / rows)
 
 
 def named(names: Sequence[str], *, shown: bool = True) -> dict[str, Any]:
-    """An axis of names at 0, 1, ...: numbers, since two names may be the same once they are cut."""
+    """Returns an axis of names at the numbers 0, 1, ..., because two names may be the same after they are shortened."""
     words = [label(name, longest=32) for name in names]
     return {"tickvals": list(range(len(names))), "ticktext": words, "showticklabels": shown}
 
 
 def rows_of_names(title: str, traces: Sequence[Any], names: Sequence[str], note: str, **layout: Any) -> Plot:
-    """The first row above; names are shown where there is room for them."""
+    """Returns a plot with one row per name, the first at the top; names are shown if there is room for them."""
     rows = len(names)
     axis = {**named(names, shown=rows <= MOST_NAMES), "range": [rows - 0.5, -0.5], "showgrid": rows <= MOST_NAMES}
     height = round(100 + rows * row_height(rows))

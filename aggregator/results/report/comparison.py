@@ -1,4 +1,4 @@
-"""Runs side by side: what a device gained, and what it gave away. One table for the terminal and the page."""
+"""Compares runs: what a device gained, and what it revealed. The terminal and the page show the same table."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from hushfleet.privacy.protection import protection
 from hushfleet.privacy.terms import TRUST
 
 MOST_DIFFERENCES = 8
-"""Tasks that differ in more keys are different tasks."""
+"""Tasks that differ in more keys count as different tasks, and their differences are not listed."""
 
 
 def run_folders(folders: Sequence[Path]) -> dict[str, Path]:
-    """The run folders by their names, or whole paths where two have the same name; with the other seeds in each.
+    """Returns the run folders by name, or by whole path if two have the same name, and the other seeds in each.
 
     Raises `BadInput` for a run that is given twice.
     """
@@ -48,12 +48,12 @@ def run_folders(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def load_runs(folders: Sequence[Path]) -> dict[str, Result]:
-    """The results in `run_folders`. Raises `BadInput`."""
+    """Returns the results in `run_folders`. Raises `BadInput`."""
     return {name: Result.load(folder / "result.json") for name, folder in run_folders(folders).items()}
 
 
 def configurations(runs: Mapping[str, Result]) -> list[dict[str, Result]]:
-    """The runs, those together that differ by their seed alone, in the order of their first ones."""
+    """Groups runs that differ only by their seed, in the order of each group's first run."""
     found: list[dict[str, Result]] = []
     for name, result in runs.items():
         for group in found:
@@ -66,10 +66,10 @@ def configurations(runs: Mapping[str, Result]) -> list[dict[str, Result]]:
 
 
 def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
-    """A heading row with the runs' names, then a row for each thing that is compared.
+    """Returns a heading row with the runs' names, then a row for each quantity that is compared.
 
-    Where all runs differ by their seed alone there is a column more, their mean. Where some do, each configuration is
-    one column. A mean accuracy has the standard deviation over seeds, a mean gain its standard error.
+    If all runs differ only by their seed, there is one more column, their mean. If some do, each configuration is one
+    column. A mean accuracy has the standard deviation over seeds, a mean gain its standard error.
     """
     groups = configurations(runs)
     if len(groups) == 1 < len(runs):
@@ -85,7 +85,7 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
     if any(len(each) > 1 for each in shown):
         differences.pop("seed", None)
     if len({result.method for result in firsts}) > 1:
-        differences.pop("method.name", None)  # has a row of its own, without the path of a method in a file
+        differences.pop("method.name", None)  # it has a row of its own, without the path of a method's file
     epsilons = [
         max((h.epsilon_server for h in each if h.epsilon_server is not None), default=None) for each in headlines
     ]
@@ -119,12 +119,12 @@ def comparison_rows(runs: Mapping[str, Result]) -> list[list[str]]:
 
 
 def _rounds(seeds: Mapping[str, Result]) -> str:
-    """The number of rounds, in which seeds may differ, as with `patience`."""
+    """Returns the number of rounds, which may differ between seeds, for example with `patience`."""
     return from_to([len(result.rounds) for result in seeds.values()])
 
 
 def _gain(seeds: Sequence[MeanAccuracies]) -> Gain | None:
-    """The gain of one run with the spread over its devices, or of several with the spread over seeds."""
+    """Returns the gain of one run with the spread over its devices, or of several with the spread over seeds."""
     if len(seeds) == 1:
         return seeds[0].gain
     return Gain.of([each.gain.mean for each in seeds if each.gain])
@@ -138,13 +138,13 @@ def _verdict(seeds: Sequence[MeanAccuracies]) -> GainVerdict | None:
 
 
 def comparison_table(runs: Mapping[str, Result], *, title: str) -> TerminalTable:
-    """The rows for a terminal."""
+    """Returns the rows for a terminal."""
     head, *rows = comparison_rows(runs)
     return terminal_table(Table(head, rows, names=len(head)), title=title)
 
 
 def comparison_json(runs: Mapping[str, Result]) -> dict[str, Any]:
-    """The comparison for scripts; values that were not measured are None, an infinite epsilon is infinite."""
+    """Returns the comparison for scripts; values that were not measured are None, an infinite epsilon is infinite."""
     found = {}
     for name, result in runs.items():
         headline = judge(result)
@@ -170,7 +170,7 @@ def comparison_json(runs: Mapping[str, Result]) -> dict[str, Any]:
 
 
 def _seeds(group: Mapping[str, Result]) -> dict[str, Any]:
-    """Sums up runs that differ by their seed alone: means, deviations, and the mean gain's standard error."""
+    """Summarises runs that differ only by their seed: means, deviations, and the mean gain's standard error."""
     headlines = [judge(result) for result in group.values()]
     found: dict[str, Any] = {"runs": list(group)}
     for where, tests in (("common_test", [h.common for h in headlines]), ("own_data", [h.local for h in headlines])):
@@ -187,7 +187,7 @@ def _seeds(group: Mapping[str, Result]) -> dict[str, Any]:
 
 
 def task_differences(results: Sequence[Result]) -> dict[str, list[str]]:
-    """The keys of the tasks in which runs differ, and each run's value; empty where a file does not say its task."""
+    """Returns the task keys in which runs differ, and each run's value; empty if a result does not contain its task."""
     tasks = [_keys(result) for result in results]
     if not all(tasks):
         return {}
@@ -198,7 +198,7 @@ def task_differences(results: Sequence[Result]) -> dict[str, list[str]]:
 
 
 def differ_by_seed(results: Sequence[Result]) -> bool:
-    """Whether these are repetitions of one run with other seeds."""
+    """Returns whether these are repetitions of one run with other seeds."""
     return (
         len(results) > 1
         and task_differences(results).keys() == {"seed"}
@@ -230,10 +230,10 @@ def _plain(each: MeanAccuracies) -> dict[str, Any]:
 def write_comparison(
     title: str, runs: Mapping[str, Result], reports: Mapping[str, str], path: Path, *, seen: Path | None = None
 ) -> None:
-    """The page, whole or not at all.
+    """Writes the page completely or not at all.
 
-    :param reports: of each run, where its own report is.
-    :param seen: the picture of `hushfleet invert`, where there is one.
+    :param reports: the place of each run's own report.
+    :param seen: the picture of `hushfleet invert`, if there is one.
 
     Raises `StoreError`.
     """
@@ -255,6 +255,6 @@ def write_comparison(
 
 
 def _bytes_a_round(result: Result) -> float | None:
-    # also of rounds with too few updates for a model, whose bytes are counted
+    # includes rounds with too few updates for a model, because their bytes are counted
     updates = sum(result.details.rounds_accepted) or sum(row.participants for row in result.rounds)
     return result.uplink_bytes / updates if updates and result.uplink_bytes else None

@@ -1,8 +1,8 @@
-"""One HTML page with interactive plots that needs nothing else: no network, no font, no second file.
+"""Makes one HTML page with interactive plots that needs nothing else: no network, no font, no second file.
 
 A page is a headline and sections, a section is a list of parts: plots, tables, facts, prose. The template turns them
-into HTML and escapes every text. Plotly's script is embedded once, where there is a plot. The content security policy
-allows no script but the page's own, so a text that came from a device can never run.
+into HTML and escapes every text. Plotly's script is embedded once, if there is a plot. The content security policy
+allows only the page's own scripts, so a text that came from a device can never run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Plot:
     """A chart with its title and a note below it.
 
     :param figure: its colours may be variables of the style sheet, such as `var(--c1)`.
-    :param wide: over the whole width of the page.
+    :param wide: whether it takes the whole width of the page.
     """
 
     kind: ClassVar = "plot"
@@ -42,7 +42,7 @@ class Plot:
     wide: bool = False
 
     def json(self) -> Markup:
-        """The figure as JSON that is safe inside of a script element."""
+        """Returns the figure as JSON that is safe inside a script element."""
         figure = go.Figure(self.figure)
         figure.layout.template = None
         return Markup(plotly.io.to_json(figure, validate=False))
@@ -63,7 +63,7 @@ class PageCell(str):
 class Table:
     """A table whose first `names` columns (1 or 2) are words and whose others are numbers.
 
-    :param folded: what to click on to see the table; empty: it is always seen.
+    :param folded: the text to click on to see the table; empty: it is always visible.
     """
 
     kind: ClassVar = "table"
@@ -85,7 +85,7 @@ class Facts:
 class Prose:
     """Paragraphs.
 
-    :param css: `note` for small print, `missing` where there are no data for a chart: see `present`.
+    :param css: `note` for small print, `missing` if there are no data for a chart: see `present`.
     """
 
     kind: ClassVar = "prose"
@@ -125,7 +125,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One image, as wide as it is.
+    """One image in its own width.
 
     :param png: base64.
     """
@@ -140,9 +140,9 @@ SectionPart = Plot | Table | Facts | Prose | Code | Pictures | Drawing
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, one plain sentence on what is to be seen, and what is to be seen.
+    """A heading, one plain sentence that explains the parts, and the parts.
 
-    :param folded: only the heading is seen until the reader clicks on it.
+    :param folded: only the heading is visible until the reader clicks on it.
     """
 
     anchor: str
@@ -153,12 +153,12 @@ class Section:
 
 
 def missing(words: str) -> Prose:
-    """Why there is no chart."""
+    """Returns a text that says why there is no chart."""
     return Prose([words], css="missing")
 
 
 def present(section: Section | None) -> Section | None:
-    """The section with what it has, and with a note on what is missing; None where that is all."""
+    """Returns the section with its existing parts and a note on missing ones; None if all parts are missing."""
     if section is None:
         return None
     parts = [part for part in section.parts if not (isinstance(part, Prose) and part.css == "missing")]
@@ -170,7 +170,7 @@ def present(section: Section | None) -> Section | None:
 
 
 def _spread(section: Section) -> Section:
-    """The section without empty halves: a plot that has nothing at its side spans the page."""
+    """Returns the section without empty halves: a plot without a part next to it takes the whole width."""
     parts, beside = list(section.parts), list[int]()
     for place, part in enumerate([*parts, None]):
         if (isinstance(part, Plot) and not part.wide) or (isinstance(part, Prose) and part.css != "note"):
@@ -183,7 +183,7 @@ def _spread(section: Section) -> Section:
 
 
 def label(text: str, *, longest: int = 24) -> str:
-    """A text from outside for a figure, which would take `<b>` for markup; too long a text loses its middle."""
+    """Escapes an external text for a figure, which would read `<b>` as markup; too long a text loses its middle."""
     if len(text) > longest:
         text = f"{text[: longest // 2 - 1]}\N{HORIZONTAL ELLIPSIS}{text[-(longest // 2) :]}"
     return escape(text, quote=False)
@@ -197,11 +197,11 @@ def page(
     answer: Sequence[str] = (),
     tiles: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """The HTML.
+    """Returns the HTML.
 
     :param under: one line below the title.
     :param answer: sentences that come first, the first of them in bold.
-    :param tiles: large numbers, which may be a `PageCell`, each with what it is.
+    :param tiles: large numbers, which may be a `PageCell`, each with its description.
     """
     plots = any(isinstance(part, Plot) for section in sections for part in section.parts)
     scripts = [*([Markup(plotly_script())] if plots else []), Markup(template("page.js"))]
@@ -219,7 +219,7 @@ def page(
 
 
 def plotly_script() -> str:
-    """Plotly's own code. Control characters in its texts, which HTML forbids, are written as escapes."""
+    """Returns Plotly's code. Control characters in its texts are written as escapes, because HTML forbids them."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", get_plotlyjs())
 
 
@@ -231,7 +231,7 @@ def _templates() -> Environment:
 
 
 def template(name: str) -> str:
-    """The text of a file beside the templates."""
+    """Returns the text of a file in the templates' folder."""
     environment = _templates()
     assert environment.loader is not None
     return environment.loader.get_source(environment, name)[0]

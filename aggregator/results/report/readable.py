@@ -21,7 +21,7 @@ LIFETIME = "over all tasks known to this aggregator"
 
 
 def number(value: float | None) -> str:
-    """Three figures, thousands grouped, infinity as its sign."""
+    """Formats three significant digits, with grouped thousands, and infinity as its sign."""
     if value is None:
         return NOT_MEASURED
     if math.isinf(value):
@@ -32,7 +32,7 @@ def number(value: float | None) -> str:
 
 
 def format_lifetime(lifetime: Lifetime) -> str:
-    """The same in the report, on the terminal and on a fleet's page."""
+    """Formats a lifetime in the same way for the report, the terminal and a fleet's page."""
     period = "".join(f"; {words}, as the aggregator counts" for words in (lifetime.period, lifetime.window) if words)
     return (
         f"epsilon_server {number(lifetime.epsilon_server)} (exchange {number(lifetime.exchange_server)}) {LIFETIME}"
@@ -41,12 +41,12 @@ def format_lifetime(lifetime: Lifetime) -> str:
 
 
 def percent(value: float | None) -> str:
-    """An accuracy or share: `87.3 %`."""
+    """Formats an accuracy or share: `87.3 %`."""
     return NOT_MEASURED if value is None else f"{100 * value:.1f}{NARROW}%"
 
 
 def spread(values: Sequence[float | None]) -> str:
-    """The mean of accuracies and their standard deviation: `87.3 % (sd 0.6)`."""
+    """Formats the mean of accuracies and their standard deviation: `87.3 % (sd 0.6)`."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return percent(known[0] if known else None)
@@ -54,7 +54,7 @@ def spread(values: Sequence[float | None]) -> str:
 
 
 def percent_up(value: float) -> str:
-    """A bound that must not be rounded down, and that says 100 % only when it is."""
+    """Formats an upper bound, which must not be rounded down; 100 % appears only for an exact 100 %."""
     if value < 0.999:
         return f"{math.ceil(1000 * value) / 10:.1f}{NARROW}%"
     if value >= 1:
@@ -64,14 +64,14 @@ def percent_up(value: float) -> str:
 
 
 def points(gain: float | None, unit: str = " points") -> str:
-    """A difference of accuracies in percentage points, with its sign: `+3.2 points`."""
+    """Formats a difference of accuracies in percentage points, with its sign: `+3.2 points`."""
     if gain is None:
         return NOT_MEASURED
     return f"{round(100 * gain, 1) + 0.0:+.1f}".replace("-", MINUS).replace("+0.0", "0.0") + unit
 
 
 def gained(gain: Gain | None, unit: str = " points") -> str:
-    """A gain with its standard error: `+3.2 ± 0.4 points`."""
+    """Formats a gain with its standard error: `+3.2 ± 0.4 points`."""
     if gain is None or gain.standard_error is None:
         return points(None if gain is None else gain.mean, unit)
     return f"{points(gain.mean, '')} ± {100 * gain.standard_error:.1f}{unit}"
@@ -86,7 +86,7 @@ def compared(row: EvaluationRow) -> str:
 
 
 def evaluated(row: EvaluationRow) -> str:
-    """The whole evaluation, in a sentence without its stop."""
+    """Formats the whole evaluation as a sentence without a full stop."""
     own, alone, shared, gaining = map(_with_error, (row.own, row.alone, row.shared, row.gaining))
     found = compared(row)
     return (
@@ -97,7 +97,7 @@ def evaluated(row: EvaluationRow) -> str:
 
 
 def statistic_lines(found: StatisticRow) -> list[str]:
-    """A line for each value: `leaf   412 ± 38`."""
+    """Returns a line for each value: `leaf   412 ± 38`."""
     width = max(map(len, found.names))
     shares = found.kind == "histogram"
     said = [_with_error(each) if shares else f"{number(each.value)} ± {number(each.error)}" for each in found.values]
@@ -109,7 +109,7 @@ def _with_error(found: WithError) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes in decimal units: `1.2 MB`."""
+    """Formats bytes in decimal units: `1.2 MB`."""
     if count is None:
         return NOT_MEASURED
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -120,7 +120,7 @@ def size(count: float | None) -> str:
 
 
 def ago(at: float | None, now: float) -> str:
-    """The time since a moment: `3 min ago`."""
+    """Formats the time since a moment: `3 min ago`."""
     if at is None:
         return "never"
     passed = max(0.0, now - at)
@@ -129,7 +129,7 @@ def ago(at: float | None, now: float) -> str:
 
 
 def from_to(values: list[int]) -> str:
-    """`160`, or `100 to 200`."""
+    """Formats the range of values: `160`, or `100 to 200`."""
     if not values:
         return "none"
     low, high = min(values), max(values)
@@ -137,7 +137,7 @@ def from_to(values: list[int]) -> str:
 
 
 def codec(wire: WireInfo) -> str:
-    """The form of updates: `quantized, step 0.5 of the noise`."""
+    """Describes the encoding of updates: `quantized, step 0.5 of the noise`."""
     if wire.step is None:
         return wire.codec
     unit = "the noise" if wire.step_unit == "noise" else "a layer's root mean square"
@@ -145,7 +145,7 @@ def codec(wire: WireInfo) -> str:
 
 
 def repeating(command: str) -> str:
-    """The command that runs it again, into a folder of its own, since the former one is taken."""
+    """Returns the command that runs it again without `--out`, because the old output folder is in use."""
     words = shlex.split(command)
     if words[:1] != ["hushfleet"]:
         return command

@@ -1,4 +1,4 @@
-"""The report's sections: each takes the result and returns charts, tables and words, or says what is missing."""
+"""Makes the report's sections: each takes the result and returns charts, tables and words, or says what is missing."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ MOST_TABLE_ROWS = 40
 MOST_LAYER_LINES = 4
 DASH = "\N{EN DASH}"
 _TRAINED = frozenset("lrx")
-"""The results of a round in which a device may have trained, and no update of it was accepted."""
+"""The outcomes of a round in which a device may have trained although no update of it was accepted."""
 
 
 def rounds_of(result: Result) -> list[int]:
-    """The numbers of the rounds: the x axis of most charts."""
+    """Returns the numbers of the rounds: the x axis of most charts."""
     return [row.round for row in result.rounds]
 
 
@@ -64,7 +64,7 @@ def accuracy(result: Result, headline: Headline) -> Section:
 
 
 def title_of(result: Result) -> str:
-    """The measure with a capital letter."""
+    """Returns the measure with a capital letter."""
     return result.details.measure[:1].upper() + result.details.measure[1:]
 
 
@@ -76,13 +76,13 @@ def course(result: Result) -> Section:
         ("Own models on the common test", detail.accuracy_own_common, 0),
         ("Own models on their own data", detail.accuracy_own_local, 1),
     ):
-        if sum(any(value is not None for value in row) for row in grid) > 1:  # of one round there is no course
+        if sum(any(value is not None for value in row) for row in grid) > 1:  # one round is no course
             parts.append(over(title, charts.per_device(detail.devices, xs, grid, color), "", **PERCENT))
     return Section("course", "Loss, and each device over rounds", "How training went.", parts, folded=True)
 
 
 def _accuracies(xs: Sequence[float], rows: Sequence[RoundRow | SweepPoint], headline: Headline) -> list[go.Scatter]:
-    """The three accuracies of runs or rounds, and what training alone reaches."""
+    """Returns lines of the three accuracies of runs or rounds, and of the accuracy of training alone."""
     alone = ((0, "common test", headline.common.alone), (1, "own data", headline.local.alone))
     return [
         line("own models, common test", xs, [row.accuracy_own_common for row in rows], 0),
@@ -161,7 +161,7 @@ def _times(count: int, reference: float) -> str:
 
 
 def seeds(result: Result) -> Section | None:
-    """The repetitions with other seeds; None if there are none."""
+    """Shows the repetitions with other seeds; returns None if there are none."""
     table = seed_table(result)
     lead = (
         "The same run with other seeds: other data on each device, another first model, other noise. * is the run "
@@ -172,7 +172,7 @@ def seeds(result: Result) -> Section | None:
 
 
 def privacy_sweep(result: Result, headline: Headline) -> Section | None:
-    """The repetitions with other noise; None if there are none."""
+    """Shows the repetitions with other noise; returns None if there are none."""
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
     title, lead = (
         f"{title_of(result)} against privacy",
@@ -195,7 +195,7 @@ def privacy_sweep(result: Result, headline: Headline) -> Section | None:
 
 
 def _log_x(xs: Sequence[float], guide: float | None) -> dict[str, Any]:
-    """A logarithmic axis of accuracies, with a dotted line at `guide` if it lies inside of what is drawn."""
+    """Returns a logarithmic x axis for accuracies, with a dotted line at `guide` if it lies inside the drawn range."""
     inside = guide is not None and xs and min(xs) <= guide <= max(xs)
     look = {"dash": "dot", "color": SOFT, "width": 1.5}
     dotted = {"x0": guide, "x1": guide, "y0": 0, "y1": 1, "yref": "paper", "line": look}
@@ -219,7 +219,7 @@ def _spent(result: Result, headline: Headline) -> SectionPart:
     if not finite:
         return missing("Epsilon over rounds was not recorded; the table of devices has the final numbers.")
     server = charts.per_device(detail.devices, xs, detail.epsilon_server, 1, "epsilon_server")
-    # dotted, since the two may be the same
+    # dotted, because the two may be the same
     release = charts.per_device(detail.devices, xs, detail.epsilon_release, 0, "epsilon_release", "dot")
     wide = max(finite) > 30 * min(finite)
     axis: dict[str, Any] = charts.log_axis("yaxis", finite) if wide else {"yaxis_rangemode": "tozero"}
@@ -271,7 +271,7 @@ def _privacy_facts(result: Result, headline: Headline) -> SectionPart:
 
 
 def _wraps(result: Result) -> str:
-    """Counts values that wrapped around, which cost accuracy and never privacy."""
+    """Counts values that may have wrapped around, which costs accuracy and never privacy."""
     wrapped = [row for row in result.rounds if row.suspected_wraps]
     where = f", in {len(wrapped)} of {len(result.rounds)} rounds" if wrapped else ""
     return f"{sum(row.suspected_wraps for row in wrapped):,}{where}"
@@ -304,7 +304,7 @@ def _by_layer(result: Result, grid: Sequence[Values], title: str, otherwise: str
 
 
 def labels(result: Result) -> Section | None:
-    """The labels of each device; None in the field, whose devices do not tell them."""
+    """Shows the labels of each device; returns None in the field, where devices do not report them."""
     detail = result.details
     counts = detail.label_counts
     if not counts:
@@ -368,8 +368,8 @@ def fleet(result: Result) -> Section:
 
 
 def _spent_unknown(result: Result) -> set[str]:
-    """The devices that may have paid for updates, and said so with none: a device tells its total with each that is
-    accepted."""
+    """Returns the devices that may have paid for updates but never reported it: a device reports its total only with an
+    accepted update."""
     trained = {*result.details.refusals}
     if timeline := result.details.fleet_timeline:
         of_each = zip(timeline.devices, timeline.outcomes, strict=True)
@@ -412,7 +412,7 @@ def run_facts(result: Result) -> Section:
 
 
 def _run_times(result: Result) -> list[tuple[str, str]]:
-    """When the rounds of a run in the field were, in UTC."""
+    """Returns the times of the rounds of a run in the field, in UTC."""
     times = [(row.opened_at, row.closed_at) for row in result.rounds if row.opened_at]
     return [("rounds", f"from {times[0][0]} to {times[-1][1]}; result.json has the times of each")] if times else []
 

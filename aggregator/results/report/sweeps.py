@@ -1,4 +1,4 @@
-"""The tables of a run's repetitions, at other noise and with other seeds: for the page and the terminal."""
+"""Makes the tables of a run's repetitions, with other noise and with other seeds, for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DASH = "\N{EN DASH}"
 
 
 def noise_table(result: Result) -> Table:
-    """A row for each noise, from the strongest protection to none; the run itself has an asterisk."""
+    """Returns a row for each noise level, from the strongest protection to none; the run itself has an asterisk."""
     runs = sorted(result.details.privacy_sweep, key=lambda run: run.epsilon_server)
     head = ("noise multiplier", "epsilon_server", "epsilon_release", "common test", "own data", "global", "gain")
     rows = [
@@ -32,7 +32,7 @@ def noise_table(result: Result) -> Table:
 
 
 def seed_table(result: Result) -> Table:
-    """A row for each seed, then the mean, the gain's with its standard error over seeds, and the standard deviation."""
+    """Returns a row per seed, then the mean, whose gain has a standard error over seeds, and the standard deviation."""
     runs, names = (
         result.details.seeds,
         {
@@ -64,14 +64,14 @@ def seed_table(result: Result) -> Table:
 
 
 def _mean_gain(result: Result, gain: Gain | None) -> PageCell:
-    """The mean over the seeds; as in a comparison, none where a model has learned nothing."""
+    """Returns the mean over the seeds; like in a comparison, none if a model has learned nothing."""
     if any(verdict_of(result, run) == "nothing" for run in result.details.seeds):
         return PageCell(VERDICTS["nothing"], "nothing")
     return PageCell(gained(gain, ""), "" if gain is None else gain.outcome)
 
 
 def cost_db(wire: WireInfo) -> str:
-    """Formats what a codec takes from the ratio of signal to noise, in dB."""
+    """Formats by how much a codec reduces the signal-to-noise ratio, in dB."""
     if wire.step is not None and wire.step_unit != "noise":
         return DASH
     added = codec_of(wire.codec).added_variance(wire.step or 0.0, 1.0)

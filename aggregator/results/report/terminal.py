@@ -1,4 +1,4 @@
-"""A report's table on a terminal."""
+"""Shows a report's table on a terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The report's section on the fleet over time: who was there, who worked, who came late, and where the time went.
+"""Makes the report's section on the fleet over time: which devices were present, worked or were late, and the times.
 
-A small fleet is a Gantt chart; in a long run it opens at the rounds around the worst. A large fleet, and a long run, is
-a matrix of rounds by devices, whose size is bounded. What a device does between two events of the log nobody knows.
+A small fleet is a Gantt chart; for a long run it opens at the rounds around the worst. A large fleet, or a long run, is
+a matrix of rounds by devices, whose size is bounded. The log does not show what a device does between two events.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ _WORST_FIRST = "rxdl-.a"
 _STACK: tuple[Activity, ...] = (
     "fetching", "training", "sending", "accepted", "ready", "late", "declined", "refused", "sleeping", "lost",
 )  # fmt: skip
-"""The states of a stack: work, waiting, what went wrong, who was away."""
+"""The order of states in a stack: work, waiting, failures, absence."""
 _THICKNESS = {"training": 0.8, "sending": 0.8, "accepted": 0.34, "ready": 0.2, "sleeping": 0.2, "lost": 0.2}
-"""Of a row's height, 0.5 for other states: a second sign beside the colour."""
+"""The thickness of a bar as a share of a row's height, 0.5 for other states: it shows the state without colour."""
 _DONE = {
     "kill": ("power cut", "crash"),
     "stop": ("switched off", "stopped"),
     "cut": ("network cut", "cut off"),
     "start": ("switched on", "started again"),
 }
-"""What a mark says of a device, and of a server."""
+"""The words of a mark, for a device and for a server."""
 
 
 def timeline_section(result: Result) -> Section | None:
-    """The section; None if the result has no timeline, or nothing happened in it."""
+    """Returns the section; None if the result has no timeline, or nothing happened in it."""
     timeline, boards = result.details.fleet_timeline, result.boards
     if timeline is None or not (timeline.timed or set("".join(timeline.outcomes)) - {"a"}):
         return None
@@ -86,9 +86,9 @@ def timeline_section(result: Result) -> Section | None:
 class Rows(NamedTuple):
     """The rows of a chart from top to bottom.
 
-    :param devices: places in the timeline's `devices`; None for the head of a board.
+    :param devices: indices in the timeline's `devices`; None for the head of a board.
     :param heads: the row of each head, and its words.
-    :param servers: rows above, for the broker and the aggregator where something happened to them.
+    :param servers: rows above, for the broker and the aggregator if something happened to them.
     """
 
     devices: list[int | None]
@@ -96,7 +96,7 @@ class Rows(NamedTuple):
     servers: dict[str, int]
 
     def layout(self, names: Sequence[str], *, row_px: float, shown: bool = True) -> dict[str, Any]:
-        """The height, the axis of names, and the heads over the rows."""
+        """Returns the height, the axis of names, and the heads over the rows."""
         ticks = {row: label(names[index], longest=16) for row, index in enumerate(self.devices) if index is not None}
         above = {row: target for target, row in self.servers.items()}
         ticks |= above if shown else {}
@@ -119,9 +119,9 @@ def rows_by_board(
     step: int = 1,
     head: int = 1,
 ) -> Rows:
-    """The devices by board, then by `key`; one in `step` of each board, and of a small board the middle one.
+    """Orders the devices by board, then by `key`; takes one in `step` of each board, for a small board the middle one.
 
-    :param head: how many rows a head takes; there is none where there is one board only.
+    :param head: how many rows a head takes; there is no head if there is only one board.
     """
     by_board: dict[str, list[int]] = {}
     for index in sorted(range(len(timeline.devices)), key=key):
@@ -141,7 +141,7 @@ def rows_by_board(
 class Span(NamedTuple):
     """An activity of a device, with its begin and end.
 
-    :param device: its place in the timeline's `devices`.
+    :param device: its index in the timeline's `devices`.
     """
 
     start_s: float
@@ -151,7 +151,7 @@ class Span(NamedTuple):
 
 
 def gantt(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
-    """A chart with a row for each device and a bar for each state. A long run opens at the rounds around the worst."""
+    """Returns a chart with a row per device and a bar per state. A long run opens at the rounds around the worst."""
     rounds, rows = timeline.rounds, rows_by_board(timeline, boards)
     start_s, end_s, notes = 0.0, timeline.end_s, []
     if len(rounds) > MOST_GANTT_ROUNDS:
@@ -191,7 +191,7 @@ def gantt(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
     numbers = _apart([(row.opened_s / unit_s, row.round) for row in rounds], (end_s - start_s) / unit_s / 40)
     words_above = {"mode": "text", "hoverinfo": "skip", "showlegend": False}
     traces.append(go.Scatter(x=list(numbers), y=[-1] * len(numbers), text=list(numbers.values()), **words_above))
-    edge_s = 0.01 * (end_s - start_s)  # where the numbers of the first and the last round have room
+    edge_s = 0.01 * (end_s - start_s)  # space for the numbers of the first and the last round
     view = [(start_s - edge_s) / unit_s, (end_s + edge_s) / unit_s]
     outage = {"yref": "paper", "y0": 0, "y1": 1, "fillcolor": "var(--refused)", "opacity": 0.16, "line_width": 0}
     layout = {
@@ -208,7 +208,7 @@ def gantt(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
 
 
 def time_unit(seconds: float) -> tuple[int, str]:
-    """The unit of a time axis in seconds, with which a run's length is a small number, and the axis's title."""
+    """Returns the unit of a time axis in seconds, so that a run's length is a small number, and the axis's title."""
     unit_s, name = (3600, "hours") if seconds > 3 * 3600 else (60, "minutes") if seconds > 600 else (1, "seconds")
     return unit_s, f"{name} since the run's start"
 
@@ -236,7 +236,7 @@ def _bars(timeline: FleetTimeline, rows: Rows, unit_s: int, spans: Sequence[Span
 
 
 def _apart(rounds: Iterable[tuple[float, int]], least: float) -> dict[float, int]:
-    """The rounds whose numbers have room beside each other, by where they stand."""
+    """Returns the rounds whose numbers have enough space next to each other, by their position."""
     kept: dict[float, int] = {}
     last = -math.inf
     for at, round_number in rounds:
@@ -246,7 +246,7 @@ def _apart(rounds: Iterable[tuple[float, int]], least: float) -> dict[float, int
 
 
 def _events(marks: Sequence[TimelineMark], places: Mapping[str, int], at: Callable[[float], float]) -> list[go.Scatter]:
-    """A triangle where something was done to a device or a server, and a line until it was undone."""
+    """Returns a triangle for each disturbance of a device or a server, and a line until it was undone."""
     shown = [mark for mark in marks if mark.target in places]
     if not shown:
         return []
@@ -281,9 +281,9 @@ def format_mark(mark: TimelineMark) -> str:
 
 
 def matrix(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
-    """A matrix with rounds in columns and devices in rows; a cell's colour is the outcome.
+    """Returns a matrix with rounds in columns and devices in rows; a cell's colour is the outcome.
 
-    Columns hold several rounds where there are many, rows are every so many devices.
+    With many rounds a column contains several of them; with many devices only one in `step` has a row.
     """
     step, binned = math.ceil(len(timeline.devices) / MOST_ROWS), math.ceil(len(timeline.rounds) / MOST_COLUMNS)
     is_named = len(timeline.devices) <= MOST_GANTT_DEVICES
@@ -334,19 +334,19 @@ def matrix(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
 
 
 def accepted_share(letters: str) -> float:
-    """Accepted updates as a share of all rounds in which the device was asked or away; 1 if there were none."""
+    """Returns accepted updates as a share of all rounds in which the device was asked or away; 1 if there were none."""
     counted = len(letters) - letters.count(".")
     return letters.count("a") / counted if counted else 1.0
 
 
 def binned_letters(letters: str, binned: int) -> str:
-    """The most frequent event in each `binned` rounds; the worse one of two that are equally frequent."""
+    """Returns the most frequent outcome in each `binned` rounds; the worse one of two that are equally frequent."""
     parts = [letters[n : n + binned] for n in range(0, len(letters), binned)]
     return "".join(max(sorted(set(part), key=_WORST_FIRST.index), key=part.count) for part in parts)
 
 
 def time_by_board(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
-    """A bar for each board: the seconds that its devices spend in each state in a mean round."""
+    """Returns a bar for each board: the seconds that its devices spend in each state in a mean round."""
     members: dict[str, list[int]] = {}
     for index, device in enumerate(timeline.devices):
         members.setdefault(boards.get(device, "unknown board"), []).append(index)
@@ -388,6 +388,6 @@ def time_by_board(timeline: FleetTimeline, boards: Mapping[str, str]) -> Plot:
 
 
 def mean_round(timeline: FleetTimeline, members: Sequence[int]) -> dict[Activity, float]:
-    """Seconds that these devices spend in each state, mean over them and over the rounds."""
+    """Returns the seconds that these devices spend in each state, as a mean over them and over the rounds."""
     rounds = len(timeline.rounds)
     return {state: fmean(timeline.seconds[index].get(state, 0.0) for index in members) / rounds for state in ACTIVITIES}

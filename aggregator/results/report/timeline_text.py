@@ -1,4 +1,4 @@
-"""The fleet over time in sentences: who was slow, late or away, and which round went worst."""
+"""Describes the fleet over time in sentences: which devices were slow, late or away, and which round was the worst."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTCOME_STATES: dict[str, tuple[Activity, str]] = {
     ".": ("ready", "not asked"),
     "-": ("absent", "away"),
 }
-"""Letter of an outcome: whose colour it has, and its name in a legend."""
+"""Letter of an outcome: the state whose colour it has, and its name in a legend."""
 
 
 def describe_timeline(timeline: FleetTimeline) -> str:
@@ -64,12 +64,12 @@ def _pace(timeline: FleetTimeline) -> str:
 
 
 def is_long_away(letters: str) -> bool:
-    """Whether a device that had been there was then away from two rounds in a row."""
+    """Returns whether a device that had been present was then away in two consecutive rounds."""
     return any(one in "x-" and other == "-" for one, other in pairwise(letters.lstrip("-")))
 
 
 def worst_round(timeline: FleetTimeline) -> int:
-    """The place of the round that went worst: fewest of those asked in time, then the longest."""
+    """Returns the index of the worst round: the one with the most asked devices that failed, then the longest."""
 
     def badness(place: int) -> tuple[int, float]:
         row = timeline.rounds[place]

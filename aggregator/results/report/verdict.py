@@ -1,10 +1,10 @@
-"""Words for a run's numbers: did federating pay, and does the epsilon mean anything?
+"""Describes a run's numbers in words: whether federating paid, and how much protection the epsilon means.
 
-The rules are written down, so that no report can be kinder than its numbers. A gain counts if the model has learned
+The rules are fixed here, so that no report can be better than its numbers. A gain counts if the model has learned
 anything, and if it is at least two standard errors over devices; else it is too close to call
 (`MeanAccuracies.verdict`).
 
-The word for an epsilon is that of `hushfleet.privacy.protection`, as everywhere.
+The word for an epsilon comes from `hushfleet.privacy.protection`, as everywhere.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ VERDICTS: dict[GainVerdict | None, str] = {
     "nothing": "learned nothing",
     None: "not measured",
 }
-"""In a cell of a table."""
+"""The words of a verdict in a cell of a table."""
 _TRUSTS: dict[TrustModel, str] = {
     "local": "nobody is trusted, since each device adds all of its noise itself",
     "secure-sum": "enough of the other devices are trusted to be honest",
@@ -69,22 +69,22 @@ SERVER_MEANINGS: dict[TrustModel, str] = {
     "as-published": "Protection against whoever sees a device's own updates: the aggregator, the broker, a tap on the "
     "wire. The mechanism is the paper's, and this number may be much larger than the one that the paper prints.",
 }
-"""What epsilon_server is, by trust model."""
+"""The meaning of epsilon_server, by trust model."""
 
 
 @dataclass(frozen=True)
 class Headline:
     """The headline's numbers; None: not measured.
 
-    :param rows: what is compared with training alone, by what it is called; the first two are `common` and `local`.
-    :param common: on the common test set; `local`: on each device's own data.
-    :param epsilon_server: the worst device's; likewise `epsilon_release`, which is None too where no round made a
-        model, and `delta` is the largest.
+    :param rows: names and accuracies that are compared with training alone; the first two are `common` and `local`.
+    :param common: accuracies on the common test set; `local`: on each device's own data.
+    :param epsilon_server: the epsilon of the worst device, like `epsilon_release`, which is also None if no round made
+        a model; `delta` is the largest one.
     :param unit: `device` or `record`: what the epsilons protect.
-    :param exchange_server: the worst device's, for exchanging one for another.
-    :param lifetime: of the device that has spent most over all tasks; None where it is not known.
-    :param raw_values: what leaves a device without noise, in words. Both epsilons are infinite then, and
-        `noised_server` and `noised_release` are what the noised values alone cost.
+    :param exchange_server: the epsilon of the worst device for exchanging one unit for another.
+    :param lifetime: lifetime spending of the device that has spent most over all tasks; None if it is not known.
+    :param raw_values: the values that leave a device without noise, in words. Both epsilons are then infinite, and
+        `noised_server` and `noised_release` are the cost of the noised values alone.
     """
 
     rows: tuple[tuple[str, MeanAccuracies], ...]
@@ -108,7 +108,7 @@ class Headline:
 
     @property
     def epsilons(self) -> tuple[tuple[str, str], ...]:
-        """The two numbers of this task with their names, for people; before them what was spent over all tasks."""
+        """The two epsilons of this task with their names, as texts; before them the spending over all tasks."""
         exchange = "" if self.exchange_server is None else f" (exchange {number(self.exchange_server)})"
         return (
             *([] if self.lifetime is None else [("spent in all", format_lifetime(self.lifetime))]),
@@ -118,7 +118,7 @@ class Headline:
 
 
 def judge(result: Result) -> Headline:
-    """The headline of a result: final accuracies, gains over training alone, worst-case epsilons."""
+    """Returns the headline of a result: final accuracies, gains over training alone, worst-case epsilons."""
     privacy, common, local = result.privacy, common_test(result), own_data(result)
     if result.details.own_heads:
         others = ("shared head, common test", "own heads, own data", "own heads, common test")
@@ -129,7 +129,7 @@ def judge(result: Result) -> Headline:
     return Headline(
         rows=tuple(zip(others, (common, local, third), strict=True)),
         epsilon_server=_largest(row.epsilon_server for row in privacy),
-        # of models: where none was made, 0 would look like protection
+        # an epsilon of models: if no model was made, 0 would look like protection
         epsilon_release=_largest(row.epsilon_release for row in privacy if any(r.participants for r in result.rounds)),
         delta=_largest(row.delta for row in privacy),
         unit=privacy[0].unit if privacy else None,
@@ -185,7 +185,7 @@ def answer(result: Result, headline: Headline) -> str:
 
 
 def _found(each: MeanAccuracies, where: str) -> str:
-    """The gain; of a model that has learned nothing its accuracy beside chance."""
+    """Describes the gain; for a model that has learned nothing, its accuracy and the accuracy of chance."""
     if each.verdict == "nothing":
         return f"{percent(each.federated)} {where}, where always giving the same answer reaches {percent(each.chance)}"
     return f"{gained(each.gain)} {where}"
@@ -222,7 +222,7 @@ def own_head_answer(result: Result) -> str:
 
 
 def lifetime_answer(result: Result, headline: Headline) -> str:
-    """The privacy loss of devices in all, or where a person finds it; empty for simulations, which have one task."""
+    """Describes the total privacy loss of devices, or where to find it; empty for simulations, which have one task."""
     if headline.lifetime is not None:
         return f"The board that has spent most stands at {format_lifetime(headline.lifetime)}."
     if result.engine != "field" or not result.privacy:
@@ -234,7 +234,7 @@ def lifetime_answer(result: Result, headline: Headline) -> str:
 
 
 def trust_answer(result: Result) -> str:
-    """Names the parties to trust for epsilon_server to hold; empty without noise, which promises nothing."""
+    """Names the parties that must be trusted so that epsilon_server holds; empty without noise."""
     if not result.noise_multiplier:
         return ""
     trust = trust_of(result)
@@ -243,7 +243,7 @@ def trust_answer(result: Result) -> str:
 
 
 def seen_by_server(sums: SumsInfo | None) -> str:
-    """The sentence of `server_sees` for a run with secure sums."""
+    """Returns the sentence of `server_sees` for a run with secure sums."""
     if sums is None:
         return server_sees(None)
     return server_sees(SumFacts(sums.roster_by, sums.keys_in_folder), min_devices=sums.min_devices)
@@ -290,7 +290,8 @@ def privacy_answer(headline: Headline, *, devices: int) -> str:
 
 
 def trade_answer(result: Result, headline: Headline) -> str:
-    """Says whether a gain on the common test set and more than negligible protection against the server coincide."""
+    """Says whether the run has both a gain on the common test set and more than negligible protection against the
+    server."""
     server, verdict, limit = headline.epsilon_server, headline.common.verdict, NEGLIGIBLE_ABOVE
     if server is None or verdict is None:
         return ""
@@ -321,7 +322,7 @@ def trade_answer(result: Result, headline: Headline) -> str:
 
 
 def further_answers(result: Result, headline: Headline) -> list[str]:
-    """The sentences after `answer`: own heads, privacy, trust, and both at once."""
+    """Returns the texts after `answer`: own heads, lifetime, privacy, trust, and gain together with privacy."""
     told = (
         own_head_answer(result),
         lifetime_answer(result, headline),
@@ -337,7 +338,7 @@ def gain_of(point: Repeated) -> Gain:
 
 
 def verdict_of(result: Result, point: Repeated) -> GainVerdict | None:
-    """The verdict on a point of a sweep, by the same rule as for the run itself."""
+    """Returns the verdict on a point of a sweep, by the same rule as for the run itself."""
     reached = point.accuracy_global if result.details.own_heads else point.accuracy_own_common
     images = result.details.common_test_images or 0
     verdict = MeanAccuracies(reached, None, chance=chance(result)[0], images=images).verdict
@@ -345,7 +346,7 @@ def verdict_of(result: Result, point: Repeated) -> GainVerdict | None:
 
 
 def received(result: Result) -> str:
-    """The bytes that devices fetched of the global models, and how much less it was than whole ones."""
+    """Describes the bytes of global models that devices fetched, and how much less it was than full models."""
     down = sum(row.downlink_bytes for row in result.rounds)
     # a whole model has as many bytes as an update of plain FedAvg
     whole = sum(value or 0 for value in result.details.float32_bytes)
