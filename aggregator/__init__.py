@@ -1,1 +1,1 @@
-"""The server beside the GPU: rounds, their store, the network around them, and the report."""
+"""The server on the GPU machine: rounds, their store, the network around them, and the report."""

@@ -37,9 +37,9 @@ devices = typer.Typer(
 
 @devices.command("list")
 def _list(run: _Run) -> None:
-    """Show the known devices, and who announced itself without being accepted.
+    """Show the known devices, and devices that announced themselves but were not accepted.
 
-    A device is `known` by a key that you gave, `pinned` by the first key that was seen of it, `expected` before that,
+    A device is `known` by a key that you gave, `pinned` by the first key that it showed, `expected` before that,
     or `blocked`.
     """
     from rich.console import Console
@@ -81,7 +81,7 @@ def _add(
 ) -> None:
     """Accept a device; also one that was blocked.
 
-    Leave the key away only where the broker's access list binds a device's topics to the name in its certificate.
+    Leave the key out only if the broker's access list binds a device's topics to the name in its certificate.
     """
     from hushfleet.aggregator.devices.devices_file import parse_key
     from hushfleet.aggregator.devices.register import KnownDevice
@@ -101,9 +101,9 @@ def _add(
 
 @devices.command("forget")
 def _forget(run: _Run, device: _Id) -> None:
-    """Forget a device and its key, say because its card was flashed anew. Add it again with its new key.
+    """Forget a device and its key, for example because its card was flashed again. Add it again with its new key.
 
-    The new card's privacy ledger is empty: count what the former one has spent as spent by the same data.
+    The new card's privacy ledger is empty: count what the old card has spent as spent by the same data.
     """
     with _opened(run) as register:
         if not register.forget(device):
@@ -117,7 +117,7 @@ def _block(
     device: _Id,
     reason: Annotated[str, typer.Option(help="Reason, shown in the list and in the device's log.")] = "by its operator",
 ) -> None:
-    """Ignore all messages of a device and refuse its updates from now on, in the open round, too."""
+    """Ignore all messages of a device and refuse its updates from now on, also in the open round."""
     from hushfleet.wire.format.topics import check_name
 
     check_name(device, "the device id")
@@ -134,11 +134,11 @@ def _roster(
     honest_fraction: Annotated[float, typer.Option(min=0.01, max=1, help="Least share of honest devices. Boards decline a task that assumes more.")] = HONEST_FRACTION,
     min_devices: Annotated[int, typer.Option(min=2, help="Fewest devices in a sum. Boards decline a task that opens smaller sums.")] = MIN_DEVICES,
 ) -> None:  # fmt: skip
-    """Write the list of devices for secure sums, to be signed: all that are accepted by a key that is known.
+    """Write the list of devices for secure sums, to be signed: all accepted devices whose key is known.
 
-    Signed by a key that the aggregator does not have (`hushfleet fleet key`), it is what boards can check (`device.roster_key` in DEVICE.toml):
-    nobody who runs the aggregator, or makes certificates, can then fill a sum with devices of their own, or count on
-    more honest ones than the operator does. Sign it where that key is, and give the result to the aggregator:
+    Boards can check the list if a key signs it that the aggregator does not have (`hushfleet fleet key`, and `device.roster_key` in DEVICE.toml):
+    nobody who runs the aggregator, or makes certificates, can then fill a sum with devices of their own, or assume
+    more honest devices than the operator does. Sign it on the machine with that key, and give the result to the aggregator:
 
     `hushfleet devices roster runs/field --out roster.unsigned`
 

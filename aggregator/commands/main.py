@@ -1,11 +1,11 @@
-"""The one command, `hushfleet`. Each part of the kit brings its own sub-commands by entry points.
+"""The one command, `hushfleet`. Each part of the kit adds its own sub-commands by entry points.
 
-An entry point of the group `hushfleet.commands` is a command's function, or a typer application with several. So the
-ground floor imports nothing above it, and a part whose packages are not installed is named, not an import error.
+An entry point of the group `hushfleet.commands` is a command's function, or a typer application with several commands.
+So the ground floor imports nothing above it, and a missing package is reported by name, not as an import error.
 
 A command is loaded when it is called, or when its options are completed. The list of commands, and the completion of
-their names, take their texts from the first lines of their modules. A command's module declares its options and imports
-what does the work when it is called: PyTorch alone takes seconds.
+their names, take their texts from the first lines of their modules. A command's module declares its options, and
+imports the modules that do the work only when it is called, because PyTorch alone takes seconds.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class _LoadedWhenCalled(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            error.message = error.message.replace("Value error, ", "")  # pydantic's, which typer passes on
+            error.message = error.message.replace("Value error, ", "")  # pydantic's prefix, which typer passes on
             raise
 
 
 def load_command(name: str) -> Any:
-    """Gives the click command of this name, with its options."""
+    """Returns the click command of this name, with its options."""
     entry, *_ = entry_points(group="hushfleet.commands", name=name)
     app, loaded = typer.Typer(rich_markup_mode=None), entry.load()
     if isinstance(loaded, typer.Typer):
@@ -70,7 +70,7 @@ def load_command(name: str) -> Any:
 
 
 def build_app() -> typer.Typer:
-    """Gives the application."""
+    """Returns the application."""
     app = typer.Typer(
         name="hushfleet",
         cls=_LoadedWhenCalled,
@@ -108,11 +108,11 @@ def _first_line(entry: EntryPoint) -> str:
 
 
 def _not_loaded() -> None:
-    """Stands for a command that was not called."""
+    """Takes the place of a command that was not called."""
 
 
 def main() -> None:
-    """Runs the `hushfleet` script; every error on purpose is one clear paragraph."""
+    """Runs the `hushfleet` script; every expected error is printed as one clear paragraph."""
     take_all_characters()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     came = _noted_interrupts()
@@ -127,7 +127,7 @@ def main() -> None:
             _print_error(f"this needs the package {error.name!r}; install it with: pip install 'hushfleet[server]'", 1)
         )
     except OSError as error:  # a full disk, a folder that may not be written to
-        named = error.filename2 or error.filename  # of two the one that was written to
+        named = error.filename2 or error.filename  # of two files the one that was written to
         if named is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         sys.exit(_print_error(f"{named}: {error.strerror}" if named else f"{error.strerror}; free some space", 1))
@@ -144,20 +144,20 @@ def main() -> None:
 
 
 def _code_of(came: list[int]) -> int:
-    """Gives the exit code that a shell gives a program ended by a signal: 130 for Ctrl-C, 143 for SIGTERM."""
+    """Returns the exit code that a shell gives a program ended by a signal: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + came[0] if came else INTERRUPTED
 
 
 def _noted_interrupts() -> list[int]:
-    """Grows by a signal's number with each Ctrl-C and each SIGTERM, which is to end a command in the same way.
+    """Returns a list that grows by the signal's number with each Ctrl-C and SIGTERM; both end a command the same way.
 
-    Compiled code makes an ImportError of a KeyboardInterrupt when it is imported, and a SystemError when it builds a
-    schema. Any other error after one of them is one of the work that follows it.
+    Compiled code turns a KeyboardInterrupt into an ImportError when it is imported, and into a SystemError when it
+    builds a schema. Any other error after such a signal comes from the work that follows it.
     """
     came: list[int] = []
 
     def unraisable(ignored: sys.UnraisableHookArgs) -> None:
-        """Sends a signal again that met a callback, such as that of a weak reference, which can raise nothing."""
+        """Sends a signal again if it came during a callback that cannot raise, such as one of a weak reference."""
         if not came or not issubclass(ignored.exc_type, KeyboardInterrupt):
             sys.__unraisablehook__(ignored)
             return
@@ -169,7 +169,7 @@ def _noted_interrupts() -> list[int]:
         came.append(number)
         signal.default_int_handler(number, frame)
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # in the background of a shell it is ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # SIGINT is ignored in the background of a shell
         signal.signal(signal.SIGINT, interrupt)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, interrupt)
@@ -178,7 +178,7 @@ def _noted_interrupts() -> list[int]:
 
 
 def _print_error(text: str, code: int) -> int:
-    from rich.console import Console  # most calls have no need of it
+    from rich.console import Console  # most calls do not need it
     from rich.markup import escape
 
     Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(text)}")

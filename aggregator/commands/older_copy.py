@@ -1,7 +1,7 @@
-"""Refuses to start an old copy of an aggregator, as after a move to another machine, while the broker remembers better.
+"""Refuses to start an old copy of an aggregator, such as after a move to another machine, if the broker reveals it.
 
-The broker retains the newest start of the key that devices have pinned. A copy that knows of earlier starts alone was
-left behind. Its own start would be newer than all, and devices would follow it.
+The broker retains the newest start of the key that devices have pinned. A copy that knows only earlier starts is
+outdated. Its own start would be newer than all others, and devices would follow it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkUp
 
 CONNECTS_IN_S = 5.0
 ANSWERS_IN_S = 1.0
-"""A broker sends what it retains at once. It may retain nothing: Mosquitto forgets it when it is restarted."""
+"""A broker sends retained messages immediately. It may retain none: Mosquitto forgets them when it is restarted."""
 
 
 def refuse_older_copy(link: Link, identity: Identity, *, federation: str, last: int, counter: Path) -> None:
-    """Raises `BadInput` where the broker retains a later start of this key than the last one here.
+    """Raises `BadInput` if the broker retains a later start of this key than the last one here.
 
-    :param link: a new one, which is closed.
+    :param link: a new link, which this function opens and closes.
     :param last: the number of the last start, from the file `counter`.
     """
     link.subscribe(Topics(federation).server)

@@ -1,8 +1,8 @@
 """`hushfleet privacy`: compute epsilon from noise, and noise from epsilon, for both adversaries.
 
-Two adversaries, always together. Client sampling counts for the release only: whoever sees a device's own
-bytes also sees whether it took part, so against the server a device is charged as if drawn every round. And
-two guesses: whether a unit was in or nothing (add or remove), and which of two units was in (exchange).
+It always shows two adversaries. Client sampling counts only for the release: an adversary who sees a device's own
+bytes also sees whether it took part, so against the server a device is charged as if it was drawn in every round. It
+also shows two guesses: whether a unit took part or not (add or remove), and which of two units took part (exchange).
 """
 
 from __future__ import annotations

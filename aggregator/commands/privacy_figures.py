@@ -1,4 +1,4 @@
-"""The figures of `hushfleet privacy`: what each adversary can learn, and the ring of a secure sum."""
+"""Computes the figures of `hushfleet privacy`: what each adversary can learn, and the ring of a secure sum."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class AdversaryView:
     """The knowledge of one adversary. An epsilon is inf without noise.
 
     :param epsilon: for adding or removing a unit.
-    :param epsilon_exchange: for exchanging one for another; None where the accountant does not know it.
-    :param meaning: of `epsilon`, in words.
+    :param epsilon_exchange: for exchanging one unit for another; None if the accountant cannot compute it.
+    :param meaning: the meaning of `epsilon`, in words.
     """
 
     adversary: str
@@ -73,7 +73,7 @@ def honest_of(least: int, devices: int, honest_fraction: float) -> int:
 
 
 def sums_of(multiplier: float, honest: int, devices: int, size: int) -> dict[str, float]:
-    """Gives the ring of a task with these numbers; lengths in its steps."""
+    """Returns the ring of a task with these numbers; lengths are in steps of the ring."""
     bits = least_bits(PRIMES, noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size)
     scale = scale_for(
         prime=PRIMES[bits], noise_multiplier=multiplier, honest_devices=honest, devices=devices, size=size
@@ -92,7 +92,7 @@ def sums_of(multiplier: float, honest: int, devices: int, size: int) -> dict[str
 def checked(
     both: tuple[AdversaryView, AdversaryView], rates: tuple[float, float], rounds: int, accountant: Accountant
 ) -> dict[str, Opinion]:
-    """Opacus' opinion on each finite epsilon, by its name. Raises `BadInput` where Opacus is not installed."""
+    """Returns Opacus' opinion on each finite epsilon, by name. Raises `BadInput` if Opacus is not installed."""
     try:
         return {
             f"epsilon_{view.adversary}": second_opinion(

@@ -19,7 +19,7 @@ def report(
 ) -> None:
     """Make the report of a run again from its result.json, and print its summary.
 
-    With what the server could see, where `hushfleet invert RUN/task.json --out RUN` has drawn it.
+    It shows what the server could see if `hushfleet invert RUN/task.json --out RUN` has drawn it.
 
     Example: `hushfleet report runs/demo`
     """

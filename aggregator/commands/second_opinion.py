@@ -1,8 +1,8 @@
-"""A second opinion on an epsilon: Opacus' two accountants, for the same steps as ours.
+"""Gets a second opinion on an epsilon from Opacus' two accountants, for the same steps as ours.
 
-Opacus knows Gaussian steps with Poisson sampling and the add-or-remove adjacency, which is all that a ledger charges.
-Steps of a secure sum are compared as Gaussians; `hushfleet.privacy.ring` says why they may stand for the sum.
-It takes seconds to import Opacus, so `second_opinion` alone does it; the aggregator calls it in a process of its own,
+Opacus supports Gaussian steps with Poisson sampling and the add-or-remove adjacency; a ledger charges nothing else.
+Steps of a secure sum are compared as Gaussians; `hushfleet.privacy.ring` says why this is valid for the sum.
+The import of Opacus takes seconds, so only `second_opinion` imports it; the aggregator calls it in a separate process
 while rounds begin (`check_in_background`).
 """
 
@@ -22,8 +22,8 @@ from hushfleet.privacy.accounting.step import Step
 from hushfleet.privacy.terms import Accountant
 
 TOLERANCE = 0.01
-"""Relative: more apart than that, the accountants are said to differ."""
-_PRV_PRECISION = 0.005  # of epsilon; Opacus' own default is 0.01 absolute
+"""The relative difference above which the accountants are reported to differ."""
+_PRV_PRECISION = 0.005  # relative to epsilon; Opacus' own default is 0.01 absolute
 _LARGEST_PRV = 500.0  # an epsilon above it overflows in Opacus' grid
 _TIMEOUT_S = 300
 
@@ -31,9 +31,9 @@ _TIMEOUT_S = 300
 class Opinion(NamedTuple):
     """Ours and Opacus' epsilon for the same steps.
 
-    :param charged: ours, which a ledger charges, by `accountant`.
-    :param rdp: by Opacus' `RDPAccountant`, an upper bound.
-    :param prv: lower and upper bound by its `PRVAccountant`; None where it gives none, and `why` says why.
+    :param charged: our epsilon, which a ledger charges, by `accountant`.
+    :param rdp: an upper bound by Opacus' `RDPAccountant`.
+    :param prv: lower and upper bound by its `PRVAccountant`; None if it returns none, and `why` says why.
     """
 
     charged: float
@@ -45,7 +45,7 @@ class Opinion(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether ours is not what Opacus' numbers allow, either way, by more than `TOLERANCE`."""
+        """Whether our epsilon is above or below the values that Opacus' numbers allow by more than `TOLERANCE`."""
         low, high = 1 - TOLERANCE, 1 + TOLERANCE
         if self.accountant == "rdp":
             return not low * self.rdp <= self.charged <= high * self.rdp
@@ -68,7 +68,7 @@ def second_opinion(steps: Sequence[Step], *, delta: float, charged: float, accou
     from opacus.accountants import PRVAccountant, RDPAccountant
 
     history = [(float(step.noise_multiplier), float(step.sample_rate), int(step.steps)) for step in steps]
-    with warnings.catch_warnings():  # of orders that could be more, and of log(0) at a sample rate of 1
+    with warnings.catch_warnings():  # warnings of more possible orders, and of log(0) at a sample rate of 1
         warnings.simplefilter("ignore")
         renyi = RDPAccountant()
         renyi.history = list(history)
@@ -79,7 +79,7 @@ def second_opinion(steps: Sequence[Step], *, delta: float, charged: float, accou
         prv.history = list(history)
         error, share = max(1e-3, _PRV_PRECISION * charged), delta / 1000
         try:
-            # It gives the upper bound, of delta - share. The lower one is that of delta + share, less both errors.
+            # It returns the upper bound for delta - share. The lower bound is that for delta + share minus both errors.
             upper = float(prv.get_epsilon(delta, eps_error=error, delta_error=share))
             at_more = float(prv.get_epsilon(delta + 2 * share, eps_error=error, delta_error=share))
         except (ValueError, RuntimeError, ArithmeticError, MemoryError) as failed:
@@ -93,9 +93,9 @@ def second_opinion(steps: Sequence[Step], *, delta: float, charged: float, accou
 def check_in_background(
     steps: Sequence[Step], *, delta: float, charged: float, accountant: Accountant, tell: Callable[[str, bool], None]
 ) -> threading.Thread:
-    """Says the second opinion when it is there. Nothing waits for it, and a failure is one line.
+    """Reports the second opinion when it is ready. Nothing waits for it, and a failure is one line.
 
-    :param tell: is called once, from another thread, with the words and whether the accountants differ.
+    :param tell: called once, from another thread, with the text and whether the accountants differ.
     """
     asked = {"steps": [list(step) for step in steps], "delta": delta, "charged": charged, "accountant": accountant}
 

@@ -25,8 +25,8 @@ class EvaluationSection(Checked):
 
     After the last training round, and after each `every` training rounds, each board tests its own head, a head trained
     alone and the shared model on samples that are never trained on, and answers with a few noised numbers. They are
-    summed like updates, and have a privacy cost of their own: `share` of the privacy budget, in the way in which
-    squared noise multipliers add up. Training has the rest, so that both together cost the task's epsilon.
+    summed like updates, and have a privacy cost of their own: `share` of the privacy budget, counted in inverse squared
+    noise multipliers, which add up. Training has the rest, so that both together cost the task's epsilon.
 
     `held_out` is the share of a board's samples that all training leaves out for the evaluation. A board's gain counts
     as `most_gain` at most, and the error is proportional to that: with 0.5 it is half as large, and the result is still

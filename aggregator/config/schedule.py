@@ -36,7 +36,7 @@ class ScheduleSection(Checked):
     `between` or `days`, a round opens in the first window this number of days later, no matter how late in its window
     the last round opened; without them, at the same time of day.
 
-    `between`: the window in which rounds are open, such as `"01:00-05:00"`; it may include midnight. A round that has
+    `between`: the window in which rounds are open, such as `"01:00-05:00"`; it may cross midnight. A round that has
     too few updates when its window ends is continued in the next window. Devices do not train between windows.
 
     `days`: the days on which a window begins, such as `["sat", "sun"]`; without `between` a window is the whole day.

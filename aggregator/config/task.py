@@ -234,7 +234,7 @@ class Task(Checked):
             ) from error
 
     def parts(self) -> Method:
-        """Returns the method's parts for a placeholder amount of noise if the real amount is not known yet."""
+        """Returns the method's parts, with a placeholder for the amount of noise if that is not known yet."""
         return self.method.parts(self._some_privacy(), self.round.rounds)
 
     def _some_privacy(self) -> PrivacySpec:
@@ -405,7 +405,7 @@ def _with_steps(task: Task, plain: dict[str, Any]) -> Task:
     privacy, rule = task.privacy, find_method(task.method.name).steps
     if rule is None or privacy.epsilon is None or privacy.unit == "record":
         return task
-    devices = math.sqrt(task.cohort_size * task.noise_split)  # with divided noise, so many have the same mean noise
+    devices = math.sqrt(task.cohort_size * task.noise_split)  # so many with divided noise have the same mean noise
     given = {"rounds": task.round.rounds} if "rounds" in plain.get("round", {}) else {}
     steps = rule(devices=devices, epsilon=privacy.epsilon, delta=task.delta, **given)
     if not given:

@@ -1,4 +1,4 @@
-"""The list of known devices that an operator keeps: a TOML file, or the folder of an earlier run.
+"""Reads an operator's list of known devices: a TOML file, or the folder of an earlier run.
 
 [devices]
 greenhouse-01 = "certificate"
@@ -36,7 +36,7 @@ def read_devices(path: Path) -> list[KnownDevice]:
 
 
 def parse_key(text: str, what: str) -> bytes:
-    """Parses a public key. Raises `BadInput` that names `what`."""
+    """Parses a public key. Raises `BadInput`, which names `what`."""
     try:
         key = bytes.fromhex(text)
     except ValueError:

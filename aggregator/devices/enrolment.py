@@ -1,10 +1,10 @@
-"""Decides who may take part: births of devices are compared with the register of known devices.
+"""Decides which devices may take part: births of devices are compared with the register of known devices.
 
-Closed enrolment, the default, accepts the devices of the register only. Open enrolment adds whoever comes, with the
-first key that is seen of an id. In both a key belongs to one id, and a blocked device stays out.
+Closed enrolment, the default, accepts only the devices of the register. Open enrolment adds every device that comes,
+with the first key that is seen for its id. In both a key belongs to one id, and a blocked device stays out.
 
-A birth of a device that is not accepted is dropped unread once a token bucket is empty. Of all others the signature
-is checked, and what many births change is committed in one transaction (`settle`).
+A birth of a device that is not accepted is dropped unread when a token bucket is empty. The signatures of all others
+are checked, and the changes of many births are committed in one transaction (`settle`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger("hushfleet.aggregator")
 
 
 class NotAccepted(BadSignature):
-    """A birth that is sound in itself, of a device that may not take part; its text is for the device's log.
+    """A valid birth of a device that must not take part; the error's text is for the device's log.
 
     :param public_key: the key that the device announced.
     """
@@ -46,12 +46,12 @@ class NotAccepted(BadSignature):
 
 
 class Changes(NamedTuple):
-    """Changes of devices since the last look.
+    """Changes of devices since the last call.
 
-    :param out: key and reason of those that were put out.
-    :param accepted: ids that are accepted now, or by another key, or whose birth could not be committed: what the
-        broker keeps of them is to be read again.
-    :param replaced: those that have come with another key.
+    :param out: key and reason of devices that were removed or blocked, by id.
+    :param accepted: ids that are accepted now, or with another key, or whose birth could not be committed: the
+        messages that the broker retains of them must be read again.
+    :param replaced: ids of devices that have come with another key.
     """
 
     out: dict[str, tuple[bytes, str]]
@@ -60,10 +60,10 @@ class Changes(NamedTuple):
 
 
 class TokenBucket:
-    """Limits a rate: what comes takes a token, and is refused where there is none.
+    """Limits a rate: each event takes a token, and is refused if there is none.
 
-    :param rate: tokens a second.
-    :param most: how many it holds, as it does at first.
+    :param rate: tokens per second.
+    :param most: the largest number of tokens, which is also the first one.
     """
 
     def __init__(self, rate: float, most: int, *, now: float) -> None:
@@ -81,11 +81,11 @@ class TokenBucket:
 
 
 class Enrolment:
-    """Decides whose births count.
+    """Decides which devices' births count.
 
-    :param store: of the run; devices of a run from before there were registers are known.
+    :param store: the run's store; if the run is older than registers, its devices count as known.
     :param register: opened by the caller, who also closes it.
-    :param closed: False accepts whoever comes.
+    :param closed: False accepts every device that comes.
     :param of_fleet: whether the register follows a fleet's folder, so that the fleet's commands change it.
     :param clock: monotonic seconds.
     :param wall: unix seconds.
@@ -114,15 +114,15 @@ class Enrolment:
         self._owners: dict[bytes, str] = {}
         self._out: dict[str, tuple[bytes, str]] = {}
         self._accepted: set[str] = set()
-        self._unheard: set[str] = set()  # of births that could not be committed
-        self._after_round: set[str] = set()  # of births that are refused because of the open round
+        self._unheard: set[str] = set()  # devices whose births could not be committed
+        self._after_round: set[str] = set()  # devices whose births are refused because of the open round
         self._sessions: dict[str, tuple[bytes, int]] = {}
         self._load()
-        self._accepted.clear()  # the broker sends the births of all at the start
+        self._accepted.clear()  # the broker sends all births at the start
         self._taken: list[Birth] = []
         self._unsaved: dict[str, Birth] = {}
         self._replaced: set[str] = set()
-        self._settled_new_keys: set[str] = set()  # of those, they are committed
+        self._settled_new_keys: set[str] = set()  # replaced devices whose births are committed
         self._taken_at = 0.0
         self._bucket = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())
         self._refused = {(birth.device, birth.public_key): birth for birth in reversed(register.refused_births())}
@@ -132,30 +132,30 @@ class Enrolment:
     # who is who
 
     def key(self, device: str) -> bytes | None:
-        """Returns the key of an accepted device, 32 bytes; None for all others, blocked ones among them."""
+        """Returns the key of an accepted device, 32 bytes; None for all others, also for blocked devices."""
         row = self._known.get(device)
         return row.public_key if row is not None and row.blocked is None else None
 
     def session(self, device: str) -> int:
-        """Gives the newest of the device with its present key; 0 before the first."""
+        """Returns the newest session of the device with its current key; 0 before the first."""
         key, session = self._sessions.get(device, (None, 0))
         return max(session, 0) if key == self.key(device) else 0
 
     def has_new_key(self, device: str) -> bool:
-        """Whether its birth with another key than before waits to be committed."""
+        """Returns whether a birth of the device with another key than before waits to be committed."""
         return device in self._replaced
 
     def waits(self, device: str) -> bool:
-        """Whether a birth of it was taken, and is to be committed with others."""
+        """Returns whether a birth of the device was taken, and waits to be committed with others."""
         return any(birth.device == device for birth in self._taken)
 
     def is_another(self, device: str) -> bool:
-        """Whether the one that announced itself last in this run had another key than is accepted now."""
+        """Returns whether the device's last birth in this run had another key than the one that is accepted now."""
         key, _ = self._sessions.get(device, (None, 0))
         return key is not None and key != self.key(device)
 
     def is_listed(self, device: str) -> bool:
-        """Whether the device is in the register, also as a blocked one."""
+        """Returns whether the device is in the register, also if it is blocked."""
         return device in self._known
 
     def roster(self) -> Roster | None:
@@ -166,14 +166,14 @@ class Enrolment:
 
     @property
     def count(self) -> int:
-        """How many devices may take part."""
+        """The number of devices that may take part."""
         return len(self._known) - self.blocked
 
     def block(self, device: str, reason: str) -> None:
-        """Blocks a device: its messages are ignored and its updates refused, in the open round, too. Raises
+        """Blocks a device: its messages are ignored and its updates refused, also in the open round. Raises
         `StoreError`.
 
-        The coordinator acts on it in its next step, as it does on `hushfleet devices block`.
+        The coordinator applies it in its next step, in the same way as `hushfleet devices block`.
         """
         self.register.block(device, reason)
         key, row = self.key(device), self._known.get(device, KnownDevice(device))
@@ -183,7 +183,7 @@ class Enrolment:
             self._out[device] = key, self._reason(device)
 
     def take_changes(self) -> Changes:
-        """Looks once a second whether the operator has changed the register, and says what has changed."""
+        """Returns what has changed; checks once a second whether the operator has changed the register."""
         now = self._clock()
         if now - self._refreshed_at >= REFRESH_S and not self._taken:
             self._refreshed_at = now
@@ -194,7 +194,7 @@ class Enrolment:
                 if self._is_stale:
                     self._load()
                     self._is_stale = False
-            except StoreError as error:  # must not end the run: what was known holds until the register can be read
+            except StoreError as error:  # must not end the run: the old state holds until the register can be read
                 log.warning("%s", error)
         changes = Changes(self._out, self._accepted, self._settled_new_keys)
         self._out, self._accepted, self._settled_new_keys = {}, set(), set()
@@ -218,17 +218,17 @@ class Enrolment:
 
     @property
     def due_at(self) -> float:
-        """When the births that were taken have waited for others long enough."""
+        """The time from which the taken births no longer wait for others; inf if there are none."""
         if not self._taken:
             return float("inf")
         is_enough = not self._unsaved or len(self._taken) >= MAX_BATCH
         return self._taken_at + (0.0 if is_enough else BATCH_S)
 
     def take(self, device: str, payload: bytes, *, federation: str) -> None:
-        """Takes a birth that came on the topic of `device`; it counts when `settle` has committed it.
+        """Takes a birth that came on the topic of `device`; it counts after `settle` has committed it.
 
-        Raises `NotAccepted` for a device that is to be told why, and `BadSignature` or `Malformed` for what is only
-        counted.
+        Raises `NotAccepted` if the device must receive the reason, and `BadSignature` or `Malformed` if the message is
+        only counted.
         """
         row, now = self._known.get(device), self._clock()
         if not self._may_be_accepted(row, payload):
@@ -243,7 +243,7 @@ class Enrolment:
         self._check(birth, row)
         key, session = self._sessions.get(device, (birth.public_key, -1))
         if key == birth.public_key and birth.session < session:
-            return  # a will that was overtaken by the next start
+            return  # a will that came after the device's next start
         if not self._taken:
             self._taken_at = now
         self._taken.append(birth)
@@ -257,9 +257,9 @@ class Enrolment:
             self._owners[birth.public_key] = device
 
     def settle(self) -> list[Birth]:
-        """Commits what the births change, all together, and gives them in their order. Raises `StoreError`.
+        """Commits the changes of all births together, and returns the births in their order. Raises `StoreError`.
 
-        Births that cannot be committed are forgotten, and asked for again by `Changes.accepted`.
+        Births that cannot be committed are dropped, and requested again by `Changes.accepted`.
         """
         births, unsaved, replaced = self._taken, self._unsaved, self._replaced
         self._taken, self._unsaved, self._replaced = [], {}, set()
@@ -277,7 +277,7 @@ class Enrolment:
         return [birth for birth in births if self.key(birth.device) == birth.public_key]
 
     def _enrolled_since(self, device: str) -> KnownDevice | None:
-        """Gives the register's row of a device that the last look, which may be a second old, did not find."""
+        """Returns the register's row of a device that was not there when the register was last read, up to 1 s ago."""
         try:
             row = self.register.device(device)
         except StoreError as error:
@@ -291,7 +291,7 @@ class Enrolment:
         return row
 
     def _may_be_accepted(self, row: KnownDevice | None, payload: bytes) -> bool:
-        """Checks before parsing that the birth holds an accepted key."""
+        """Checks before parsing that the birth contains an accepted key."""
         if row is None:
             return not self.closed
         return row.blocked is None and (row.public_key is None or row.public_key in payload)
@@ -316,7 +316,7 @@ class Enrolment:
         raise NotAccepted(device, key, reason)
 
     def _reason(self, device: str, key: bytes | None = None) -> str:
-        """Says why `device`, with `key`, may not take part."""
+        """Returns the reason why `device`, with `key`, must not take part."""
         row = self._known.get(device)
         if row is not None and row.blocked is not None:
             return f"this aggregator has blocked {device}: {row.blocked}"
@@ -338,7 +338,7 @@ class Enrolment:
         self._after_round = set()
 
     def note(self, *, force: bool = False) -> None:
-        """Writes the refused births for `hushfleet devices list`, every few seconds at most."""
+        """Writes the refused births for `hushfleet devices list`, at most every few seconds."""
         now = self._clock()
         if not self._has_news or (now - self._noted_at < NOTE_S and not force):
             return
@@ -352,7 +352,7 @@ class Enrolment:
 
     def _note_refused(self, birth: Birth) -> None:
         name = birth.device, birth.public_key
-        before = self._refused.pop(name, None)  # to the end: the first is the one that was silent longest
+        before = self._refused.pop(name, None)  # moves it to the end: the first one has been silent for longest
         if before is None and len(self._refused) >= MAX_REFUSED_BIRTHS:
             del self._refused[next(iter(self._refused))]
         self._refused[name] = RefusedBirth(*name, 1 if before is None else before.count + 1, self._wall())

@@ -1,10 +1,10 @@
-"""The devices that an aggregator accepts, in one small SQLite file in the run's folder.
+"""Keeps the devices that an aggregator accepts, in one small SQLite file in the run's folder.
 
-It is a file of its own because the operator changes it while the aggregator runs (`hushfleet devices`), and the run's
-store is locked by its one opener. Without a fleet the register is the truth about membership: the operator adds
-devices, or they come while enrolment is open. In a fleet it is derived from the fleet's registry by one function
-(`aggregator.fleet.access.derive_register`): the aggregator may neither read nor write the registry, since whoever can
-write it can admit boards. The run's store has no membership, only the session and the public state of each device.
+It is a separate file because the operator changes it while the aggregator runs (`hushfleet devices`), and the run's
+store is locked by the process that has it open. Without a fleet the register alone decides about membership: the
+operator adds devices, or they come while enrolment is open. In a fleet one function derives it from the fleet's
+registry (`aggregator.fleet.access.derive_register`): the aggregator may neither read nor write the registry, because
+anyone who can write it can admit boards. The run's store has only the session and public state of each device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hushfleet.sqlite_file import Row, SqliteFile
 SCHEMA_VERSION = 4
 FILE_NAME = "devices.sqlite"
 FILES = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
-"""With those that SQLite has beside it."""
+"""The register's file, and the files that SQLite keeps next to it."""
 
 _SCHEMA = """
 CREATE TABLE devices (
@@ -31,13 +31,13 @@ CREATE TABLE refused_births (
     PRIMARY KEY (id, public_key)
 ) WITHOUT ROWID;
 """
-# In a fleet: what each id has spent in all runs and with all its cards, as far as the aggregator knows.
+# In a fleet: the charges of each id in all runs and with all its cards, as far as the aggregator knows them.
 _CHARGES = """
 CREATE TABLE charges (
     id TEXT NOT NULL, task TEXT NOT NULL, round INTEGER NOT NULL, charge BLOB NOT NULL, PRIMARY KEY (id, task, round)
 ) WITHOUT ROWID
 """
-_NOTED_AT = "ALTER TABLE charges ADD COLUMN at INTEGER NOT NULL DEFAULT 0"  # unix seconds at which it was noted first
+_NOTED_AT = "ALTER TABLE charges ADD COLUMN at INTEGER NOT NULL DEFAULT 0"  # unix seconds at which it was first stored
 
 _UPGRADES = {
     1: (_CHARGES,),
@@ -45,7 +45,7 @@ _UPGRADES = {
         *(f"ALTER TABLE devices DROP COLUMN {name}" for name in ("board", "rounds", "last_seen")),
         "ALTER TABLE knocks RENAME TO refused_births",
     ),
-    3: (_NOTED_AT, "UPDATE charges SET at = strftime('%s', 'now')"),  # the day is not known: a period counts them all
+    3: (_NOTED_AT, "UPDATE charges SET at = strftime('%s', 'now')"),  # dates are not known: a period counts all charges
 }
 
 _SELECT = "SELECT id, public_key, pinned, blocked FROM devices"
@@ -56,7 +56,7 @@ class KnownDevice:
     """A device of the register.
 
     :param public_key: None: the broker's access list binds the id to a certificate, and no key was seen yet.
-    :param pinned: the key was taken at first sight, not given by the operator.
+    :param pinned: whether the key is the first one that was seen, and was not given by the operator.
     :param blocked: why it is blocked; None for a device that may take part.
     """
 
@@ -78,7 +78,7 @@ class KnownDevice:
 class RefusedBirth:
     """A device that asked to take part and was not accepted.
 
-    :param count: how often with this key.
+    :param count: how often it has asked with this key.
     :param last_seen: unix seconds.
     """
 
@@ -91,8 +91,8 @@ class RefusedBirth:
 class DeviceRegister(SqliteFile):
     """The register of a run folder. Many processes may have it open; each change is one transaction.
 
-    :param folder: made if it is not there, as the file is.
-    :param durable: False leaves syncing to the operating system: for simulations only.
+    :param folder: created, together with the file, if it does not exist.
+    :param durable: False leaves syncing to the operating system, for simulations only.
     :param wall: unix seconds.
 
     Raises `StoreError` for a file that is damaged or of another version.
@@ -117,11 +117,11 @@ class DeviceRegister(SqliteFile):
         return cls.file_of(folder).exists()
 
     def _data_version(self) -> Row | None:
-        """Changes after each change by another opener, and after no change of our own."""
+        """Returns a value that changes after each change by another process, and never after our own changes."""
         return self.row("PRAGMA data_version")
 
     def was_changed(self) -> bool:
-        """Whether another process has changed it since the last call."""
+        """Returns whether another process has changed the register since the last call."""
         before, self._seen_version = self._seen_version, self._data_version()
         return before != self._seen_version
 
@@ -138,9 +138,9 @@ class DeviceRegister(SqliteFile):
     def add(self, devices: Iterable[KnownDevice]) -> None:
         """Adds devices that the operator accepts, or has blocked.
 
-        One that is known already stays as it is, so that a list may be given again at each start; a key is added
-        where none was known. Raises `BadInput`, and adds none of them, where two devices would have one key, or a
-        device two keys.
+        A device that is known already stays unchanged, so that a list can be given again at each start; a key is added
+        if none was known. Raises `BadInput`, and adds no device, if two devices would have the same key, or one device
+        two keys.
         """
         with self.transaction():
             for new in devices:
@@ -163,7 +163,7 @@ class DeviceRegister(SqliteFile):
                 self.write("DELETE FROM refused_births WHERE id = ?", (device,))
 
     def take_over(self, devices: Iterable[KnownDevice]) -> None:
-        """Puts whole rows, as they are; those of devices that are known already stay."""
+        """Inserts whole rows unchanged; rows of devices that are known already stay."""
         with self.transaction():
             self.write_all(
                 "INSERT INTO devices (id, public_key, pinned, blocked) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -171,9 +171,9 @@ class DeviceRegister(SqliteFile):
             )
 
     def pin(self, keys: Mapping[str, bytes], *, may_add: bool) -> None:
-        """Notes keys that were seen for the first time, in one transaction.
+        """Stores keys that were seen for the first time, in one transaction.
 
-        :param may_add: also of devices that are not in the register.
+        :param may_add: whether to add devices that are not in the register.
         """
         with self.transaction():
             first_seen = "UPDATE devices SET public_key = ?2, pinned = 1 WHERE id = ?1 AND public_key IS NULL"
@@ -183,7 +183,7 @@ class DeviceRegister(SqliteFile):
                 self.write_all(added, keys.items())
 
     def forget(self, device: str) -> bool:
-        """Removes the device and its key; False if it was not there."""
+        """Removes the device and its key; returns False if it was not there."""
         return self.write("DELETE FROM devices WHERE id = ?", (device,)) > 0
 
     def block(self, device: str, reason: str) -> None:
@@ -194,15 +194,15 @@ class DeviceRegister(SqliteFile):
         )
 
     def unblock(self, device: str) -> bool:
-        """Lifts a block; False if there was none."""
+        """Lifts a block; returns False if there was none."""
         return self.write("UPDATE devices SET blocked = NULL WHERE id = ? AND blocked IS NOT NULL", (device,)) > 0
 
     # what was spent
 
     def note_charges(self, task: str, round: int, charges: Mapping[str, bytes], *, certain: bool) -> None:
-        """Notes the packed `Charge` of each device.
+        """Stores the packed `Charge` of each device.
 
-        :param certain: what it has spent indeed; else what it may have spent, which never replaces what is there.
+        :param certain: whether the device has spent it; if it only may have, a stored charge is never replaced.
         """
         do = "UPDATE SET charge = excluded.charge" if certain else "NOTHING"
         with self.transaction():
@@ -212,11 +212,11 @@ class DeviceRegister(SqliteFile):
             )
 
     def drop_charges(self, task: str, round: int, devices: Iterable[str]) -> None:
-        """Drops the charges of devices that have said, before they trained, that they would not."""
+        """Drops the charges of devices that declined before they trained."""
         self.drop_rounds(task, [(device, round) for device in devices])
 
     def drop_rounds(self, task: str, rounds: Iterable[tuple[str, int]]) -> None:
-        """Drops charges of a task, each by device and round, which nobody has spent."""
+        """Drops charges of a task that were not spent, given by device and round."""
         with self.transaction():
             self.write_all(
                 "DELETE FROM charges WHERE id = ? AND task = ? AND round = ?",
@@ -224,34 +224,34 @@ class DeviceRegister(SqliteFile):
             )
 
     def charges_between(self, task: str, device: str, after: int, before: int) -> list[tuple[int, bytes]]:
-        """Gives (round, packed `Charge`) of the rounds of a task, between two others, that are noted for a device."""
+        """Returns (round, packed `Charge`) of a device's stored charges of a task, for rounds between two others."""
         query = "SELECT round, charge FROM charges WHERE id = ? AND task = ? AND round > ? AND round < ?"
         return [(round, charge) for round, charge in self.rows(query, (device, task, after, before))]
 
     def charges(
         self, device: str, *, after: tuple[str, int] | None = None, at_most: int = -1
     ) -> list[tuple[str, int, bytes]]:
-        """Gives (task, round, packed `Charge`) of each round that was or may have been charged, by task and round.
+        """Returns (task, round, packed `Charge`) of each round that was or may have been charged, by task and round.
 
-        :param after: those after this task and round alone; :param at_most: the first so many of them, -1: all.
+        :param after: only charges after this task and round; :param at_most: at most this number of them, -1: all.
         """
         query = "SELECT task, round, charge FROM charges WHERE id = ? AND (task, round) > (?, ?) ORDER BY task, round"
         rows = self.rows(f"{query} LIMIT ?", (device, *(after or ("", -1)), at_most))
         return [(task, round, charge) for task, round, charge in rows]
 
     def charged_devices(self) -> list[str]:
-        """Gives the ids that have charges."""
+        """Returns the ids that have charges."""
         return [device for (device,) in self.rows("SELECT DISTINCT id FROM charges")]
 
     def first_charged_at(self, device: str) -> int:
-        """Gives when the first charge of the device was noted, unix seconds; 0 before it."""
+        """Returns when the first charge of the device was stored, unix seconds; 0 without charges."""
         return int(self.rows("SELECT MIN(at) FROM charges WHERE id = ?", (device,))[0][0] or 0)
 
     def charge_counts(self, device: str, *, since: int = 0, of: str | None = None) -> list[tuple[bytes, int]]:
-        """Gives each different packed `Charge` of the device, and how often it was charged.
+        """Returns each different packed `Charge` of the device, and how often it was charged.
 
-        :param since: those that were noted from then on, unix seconds.
-        :param of: with it, only charges of this task are left out for their time.
+        :param since: only charges that were stored at this time or later, unix seconds.
+        :param of: with a task here, `since` applies only to its charges, and all charges of other tasks count.
         """
         return [
             (packed, rounds)
@@ -264,7 +264,7 @@ class DeviceRegister(SqliteFile):
     # who was refused
 
     def put_refused_births(self, refused: Iterable[RefusedBirth]) -> None:
-        """Replaces all of them; those of devices that are accepted by now are left out."""
+        """Replaces all refused births, and leaves out those of devices that are now accepted."""
         with self.transaction():
             self.write("DELETE FROM refused_births")
             self.write_all(
@@ -274,7 +274,7 @@ class DeviceRegister(SqliteFile):
             )
 
     def refused_births(self) -> list[RefusedBirth]:
-        """Gives all, the latest first."""
+        """Returns all refused births, the latest first."""
         return [RefusedBirth(*row) for row in self.rows("SELECT * FROM refused_births ORDER BY last_seen DESC, id")]
 
 

@@ -1,4 +1,4 @@
-"""The roster of devices for secure sums, in a file that changes while the aggregator runs."""
+"""Reads the roster of devices for secure sums from a file that may change while the aggregator runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RosterFile:
         self._roster: Roster | None = None
 
     def current(self) -> Roster | None:
-        """Gives the newest roster that could be read; None where there is no file, or was none yet."""
+        """Returns the newest roster that could be read; None if there is no file, or no roster could be read yet."""
         try:
             status = self.path.stat()
             seen = status.st_mtime_ns, status.st_size, status.st_ino
@@ -36,7 +36,7 @@ class RosterFile:
 
 
 def last_signed(file: Path, operator: bytes) -> Roster | None:
-    """Reads the roster in `file`; None where there is none that this key has signed."""
+    """Reads the roster in `file`; returns None if there is none that this key has signed."""
     with contextlib.suppress(OSError, WireError):
         return Roster.from_bytes(file.read_bytes(), operator=operator)
     return None

@@ -1,7 +1,8 @@
-"""Signs a roster where the operator's key lies, which may be a machine that knows nothing else of the fleet.
+"""Signs a roster on the machine with the operator's key, which may have no other information about the fleet.
 
-A list to be signed is a roster without a signature, with the number at which it was written. The last list of each
-federation that a key has signed lies beside the key: changes are shown against it, and no older list is signed.
+A list to be signed is a roster without a signature, with the number under which it was written. The last list of each
+federation that a key has signed is stored next to the key: changes are shown relative to it, and no older list is
+signed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _MOST_AHEAD_S = 366 * 86400
 
 @dataclass(frozen=True)
 class RosterChanges:
-    """The differences of a roster from the one before it.
+    """The differences between a roster and the one before it.
 
-    :param added, removed, changed: ids of devices; `changed`: by another key.
-    :param limits: what else is another, in words.
+    :param added, removed, changed: ids of devices; `changed`: devices with another key.
+    :param limits: the other differences, in words.
     """
 
     added: tuple[str, ...]
@@ -36,7 +37,7 @@ class RosterChanges:
     def between(cls, before: RosterContent | None, after: RosterContent | None) -> RosterChanges:
         """Compares two lists.
 
-        :param before, after: None: a list of nobody.
+        :param before, after: None: an empty list.
         """
         old, new = _keys(before), _keys(after)
         limits = () if before is None or after is None else _limits(before, after)
@@ -52,9 +53,9 @@ class RosterChanges:
 
 
 class RosterSigner:
-    """Signs with the operator's key of `file`. The last list that it signed for a federation lies beside it.
+    """Signs with the operator's key in `file`. The last list that it signed for a federation is stored next to it.
 
-    Raises `BadInput` where there is no key, or where that list cannot be read: an older one could be signed again.
+    Raises `BadInput` if there is no key, or if that list cannot be read, because an older one could be signed again.
     """
 
     def __init__(self, file: Path, federation: str) -> None:
@@ -63,7 +64,7 @@ class RosterSigner:
         self.last = read_roster(self._last_file) if self._last_file.exists() else None
 
     def changes(self, wanted: Roster, *, now: float | None = None) -> RosterChanges:
-        """Gives the changes from the last list that was signed here. Raises `BadInput` for what must not be signed.
+        """Returns the changes since the last list that was signed here. Raises `BadInput` if it must not be signed.
 
         :param now: unix seconds; None: the clock.
         """
@@ -75,7 +76,7 @@ class RosterSigner:
                 f"list {wanted.number} is not newer than list {last}, the last that was signed here: it may bring back "
                 "boards that were locked out. Export again (hushfleet fleet roster export) and sign that"
             )
-        # whoever has the fleet's machine for a day must not use up the numbers of all later rosters
+        # an attacker who has the fleet's machine for a day must not use up the numbers of all later rosters
         if wanted.number > max(last, time.time() if now is None else now) + _MOST_AHEAD_S:
             raise BadInput(
                 f"the number of this list, {wanted.number}, is unix seconds, and more than a year ahead: set the clock "
@@ -84,7 +85,7 @@ class RosterSigner:
         return RosterChanges.between(self.last, wanted)
 
     def sign(self, wanted: Roster, out: Path) -> Roster:
-        """Signs the roster and writes it to `out`, after noting the list as the last.
+        """Signs the roster and writes it to `out`, after storing the list as the last one.
 
         Raises `BadInput` or `StoreError`.
         """

@@ -131,9 +131,9 @@ class PrivacyRow(JsonRecord):
     :param exchange_server: like epsilon_server, for exchanging one unit for another; null if the accountant cannot
         compute it. A round that was charged but never accepted counts like the accepted round with the least noise.
     :param lifetime: spending over all tasks; null without a fleet, because the aggregator then knows only this task.
-    :param raw_values: values that the method sends without noise, in words. If there are any, both epsilons are infinite.
-    :param noised_server: epsilon_server of the noised values alone, which a paper's accounting covers; `noised_release`:
-        the same for epsilon_release. Null if there are no raw values.
+    :param raw_values: values that the method sends without noise, in words. With any, both epsilons are infinite.
+    :param noised_server: epsilon_server of the noised values alone, which a paper's accounting covers; likewise
+        `noised_release`. Null if there are no raw values.
     """
 
     device: str
@@ -163,8 +163,8 @@ class WireInfo(JsonRecord):
 
 
 class Repeated(JsonRecord):
-    """The run with another setting; accuracies are the last measured ones. The gain is `accuracy_own_common` (if devices
-    have own heads: `accuracy_global`) minus the local-only accuracy, with its standard error over devices."""
+    """The run with another setting; accuracies are the last measured ones. The gain is `accuracy_own_common` (if
+    devices have own heads: `accuracy_global`) minus the local-only accuracy, with its standard error over devices."""
 
     accuracy_own_common: Fraction = None
     accuracy_own_local: Fraction = None
@@ -184,7 +184,7 @@ class SweepPoint(Repeated):
 class SeedPoint(Repeated):
     """The run repeated with another seed: other devices' data, first model and noise.
 
-    :param local_only_common: mean final accuracy of the devices when each trains alone; `local_only_local`: on own data.
+    :param local_only_common: mean final accuracy when each device trains alone; `local_only_local`: on own data.
     """
 
     seed: Count
@@ -205,7 +205,7 @@ class Rerun(JsonRecord):
 
     :param command: the command as typed.
     :param task: the task as a TOML file, with all changes by options.
-    :param digests: SHA-256 in hex by the name of its content: the task package, the images and labels of the simulation.
+    :param digests: SHA-256 in hex by the name of the input: the task package, the simulation's images and labels.
     :param commit: commit of Hushfleet's source tree; null if it was installed from a package.
     :param runtime: the runtime that computed the gradients; empty in the field.
     """
@@ -242,7 +242,7 @@ class Details(JsonRecord):
 
     Lists by round are in the order of `rounds`, lists by device of `devices`, lists by layer of `model.layers`.
 
-    :param score: what an accuracy counts if targets are not classes, such as "within 0.5 of the target"; empty: classes.
+    :param score: what an accuracy counts if targets are no classes, such as "within 0.5 of the target"; empty: classes.
     :param measure: the name of the score. In the file it replaces "accuracy" in keys that begin with "accuracy_".
     :param chance: for such targets, the accuracy of the best constant answer on all samples, and on own samples.
     """

@@ -1,4 +1,5 @@
-"""Writes the sentences on what the server of a run sees of its devices. Only this file has them; facts decide them."""
+"""Writes the sentences on what the server of a run sees of its devices. They follow from facts, and only this file has
+them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class SumFacts(Checked):
     keys_in_folder: tuple[str, ...] | None = None
 
     def or_worse(self, before: SumFacts | None) -> SumFacts:
-        """Merges the facts of an earlier start of the same run, because a key that was in the folder may have been used."""
+        """Merges the facts of an earlier start of the same run, because a key once in the folder may have been used."""
         if before is None or before.roster_by == "aggregator":
             return before or self
         keys = dict.fromkeys((*(before.keys_in_folder or ()), *(self.keys_in_folder or ())))

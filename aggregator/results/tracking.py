@@ -92,7 +92,7 @@ class _OwnMetrics:
         self._answered.add(device)
 
     def means(self, round: int) -> dict[str, float]:
-        """Returns the means over the devices that answered since the last call. A device may be rounds ahead of the log."""
+        """Returns the means over devices that answered since the last call. A device may be rounds ahead of the log."""
         for device in sorted(self._answered):
             tail = self._tails.setdefault(device, EventTail(self._folder / device / "metrics.jsonl"))
             for line in tail.read():

@@ -1,7 +1,7 @@
 """Makes the report of a run from its `Result` only: one HTML file that needs no other file.
 
-It begins with the answer to the question of every user, how much better federating is than training alone and how
-strong its privacy is, and then shows the course of the run.
+It begins with the answers to the questions of every user: how much better is federating than training alone, and how
+strong is its privacy? Then it shows the course of the run.
 """
 
 from __future__ import annotations

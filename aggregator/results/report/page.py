@@ -117,7 +117,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images beside each other."""
+    """Images next to each other."""
 
     kind: ClassVar = "pictures"
     pictures: Sequence[Picture]
@@ -183,7 +183,7 @@ def _spread(section: Section) -> Section:
 
 
 def label(text: str, *, longest: int = 24) -> str:
-    """Escapes an external text for a figure, which would read `<b>` as markup; too long a text loses its middle."""
+    """Escapes an external text for a figure, which would read `<b>` as markup; the middle of a long text is removed."""
     if len(text) > longest:
         text = f"{text[: longest // 2 - 1]}\N{HORIZONTAL ELLIPSIS}{text[-(longest // 2) :]}"
     return escape(text, quote=False)
