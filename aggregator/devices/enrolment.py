@@ -48,7 +48,7 @@ class NotAccepted(BadSignature):
 class Changes(NamedTuple):
     """Changes of devices since the last call.
 
-    :param out: key and reason of devices that were removed or blocked, by id.
+    :param out: former key and reason of devices that were removed, blocked or have another key, by id.
     :param accepted: ids that are accepted now, or with another key, or whose birth could not be committed: the
         messages that the broker retains of them must be read again.
     :param replaced: ids of devices that have come with another key.

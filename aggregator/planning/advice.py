@@ -165,13 +165,13 @@ class Advice:
         return None if self.answer == "yes" else f"{self.in_words}. See: hushfleet plan --help"
 
     def least_devices(self) -> int | None:
-        """Returns the fleet size from which on the answer is yes at this epsilon; None if there is none up to 100,000."""
+        """Returns the fleet size from which on the answer is yes at this epsilon; None if none up to 100,000 exists."""
         sizes = sorted({*range(2, 64), *map(int, np.geomspace(64, _MOST_DEVICES, 200))})
         place = self._first([replace(self.question, devices=size) for size in sizes])
         return None if place is None else sizes[place]
 
     def least_epsilon(self) -> float | None:
-        """Returns the epsilon from which on the answer is yes for this fleet; None if there is none up to 32."""
+        """Returns the epsilon from which on the answer is yes for this fleet; None if none up to 32 exists."""
         place = self._first([replace(self.question, epsilon=float(epsilon)) for epsilon in _EPSILONS])
         return None if place is None else float(_EPSILONS[place])
 

@@ -179,5 +179,5 @@ class _Spent:
 
 def _in_model(row: ChargeRow, released: float) -> float:
     """Returns the multiplier that protects the charge in the model. All devices' noise hides a device's contribution;
-    only its own noise hides its records, and it counts as the round's standard at most, whatever the device reports."""
+    only its own noise hides its records, and it counts as the round's standard at most, even if it reports more."""
     return min(row.noise_multiplier, released) if row.unit == "record" else released

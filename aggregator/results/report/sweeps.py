@@ -64,7 +64,7 @@ def seed_table(result: Result) -> Table:
 
 
 def _mean_gain(result: Result, gain: Gain | None) -> PageCell:
-    """Returns the mean over the seeds; like in a comparison, none if a model has learned nothing."""
+    """Returns the mean over the seeds; as in a comparison, there is none if a model has learned nothing."""
     if any(verdict_of(result, run) == "nothing" for run in result.details.seeds):
         return PageCell(VERDICTS["nothing"], "nothing")
     return PageCell(gained(gain, ""), "" if gain is None else gain.outcome)
