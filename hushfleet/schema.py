@@ -155,7 +155,7 @@ def _of_backslashes(error: ValueError, text: str) -> str:
 
 @cache
 def hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, with their constraints."""
+    """Returns the types of a dataclass's fields, with their constraints."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
@@ -302,7 +302,7 @@ def bare(kind: Any) -> Any:
 
 
 def _inner(kind: Any, step: str) -> Any:
-    """The type that `step` leads to; None if it is not known."""
+    """Returns the type that `step` leads to; None if it is not known."""
     kind = bare(kind)
     if dataclasses.is_dataclass(kind):
         return hints(kind).get(step)  # type: ignore[arg-type]

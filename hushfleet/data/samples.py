@@ -53,7 +53,7 @@ class LabelledSamples(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> LabelledSamples:
-        """The samples at `indices`, in that order."""
+        """Returns the samples at `indices`, in that order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ class Samples:
         return self.targets.learned(self.labels, self.x if self.targets.are_inputs else self.kept)
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> Samples:
-        """The samples at `indices`, in that order."""
+        """Returns the samples at `indices`, in that order."""
         return Samples(self.images[indices], self.labels[indices], self.mean, self.std, self.targets)
 
 
@@ -195,7 +195,7 @@ class FeatureSamples:
         return np.zeros(1, np.float32)
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> FeatureSamples:
-        """The samples at `indices`, in that order."""
+        """Returns the samples at `indices`, in that order."""
         return replace(self, features=self.features[indices], labels=self.labels[indices])
 
 

@@ -64,7 +64,7 @@ class _Source:
 
 
 def set_names() -> tuple[str, ...]:
-    """The names that `load` knows."""
+    """Returns the names that `load` knows."""
     return ("digits", *_SOURCES)
 
 

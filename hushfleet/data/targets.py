@@ -67,11 +67,11 @@ class Targets(Checked):
         return LOSSES[self.loss].of_inputs
 
     def outputs(self, class_names: Sequence[str], input_shape: Sequence[int]) -> int:
-        """The number of a network's outputs."""
+        """Returns the number of a network's outputs."""
         return math.prod(input_shape) if self.are_inputs else len(class_names)
 
     def objective(self, of_method: Objective) -> Objective:
-        """The objective whose gradient the task's graph computes.
+        """Returns the objective whose gradient the task's graph computes.
 
         :param of_method: the method's objective, which may be a distillation; distillation needs classes.
         """

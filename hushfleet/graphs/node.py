@@ -83,7 +83,7 @@ class Call:
         return len(self.node.outputs)
 
     def number(self, name: str, default: int = 0) -> int:
-        """Returns a whole number among the attributes; like the methods below, raises `GraphRefused` for other types."""
+        """Returns a whole number among the attributes. Methods here raise `GraphRefused` for other types."""
         return int(self._typed(name, int, default))
 
     def numbers(self, name: str) -> list[int] | None:

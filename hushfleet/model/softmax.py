@@ -32,10 +32,7 @@ class Rotated(NamedTuple):
 
 
 def rotated(features: np.ndarray) -> Rotated:
-    """Rotates features to their eigenbasis.
-
-    :param features: `[m, F]`, finite.
-    """
+    """Rotates finite features `[m, F]` to their eigenbasis."""
     wide = features.astype(np.float64)
     if len(wide) < wide.shape[1]:
         moments, images = np.linalg.eigh(wide @ wide.T)

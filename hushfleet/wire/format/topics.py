@@ -83,55 +83,55 @@ class Topics:
         self.all_wants = f"{self.prefix}/c/+/up/wants"
 
     def blob(self, digest: bytes) -> str:
-        """Topic of the chunks of the blob with this SHA-256 (32 bytes)."""
+        """Returns the topic of the chunks of the blob with this SHA-256 (32 bytes)."""
         if len(digest) != DIGEST_BYTES:
             raise BadInput(f"a blob's digest has {DIGEST_BYTES} bytes, not {len(digest)}")
         return f"{self.prefix}/blob/{digest.hex()}"
 
     def state(self, device: str) -> str:
-        """Topic of a device's presence, retained."""
+        """Returns the topic of a device's presence, retained."""
         return f"{self._client(device)}/up/state"
 
     def msg(self, device: str) -> str:
-        """Topic of a device's messages."""
+        """Returns the topic of a device's messages."""
         return f"{self._client(device)}/up/msg"
 
     def chunk(self, device: str) -> str:
-        """Topic of the chunks that a device sends."""
+        """Returns the topic of the chunks that a device sends."""
         return f"{self._client(device)}/up/chunk"
 
     def down(self, device: str) -> str:
-        """Topic of the messages to a device."""
+        """Returns the topic of the messages to a device."""
         return f"{self._client(device)}/down"
 
     # between a board and the fleet service
 
     def request(self, device: str) -> str:
-        """Topic on which a board without a certificate asks for one."""
+        """Returns the topic on which a board without a certificate asks for one."""
         return f"{self.prefix}/enrol/{check_name(device, 'the device id')}/up"
 
     def answer(self, device: str) -> str:
-        """Topic of the answer to such a request."""
+        """Returns the topic of the answer to such a request."""
         return f"{self.prefix}/enrol/{check_name(device, 'the device id')}/down"
 
     def renewal(self, device: str) -> str:
-        """Topic on which a board asks for a new certificate."""
+        """Returns the topic on which a board asks for a new certificate."""
         return f"{self._client(device)}/up/enrol"
 
     def health(self, device: str) -> str:
-        """Topic of a board's health."""
+        """Returns the topic of a board's health."""
         return f"{self._client(device)}/up/health"
 
     def wants(self, device: str) -> str:
-        """Topic on which a board asks the fleet service for chunks of a release."""
+        """Returns the topic on which a board asks the fleet service for chunks of a release."""
         return f"{self._client(device)}/up/wants"
 
     def fleet(self, device: str) -> str:
-        """Topic of the messages from the fleet service to one board."""
+        """Returns the topic of the messages from the fleet service to one board."""
         return f"{self._client(device)}/fleet"
 
     def release(self, digest: bytes) -> str:
-        """Topic of the chunks of the release with this SHA-256 (32 bytes)."""
+        """Returns the topic of the chunks of the release with this SHA-256 (32 bytes)."""
         return f"{self.prefix}/release/{digest.hex()}"
 
     def parse(self, topic: str) -> ParsedTopic:
