@@ -11,7 +11,7 @@ from hushfleet.errors import StoreFull
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool, mode: int | None = None) -> None:
-    """Writes a temporary file beside `path`, syncs it, renames it, and syncs the folder. Raises `StoreFull`.
+    """Writes a temporary file next to `path`, syncs it, renames it, and syncs the folder. Raises `StoreFull`.
 
     Creates the folder if it is missing. A reader sees the old file or the new one.
 

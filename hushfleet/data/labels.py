@@ -101,7 +101,7 @@ def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: s
 
 
 def class_names_of(labels: Sequence[np.ndarray], where: str) -> tuple[str, ...]:
-    """Returns the names that occur, in order; for whole numbers all from 0, if half of them occur. Raises `BadInput`."""
+    """Returns the names that occur, in order; for whole numbers all from 0, if half of them do. Raises `BadInput`."""
     for each in labels:
         check_present(each, where)
     kinds = {each.dtype.kind in "UO" for each in labels}

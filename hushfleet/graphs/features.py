@@ -95,7 +95,7 @@ class FeatureGraph:
             skipped += (f"sample {place}: it has no finite features" for place in places)
             return self._samples(features[fits], samples.labels[fits], samples.targets)
         if path is not None:
-            with contextlib.suppress(OSError):  # otherwise they are computed again next time
+            with contextlib.suppress(OSError):  # after an error they are computed again next time
                 write_cached(path, features.tobytes())
         return self._samples(features, samples.labels, samples.targets)
 
@@ -133,6 +133,6 @@ def _run(session: onnxruntime.InferenceSession, samples: Samples) -> np.ndarray:
     """Returns features `[n, count, 1, 1]`. Raises `GraphRefused`."""
     try:
         found: np.ndarray = session.run(["features"], {"x": samples.x})[0]
-    except Exception as error:  # the binding raises a class of its own for every kind of failure
+    except Exception as error:  # the binding raises its own class for every kind of failure
         raise GraphRefused(f"ONNX Runtime cannot compute features: {error}") from error
     return found[:, :, None, None]

@@ -113,7 +113,7 @@ class _BoundGraph:
     def run(self, binding: ort.IOBinding) -> None:
         try:
             self.session.run_with_iobinding(binding)
-        except Exception as error:  # the binding raises a class of its own for every kind of failure
+        except Exception as error:  # the binding raises its own class for every kind of failure
             raise GraphRefused(f"ONNX Runtime cannot execute the graph on this batch: {error}") from error
 
 

@@ -12,9 +12,10 @@ of a head on images that it was not fitted to. Twenty images are too few to choo
 averaged with weights exp(-both terms); the mean is a head again, because logits add up.
 
 A few images of equally frequent classes have different counts by chance. A head fitted to them learns these counts, and
-predicts the classes that happened to be frequent. `mix_of` estimates the true class mix. The difference of the counts
-from this mix is an offset in each fit, but not in the head (logit adjustment: Menon et al., Long-tail learning via
-logit adjustment, ICLR 2021). If the class shares really differ, `SHIFT` times the logarithm of the mix is added to H.
+predicts the classes that happened to be frequent. `mix_of` computes how likely chance explains the counts, and
+estimates the true class mix. The difference of the counts from this mix is an offset in each fit, but not in the head
+(logit adjustment: Menon et al., Long-tail learning via logit adjustment, ICLR 2021). If the class shares really differ,
+`SHIFT` times the logarithm of the mix is added to H.
 
 If H is noisy and the owner has named images without labels, their soft means are half of the head (`soft_means`).
 """

@@ -126,7 +126,7 @@ def _entry(name: str) -> tarfile.TarInfo:
 
 
 def read_head(file: BinaryIO) -> SignedManifest:
-    """Reads the head of an open release, whose signatures are not checked yet; the file then stands at the payload."""
+    """Reads the head of an open release; its signatures are not checked yet. The file is then at the payload."""
     start = file.read(START_BYTES)
     body, count = file.read(manifest_length(start)), file.read(1)
     return SignedManifest.from_bytes(start + body + count + file.read(signatures_length(count)))
@@ -184,7 +184,7 @@ def place(source: Path, releases: Path, *, trust: Trust | None) -> Manifest:
     version already exists, it is complete, and stays.
 
     :param trust: the keys that must have signed it; None: only the hash is checked, for the first start of a memory
-        card, which has no `cryptography`, and where the release is stored beside the keys that would verify it.
+        card: there is no `cryptography` yet, and the release and the keys to verify it are on the same card.
     Raises `BadSignature`, `Malformed`, `TooLarge`, `BadInput` for another platform, `StoreFull`.
     """
     releases.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from hushfleet.models.features.whitening import Whitening, add_unit_with_bias
 from hushfleet.models.onnx_nodes import Graph, without_traces
 
 Shape = tuple[int, int, int]
-_LARGE = 1024  # a constant with at least so many float values is converted to bytes
+_LARGE = 1024  # a constant with at least this many float values is converted to bytes
 
 
 @dataclass(frozen=True)

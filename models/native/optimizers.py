@@ -40,7 +40,7 @@ class NativeSGD(SGD):
         self._step, self._momentum_step = _library().sgd_step, _library().momentum_step
 
     def step(self, params: np.ndarray, gradient: np.ndarray) -> None:
-        """Moves `params [..., d]` in place. Raises ValueError for arrays that are not as said above."""
+        """Moves `params [..., d]` in place. Raises ValueError for other arrays (see the class)."""
         if not self.momentum:
             self._step(*_addresses(params, gradient), params.size, self.learning_rate)
             return
@@ -61,7 +61,7 @@ class NativeAdam(Adam):
         self._step = _library().adam_step
 
     def step(self, params: np.ndarray, gradient: np.ndarray) -> None:
-        """Moves `params [..., d]` in place. Raises ValueError for arrays that are not as said above."""
+        """Moves `params [..., d]` in place. Raises ValueError for other arrays (see the class)."""
         if self.first is None:
             self.first, self.second = np.zeros_like(params), np.zeros_like(params)
         addresses = _addresses(params, gradient, self.first, self.second)

@@ -107,7 +107,7 @@ class DifferenceRef(NamedTuple):
 
 @dataclass(frozen=True)
 class SecurePlan(Checked):
-    """The parameters of a round's secure sum: they determine who takes part, whatever the size of the fleet.
+    """The parameters of a round's secure sum: they determine the devices that take part, for a fleet of any size.
 
     :param roster: the blob that lists devices and keys (`hushfleet.secure.roster`).
     :param rate: the probability that a device of the roster is in the cohort. The roster and the round determine the
@@ -137,7 +137,7 @@ class RoundPlan(Checked):
     :param epoch: the epoch of the announcing aggregator, as in `ServerState`; 0 in a simulation without a network.
     :param secure: the plan of a round with a secure sum, which names no device: `cohort` is empty.
     :param max_staleness: for a buffered round, which names no device either, because any device may take part: an
-        update that is up to so many rounds older is still accepted. 0: the round is not buffered.
+        update that is at most this many rounds older is still accepted. 0: the round is not buffered.
     """
 
     task: TaskId
