@@ -163,7 +163,7 @@ class SecureSpec(Checked):
 
     :param bits: bits of a value on the wire; the sum is taken modulo the largest prime that fits.
     :param min_devices: the sum of fewer devices is never opened.
-    :param honest_devices: the number of devices whose noise is relied on; each adds one of this many parts of it.
+    :param honest_devices: the number of devices in a sum whose noise is relied on; each adds 1/honest_devices of it.
     :param honest_fraction: the minimum share of honest devices in the roster; determines the committee's size.
     """
 

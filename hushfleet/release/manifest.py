@@ -62,7 +62,7 @@ class Manifest:
     :param arch: `aarch64`, or another value of `platform.machine()`.
     :param oldest_store: the oldest schema of a board's store that it can upgrade.
     :param store: the schema after the upgrade.
-    :param downgrade_from: newer versions from which a board may change to this older one; usually empty.
+    :param downgrade_from: versions from which a board may go to this one, even if it has had a newer one; mostly empty.
     :param downgrade_serial: rises with each such permission, so that older permissions end: unix seconds of the
         signing. 0 if `downgrade_from` is empty.
     :param wheels: file name -> SHA-256 (hex) of each wheel in the payload. Boards do not use it, because
