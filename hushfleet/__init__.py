@@ -1,7 +1,7 @@
-"""Hushfleet's ground floor: what a device and the aggregator must agree on.
+"""Hushfleet's base package: code that the device and the aggregator share.
 
-Nothing here imports PyTorch or a network model, so a board can import all of it. The names of `__all__` are the Python
-API, for scripts and notebooks (docs/python.md); they are imported when they are used.
+Nothing here imports PyTorch or a network model, so a board can import all of it. The names in `__all__` are the Python
+API for scripts and notebooks (docs/python.md). Each name is imported at its first use.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from hushfleet.simulator.api import Task, events, simulate, task
     from hushfleet.simulator.runs import Comparison, Run, compare, open_run
 
-# ONNX Runtime reads it when it is imported. It would report to its maker, over the internet: an id of the machine, how
-# many runs of which batch size took how long, and messages of errors, which may name a label.
+# ONNX Runtime reads this variable at import. Without it, ONNX Runtime sends telemetry to its vendor over the internet:
+# a machine id, run counts and durations by batch size, and error messages, which may contain a label.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 __version__ = "0.3.0"

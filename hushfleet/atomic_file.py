@@ -1,4 +1,4 @@
-"""A file that is there whole or not at all, whenever the process or the machine dies."""
+"""Writes a file atomically: it is there whole or not at all, even if the process or the machine dies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hushfleet.errors import StoreFull
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool, mode: int | None = None) -> None:
-    """Writes beside the place, syncs, renames, and syncs the folder, which is made. Raises `StoreFull`.
+    """Writes a temporary file next to `path`, syncs it, renames it, and syncs the folder. Raises `StoreFull`.
 
-    A reader sees the old file or the new one.
+    Creates the folder if it is missing. A reader sees the old file or the new one.
 
     :param durable: False leaves syncing to the operating system: for simulations only.
-    :param mode: permissions, such as 0o600 for a secret, whatever the umask; nobody else can open the file before.
+    :param mode: permissions, such as 0o600 for a secret, whatever the umask; nobody else can open the file earlier.
     """
     part = path.with_name(f"{path.name}.part")
     try:
@@ -41,7 +41,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool, mode: int | None = No
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs a folder: new, renamed and deleted entries survive a power cut from now on. Raises `OSError`."""
+    """Syncs a folder, so that its new, renamed and deleted entries survive a power cut. Raises `OSError`."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

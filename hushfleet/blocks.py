@@ -1,8 +1,8 @@
-"""A long vector in pieces that fit the cache.
+"""Splits a long vector into pieces that fit the cache.
 
-An elementwise chain over a million entries is bound by memory traffic: ten passes over 5 MB each miss the
-cache ten times. The same chain over one piece after the other misses it once, and its temporaries stay
-small, on a board's 512 MB as well.
+Memory traffic limits a chain of elementwise operations over a million entries: ten passes over 5 MB miss
+the cache ten times. The same chain over one piece after the other misses it once, and its temporary arrays
+stay small, which also suits a board with 512 MB.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK = 1 << 15
 
 
 def blocks(array: Any) -> Iterator[slice]:
-    """Slices of the trailing axis; one slice for an accelerator, whose kernels want it whole."""
+    """Yields slices of the last axis; an accelerator gets one slice, because its kernels work best on the whole."""
     size = array.shape[-1]
     on_host = array_api.is_numpy_array(array) or array.device.type == "cpu"
     step = BLOCK if on_host else max(size, 1)

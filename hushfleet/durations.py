@@ -1,4 +1,4 @@
-"""Durations as people write them in configuration files: `90d`, `24h`, `30min`."""
+"""Reads and writes durations in the form that configuration files use: `90d`, `24h`, `30min`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def duration_s(text: str) -> float:
-    """Converts a text such as `90d` to seconds. Raises `ValueError` for anything else, and for zero."""
+    """Converts a text such as `90d` to seconds. Raises `ValueError` for any other text, and for zero."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h|d|w)", text)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not 0 < seconds < math.inf:
@@ -20,7 +20,7 @@ def duration_s(text: str) -> float:
 
 
 def describe_duration(seconds: float) -> str:
-    """Returns a duration in words, in the largest unit up to days that it has one of: `90 days`, `1.5 hours`."""
+    """Returns a duration in words, in the largest unit (at most days) in which it is at least 1: `1.5 hours`."""
     units = {"day": 86400.0, "hour": 3600.0, "minute": 60.0, "second": 1.0}
     unit = next((unit for unit, length in units.items() if seconds >= length), "second")
     number = seconds / units[unit]

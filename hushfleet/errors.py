@@ -1,4 +1,4 @@
-"""Every error that Hushfleet raises on purpose, as one tree.
+"""Defines every error that Hushfleet raises on purpose, as one tree.
 
 HushfleetError                  exit code 1
 ├── BadInput                    exit code 2: a file, flag or value that a person can correct
@@ -7,15 +7,15 @@ HushfleetError                  exit code 1
 │   ├── BudgetExceeded          the round would spend more than the device's owner allows
 │   └── LedgerError             the ledger cannot be trusted or written
 ├── StoreError                  the store on disk is corrupt, full or not writable
-│   ├── StoreFull               there is no room; it may be tried again
-│   └── LostStore               exit code 2: a device's store, and its ledger with it, is gone, empty or damaged
+│   ├── StoreFull               there is no room; the operation may be tried again
+│   └── LostStore               exit code 2: a device's store, with its ledger, is gone, empty or damaged
 ├── CopiedStore                 exit code 2: a device's store is an old copy, or one of two
-└── WireError                   something wrong with what came, or could not go, over the wire
+└── WireError                   received data is wrong, or data could not be sent
     ├── Malformed               bytes that do not parse, or break a rule of docs/wire.md
     │   ├── NotFinite           an update with a value that is infinite or not a number
     │   └── OtherVersion        a message of a sender with another version of the wire format
     ├── TooLarge                a length above its cap
-    ├── BadSignature            the sender is not who the topic says
+    ├── BadSignature            the sender is not the one that the topic names
     ├── Replayed                an earlier message of the right sender, published again
     └── LinkLost                there is no connection to the broker at present
 
@@ -58,23 +58,23 @@ class StoreError(HushfleetError):
 
 
 class StoreFull(StoreError):
-    """The disk has no room for what was to be written; nothing of it was, and it may be tried again."""
+    """The disk has no room for the data; nothing was written, and the write may be tried again."""
 
 
 class LostStore(StoreError):
-    """A device's store is gone, empty or damaged, and its ledger with it; a new one would count from zero."""
+    """A device's store, with its ledger, is gone, empty or damaged; a new ledger would count from zero."""
 
     exit_code = 2
 
 
 class CopiedStore(HushfleetError):
-    """A device's store is an older copy of itself, or another client uses a copy of it; it must not train."""
+    """A device's store is an older copy of itself, or another client uses a copy of it; the device must not train."""
 
     exit_code = 2
 
 
 class WireError(HushfleetError):
-    """Base of what goes wrong between device and aggregator."""
+    """Base of errors in the communication between device and aggregator."""
 
 
 class Malformed(WireError):

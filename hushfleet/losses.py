@@ -1,16 +1,16 @@
-"""The losses that a network can learn by, each one value in `LOSSES`: targets, formula, and which answers are right.
+"""Defines the losses for training, each one value in `LOSSES`: targets, formula, and which answers are right.
 
 | loss | targets | a sample's loss | right |
 |---|---|---|---|
 | `cross-entropy` | a class, int64 `[n]` | -log softmax, of its class | the class of the largest output |
 | `binary` | float32 `[n, outputs]` of 0 and 1 | mean binary cross-entropy of outputs | yes or no in all outputs |
 | `squared` | float32 `[n, outputs]` | mean squared error of outputs, not halved | all outputs within the tolerance |
-| `huber` | float32 `[n, outputs]` | mean Huber loss of outputs, which turns linear at an error of 1 | as `squared` |
+| `huber` | float32 `[n, outputs]` | mean Huber loss of outputs, linear above an error of 1 | same as `squared` |
 | `reconstruction` | the sample itself, float32 `[n, values]` | mean squared error | see `Reconstruction` |
 
-A new loss is a class below and its place in `LOSSES`: tasks, boards, every runtime and the report follow. `each` is
-written once for NumPy and PyTorch. Boards and compiled programs have no automatic differentiation and take the slope
-from it; PyTorch and exported graphs differentiate the value.
+To add a loss, write a class below and add it to `LOSSES`: tasks, boards, every runtime and the report then have it.
+`each` is written once for NumPy and PyTorch. Boards and compiled programs have no automatic differentiation, so they
+use the slope that it returns; PyTorch and exported graphs differentiate the value.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PASSES = 3  # over the outputs, in the search for the best constant
 
 
 class Loss:
-    """A loss of targets float32 `[n, outputs]`, which is the mean of the losses of the outputs.
+    """A loss for targets float32 `[n, outputs]`: the mean of the losses of the outputs.
 
     :cvar of_classes: the targets are classes, int64 `[n]`.
-    :cvar of_numbers: the targets have a unit, in which they may be scaled, and a tolerance.
-    :cvar of_inputs: the targets are the network's inputs; labels, where there are any, say which samples are faults.
-    :cvar measure: the name of the score of a model.
+    :cvar of_numbers: the targets have a unit, so they may be scaled, and a tolerance.
+    :cvar of_inputs: the targets are the network's inputs; labels, if there are any, say which samples are faults.
+    :cvar measure: the name of a model's score.
     """
 
     name: ClassVar[str]
@@ -45,20 +45,20 @@ class Loss:
     """Describes targets that do not `fit`."""
 
     def each(self, outputs: Array, y: Array) -> tuple[Array, Array]:
-        """The loss of each output `[B, C]`, and its derivative by that output; NumPy or PyTorch."""
+        """Returns the loss of each output `[B, C]`, and its derivative by that output; NumPy or PyTorch."""
         raise NotImplementedError
 
     def losses_and_slopes(self, outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Each sample's loss float64 `[B]`, and its derivative by the outputs, float64 `[B, C]`."""
+        """Returns each sample's loss float64 `[B]`, and its derivative by the outputs, float64 `[B, C]`."""
         losses, slopes = self.each(outputs, y)
         return losses.mean(1), slopes / outputs.shape[1]
 
     def blank(self, count: int, outputs: int) -> np.ndarray:
-        """Zeros in place of targets that are not known."""
+        """Returns zeros in place of unknown targets."""
         return np.zeros((count, outputs), np.float32)
 
     def random(self, count: int, outputs: int, rng: np.random.Generator) -> np.ndarray:
-        """Targets to try a gradient with."""
+        """Returns random targets for a trial of a gradient."""
         raise NotImplementedError
 
     def fit(self, targets: np.ndarray) -> np.ndarray:
@@ -66,7 +66,7 @@ class Loss:
         raise NotImplementedError
 
     def predicted(self, outputs: np.ndarray) -> np.ndarray:
-        """The answers that a network's outputs float64 `[n, outputs]` stand for: probabilities, or numbers."""
+        """Converts a network's outputs float64 `[n, outputs]` to predictions: probabilities, or numbers."""
         return outputs
 
     def right(self, outputs: np.ndarray, targets: np.ndarray, reach: float) -> np.ndarray:
@@ -78,20 +78,20 @@ class Loss:
         raise NotImplementedError
 
     def constant_right(self, targets: np.ndarray, reach: float) -> float:
-        """The share of `targets` `[n, outputs]` that the best constant answer gets right; n above 0."""
+        """Returns the share of `targets` `[n, outputs]` that the best constant answer gets right; n is above 0."""
         return float(np.unique(targets, axis=0, return_counts=True)[1].max() / len(targets))
 
     def scored(self, right: np.ndarray, losses: np.ndarray) -> float:
-        """The score of a model in [0, 1], by what `right` and the loss give for its samples; NaN: none."""
+        """Returns a model's score in [0, 1] from the results of `right` and the loss for its samples; NaN: no score."""
         return float(right.mean()) if len(right) else float("nan")
 
     def score(self, tolerance: float | None) -> str:
-        """Says what the score counts; empty where it is plain accuracy."""
+        """Describes what the score counts; empty if it is plain accuracy."""
         return ""
 
 
 class CrossEntropy(Loss):
-    """The cross-entropy of one class of several; `hushfleet.models.losses` uses PyTorch's own operator."""
+    """The cross-entropy for one class of several; `hushfleet.models.losses` uses PyTorch's own operator."""
 
     name = "cross-entropy"
     of_classes = True
@@ -126,7 +126,7 @@ class Binary(Loss):
     def each(self, outputs: Array, y: Array) -> tuple[Array, Array]:
         xp: Any = array_namespace(outputs)
         zero = xp.zeros_like(outputs)
-        # With logaddexp PyTorch's slope is right at 0 too, where a linear model begins.
+        # With logaddexp, PyTorch's slope is also right at 0, where a linear model starts.
         return xp.logaddexp(zero, outputs) - y * outputs, xp.exp(-xp.logaddexp(zero, -outputs)) - y
 
     def random(self, count: int, outputs: int, rng: np.random.Generator) -> np.ndarray:
@@ -161,12 +161,12 @@ class Numbers(Loss):
         return np.asarray((np.abs(outputs - targets) <= reach).all(1))
 
     def constant_right(self, targets: np.ndarray, reach: float) -> float:
-        """With several outputs the constant is sought output by output, and may not be the best."""
+        """Searches the constant output by output; with several outputs it may not be the best one."""
         right = np.ones(targets.shape, bool)
         for column in list(range(targets.shape[1])) * (1 if targets.shape[1] == 1 else _PASSES):
             right[:, column] = True
             values = np.sort(targets[right.all(1), column].astype(np.float64))
-            # The best window of two tolerances begins at a value.
+            # The best window, two tolerances wide, starts at one of the values.
             held = np.searchsorted(values, values + 2 * reach, "right") - np.arange(len(values))
             first = int(held.argmax())
             middle = (values[first] + values[first + held[first] - 1]) / 2
@@ -188,8 +188,8 @@ class Squared(Numbers):
 
 
 class Huber(Numbers):
-    """Half the squared error up to 1, and the error less 1/2 above it (Huber, Robust Estimation of a Location
-    Parameter, 1964), so that no outlier's slope is above 1. Errors are in the unit of the scaled target."""
+    """Half the squared error up to an error of 1, and the error minus 1/2 above it (Huber, Robust Estimation of a
+    Location Parameter, 1964), so that no outlier's slope is above 1. Errors are in the unit of the scaled target."""
 
     name = "huber"
 
@@ -202,8 +202,8 @@ class Huber(Numbers):
 class Reconstruction(Squared):
     """The squared error of an autoencoder, whose target is its own input, so that no labels are needed.
 
-    A label marks a fault, by 1. Faults are never trained on. The score is the area under the ROC curve, for which the
-    samples are ranked by their errors; so `right` marks those that are normal.
+    The label 1 marks a fault. Faults are never used in training. The score is the area under the ROC curve, which ranks
+    the samples by their errors; so `right` marks the normal samples.
     """
 
     name = "reconstruction"
@@ -229,13 +229,13 @@ class Reconstruction(Squared):
 
 
 def normal(labels: np.ndarray) -> np.ndarray:
-    """Marks the samples that no label calls a fault, bool `[n]`, by labels `[n, outputs]` of a `Reconstruction`."""
+    """Marks the samples without a fault, bool `[n]`, from the labels `[n, outputs]` of a `Reconstruction`."""
     return np.asarray((labels == 0).all(1))
 
 
 def auroc(normal: np.ndarray, faults: np.ndarray) -> float:
-    """The share of all pairs of a fault's and a normal sample's error in which the fault's is larger; of two equal ones
-    one half. NaN without pairs."""
+    """Returns the share of pairs (one fault, one normal sample) in which the fault's error is larger; a pair with two
+    equal errors counts one half. NaN without pairs."""
     if not (len(normal) and len(faults)):
         return float("nan")
     ordered = np.sort(normal)
@@ -244,7 +244,7 @@ def auroc(normal: np.ndarray, faults: np.ndarray) -> float:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """The logarithms of the softmax over the last axis of `[B, C]`."""
+    """Returns the logarithms of the softmax over the last axis of `[B, C]`."""
     shifted = logits - logits.max(1, keepdims=True)
     normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     return normalized
@@ -254,7 +254,7 @@ LOSSES: dict[str, Loss] = {each.name: each for each in (CrossEntropy(), Binary()
 
 
 def find_loss(name: str) -> Loss:
-    """Raises ValueError for a name that is no loss."""
+    """Returns the loss of that name. Raises ValueError if there is none."""
     if name not in LOSSES:
         raise ValueError(f"loss = {name!r}: must be one of {', '.join(LOSSES)}")
     return LOSSES[name]

@@ -1,20 +1,20 @@
-"""The training objective as data: a loss, or a distillation, which every runtime computes alike.
+"""Describes the training objective as data: a loss or a distillation, which every runtime computes in the same way.
 
-With a teacher, a sample's loss is (1 - w) * CE + w * D: the cross-entropy with its label, and how far the student's
-class probabilities are from the teacher's, with the sample's own weight w. With w = 0 it is the cross-entropy alone,
-which is how a device without a teacher trains.
+With a teacher, a sample's loss is (1 - w) * CE + w * D. CE is the cross-entropy with the sample's label, D is the
+distance of the student's class probabilities from the teacher's, and w is the sample's own weight. With w = 0 the loss
+is the cross-entropy alone; a device without a teacher trains in this way.
 
 `distillation` (pFedSD: Jin et al., Personalized Edge Intelligence via Federated Self-Knowledge Distillation, IEEE TPDS
-2022): D = T^2 KL(softmax(teacher / T) || softmax(student / T)), T^2 and the direction as in the public code
-(CGCL-codes/pFedSD, `_divergence`). That code adds lambda * D to the cross-entropy; divided by 1 + lambda this is the
-form above with w = lambda / (1 + lambda).
+2022): D = T^2 KL(softmax(teacher / T) || softmax(student / T)). T^2 and the direction are the same as in the public
+code (CGCL-codes/pFedSD, `_divergence`). That code adds lambda * D to the cross-entropy; divided by 1 + lambda, this is
+the form above with w = lambda / (1 + lambda).
 
 `decoupled-distillation` (ACDP-pFSD, Eqs. (6)-(8), after Zhao et al., Decoupled Knowledge Distillation, CVPR 2022):
-D = KL(b_teacher || b_student) + N * KL(p_teacher || p_student), with b the probabilities of the label and of all other
-classes together, and p the probabilities of the other classes among themselves.
-Reading: the temperature KT divides the logits in p only, and nothing is multiplied by KT^2: so ACDP-pFSD prints its
-equations. Zhao et al., and DKD-pFed after them, have the temperature in b too (`target_temperature`), and KT^2 before
-the sum, which is part of w.
+D = KL(b_teacher || b_student) + N * KL(p_teacher || p_student). b has two probabilities: the label's and that of all
+other classes together. p has the probabilities of the other classes among themselves.
+Reading: the temperature KT divides the logits in p only, and nothing is multiplied by KT^2: ACDP-pFSD prints its
+equations in this way. Zhao et al., and DKD-pFed after them, use the temperature in b too (`target_temperature`), and
+the factor KT^2 before the sum; this factor is part of w.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ DISTILLATIONS = ("distillation", "decoupled-distillation")
 class Objective(Checked):
     """The loss of a batch.
 
-    :param kind: a name in `hushfleet.losses.LOSSES`, or the cross-entropy and a teacher's logits.
-    :param temperature: of the distillation.
+    :param kind: a name in `hushfleet.losses.LOSSES`, or one in `DISTILLATIONS` (cross-entropy and a teacher's logits).
+    :param temperature: the temperature of the distillation.
     :param non_target_weight: N of ACDP-pFSD's Eq. (8), for `decoupled-distillation`.
-    :param target_temperature: of the label against the rest, for `decoupled-distillation`.
+    :param target_temperature: the temperature of label against rest, for `decoupled-distillation`.
     """
 
     kind: str = "cross-entropy"
@@ -58,22 +58,22 @@ class Objective(Checked):
 
     @property
     def loss(self) -> Loss:
-        """The loss by the targets alone."""
+        """The loss that depends on the targets alone, without a teacher."""
         return LOSSES["cross-entropy" if self.distills else self.kind]
 
     @property
     def of_classes(self) -> bool:
-        """Whether a target is a class, int64 `[B]`; else they are float32 `[B, outputs]`."""
+        """True if targets are classes, int64 `[B]`; otherwise they are float32 `[B, outputs]`."""
         return self.loss.of_classes
 
     def loss_and_cotangent(
         self, logits: np.ndarray, y: np.ndarray, teacher: np.ndarray | None = None, weight: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Each sample's loss float64 `[B]`, and its derivative by that sample's logits, float64 `[B, C]`.
+        """Returns each sample's loss float64 `[B]`, and its derivative by that sample's logits, float64 `[B, C]`.
 
-        :param logits: the student's `[B, C]`; `teacher`: the teacher's, of a distillation.
+        :param logits: the student's logits `[B, C]`; `teacher`: the teacher's logits, for a distillation.
         :param y: labels `[B]`, each a class; or targets `[B, C]`.
-        :param weight: of the distillation, `[B]`, in [0, 1].
+        :param weight: the weight of the distillation, `[B]`, in [0, 1].
         """
         student = np.asarray(logits, np.float64)
         losses, slopes = self.loss.losses_and_slopes(student, y)
@@ -113,9 +113,9 @@ CROSS_ENTROPY = Objective()
 
 
 def both_or_none(teacher: T | None, distill: T | None, *, distills: bool) -> tuple[T, T] | None:
-    """A teacher's logits and the distillation's weights. Raises ValueError for one alone, or where neither may be.
+    """Returns the teacher's logits and the distillation's weights, or None if both are None.
 
-    :param distills: whether the objective does.
+    Raises ValueError if only one is given, or if the objective has no teacher (`distills` is False).
     """
     if teacher is None and distill is None:
         return None
@@ -127,7 +127,7 @@ def both_or_none(teacher: T | None, distill: T | None, *, distills: bool) -> tup
 
 
 def _divergence(student: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """KL(softmax(teacher) || softmax(student)) `[B]` and its derivative by the student's logits."""
+    """Returns KL(softmax(teacher) || softmax(student)) `[B]` and its derivative by the student's logits."""
     ours, theirs = log_softmax(student), log_softmax(teacher)
     probabilities = np.exp(theirs)
     return (probabilities * (theirs - ours)).sum(1), np.exp(ours) - probabilities

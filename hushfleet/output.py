@@ -1,4 +1,4 @@
-"""Output in whatever encoding: a character that it lacks is written in others, and ends no run."""
+"""Makes output safe in any encoding: a character that the encoding lacks is replaced, so that it does not end a run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _HANDLER = "hushfleet"
 
 
 def take_all_characters() -> None:
-    """From now on standard output and standard error refuse no character, as they do under `LC_ALL=C`."""
+    """Makes standard output and standard error accept all characters; under `LC_ALL=C` they refuse some."""
     codecs.register_error(_HANDLER, _otherwise)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a notebook's takes all
+        if isinstance(stream, io.TextIOWrapper):  # a notebook's stream accepts all characters
             stream.reconfigure(errors=_HANDLER)
 
 

@@ -1,8 +1,8 @@
-"""A model is a flat vector: one float32 vector of `d` entries plus a `ParamLayout`.
+"""Represents a model as a flat vector: one float32 vector of `d` entries plus a `ParamLayout`.
 
-Masks, optimizer steps, clipping, noise, quantisation and aggregation are arithmetic on arrays with
-a trailing axis `d`, so the same lines work on a device's `[d]` and the simulator's `[clients, d]`,
-in NumPy and in PyTorch.
+Masks, optimizer steps, clipping, noise, quantisation and aggregation are arithmetic on arrays whose last
+axis is `d`. So the same code works on a device's `[d]` and the simulator's `[clients, d]`, in NumPy and
+in PyTorch.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class LayerSpan(NamedTuple):
 class ParamLayout:
     """The place of each named tensor in the flat vector.
 
-    A layer is a module: the weight and the bias of `conv1` form one layer, since the papers clip,
-    weigh and personalise them together. Tensors of one layer are adjacent.
+    A layer is a module: the weight and the bias of `conv1` form one layer, because the papers clip,
+    weight and personalise them together. The tensors of one layer are adjacent.
 
     :param names: tensor names, `layer.weight` style, in the order of the flat vector.
     :param shapes: the shape of each tensor.
@@ -98,7 +98,7 @@ class ParamLayout:
         return tuple(spans)
 
     def unflatten(self, vector: Any) -> dict[str, Any]:
-        """Named views `[..., *shape]` into `vector [..., d]` (NumPy or PyTorch; nothing is copied)."""
+        """Returns named views `[..., *shape]` into `vector [..., d]` (NumPy or PyTorch; nothing is copied)."""
         lead = tuple(vector.shape[:-1])
         return {
             name: vector[..., place].reshape(lead + shape)
@@ -106,7 +106,7 @@ class ParamLayout:
         }
 
     def layers_alike(self, vectors: Sequence[np.ndarray]) -> int:
-        """Counts the first layers that are equal in all vectors `[d]`."""
+        """Counts the layers, from the first one on, that are equal in all vectors `[d]`."""
         first, *others = vectors
         for number, layer in enumerate(self.layers):
             part = slice(layer.start, layer.stop)
@@ -115,12 +115,12 @@ class ParamLayout:
         return len(self.layers)
 
     def to_wire(self) -> list[list[Any]]:
-        """Gives name and shape of each tensor, in order."""
+        """Returns the name and the shape of each tensor, in order."""
         return [[name, list(shape)] for name, shape in zip(self.names, self.shapes, strict=True)]
 
     @classmethod
     def from_wire(cls, data: object) -> ParamLayout:
-        """The inverse of `to_wire` for data from the network. Raises `Malformed`."""
+        """Reads a layout from network data, the inverse of `to_wire`. Raises `Malformed`."""
         try:
             tensors = msgspec.convert(data, _Tensors)
             layout = cls(tuple(name for name, _ in tensors), tuple(shape for _, shape in tensors))
@@ -132,5 +132,5 @@ class ParamLayout:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over names and shapes: two sides with the same digest read vectors alike."""
+        """SHA-256 of names and shapes: two sides with the same digest interpret vectors in the same way."""
         return hashlib.sha256(msgspec.msgpack.encode(self.to_wire())).hexdigest()

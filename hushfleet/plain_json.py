@@ -1,4 +1,4 @@
-"""Numbers as standard JSON has them: it knows no infinity, which an epsilon without noise is."""
+"""Converts numbers to standard JSON, which has no infinity; epsilon is infinite without noise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def to_json(value: Any) -> Any:
-    """Standard JSON for what Python, NumPy and pydantic have: infinities as `"inf"`, `"-inf"`; NaN as None."""
+    """Converts values of Python, NumPy and pydantic to standard JSON: infinities to `"inf"`, `"-inf"`; NaN to None."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if hasattr(value, "model_dump"):
@@ -22,7 +22,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """With infinities as numbers again; in it no text may be called `inf`."""
+    """Turns infinities into numbers again; so no ordinary text in the value may be `inf` or `-inf`."""
     if isinstance(value, dict):
         return {name: from_json(item) for name, item in value.items()}
     if isinstance(value, list):

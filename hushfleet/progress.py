@@ -1,6 +1,6 @@
-"""Progress of long work in this process, for displays (`hushfleet.aggregator.observe.progress`).
+"""Records the progress of long work in this process, for displays (`hushfleet.aggregator.observe.progress`).
 
-Work that may take longer than a few seconds reports here. Without a display nothing is shown and little is done.
+Work that may take longer than a few seconds reports here. Without a display nothing is shown, and the cost is small.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Item = TypeVar("Item")
 
 @dataclass(eq=False)
 class Work:
-    """Something that takes a while.
+    """A piece of work that takes a while.
 
-    :param what: in words, as in "loading digits".
-    :param total: how many parts it has; None where that is not known.
-    :param done: parts that are finished, also by an earlier process.
-    :param alike: whether each part takes about as long; if not, no time is said.
+    :param what: a description, such as "loading digits".
+    :param total: the number of parts; None if it is not known.
+    :param done: the number of finished parts, including those that an earlier process finished.
+    :param alike: whether all parts take about the same time; if not, no remaining time is shown.
     """
 
     what: str
@@ -32,7 +32,7 @@ class Work:
     _warm: tuple[float, int] | None = None
 
     def count(self, parts: int = 1) -> None:
-        """So many more parts are finished."""
+        """Records that `parts` more parts are finished."""
         self.done += parts
         if self._warm is None:
             self._warm = time.monotonic(), self.done
@@ -45,7 +45,7 @@ class Work:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that are left, by the parts after the first, which warms up; None until there are two of them."""
+        """Estimated seconds left, from the parts after the first (the warm-up); None until two of them are done."""
         now = time.monotonic()
         if self.total is None or not self.alike or self._warm is None or self.done - self._warm[1] < 2:
             return None
@@ -54,16 +54,17 @@ class Work:
 
 
 under_way: list[Work] = []
-"""The work of this process, what is part of something else after it."""
+"""The work of this process; work that is part of other work comes after it."""
 
 
 listeners: list[Callable[[], None]] = []
-"""Called after each part, by whoever does it: for a supervisor that must hear that this process lives."""
+"""Functions that are called after each part, by the code that does the part: they tell a supervisor that this process
+lives."""
 
 
 @contextmanager
 def doing(what: str, *, total: int | None = None, alike: bool = True) -> Iterator[Work]:
-    """The work is under way inside of this context; count its parts by `work.count()`."""
+    """Marks the work as under way inside this context; count its parts with `work.count()`."""
     work = Work(what, total, alike=alike)
     under_way.append(work)
     try:
@@ -73,7 +74,7 @@ def doing(what: str, *, total: int | None = None, alike: bool = True) -> Iterato
 
 
 def counted(items: Iterable[Item], what: str, *, total: int) -> Iterator[Item]:
-    """The items; the time until the next one is asked for is work on this one."""
+    """Yields the items; the time until the next item is requested counts as work on this one."""
     with doing(what, total=total) as work:
         for item in items:
             yield item

@@ -1,8 +1,8 @@
-"""Typed values from unchecked data: TOML that people write, msgpack from the network.
+"""Converts unchecked data to typed values: TOML that people write, msgpack from the network.
 
-A frozen dataclass that derives from `Checked` is a schema. Its types and `msgspec.Meta` constraints say what a field
-may hold, its `__post_init__` what fields may hold together. The same rules hold when our own code makes a value.
-Nothing is converted except an integer where a float is expected and a list where a tuple is. Boards import this.
+A frozen dataclass that derives from `Checked` is a schema. Its types and `msgspec.Meta` constraints define the valid
+values of a field. Its `__post_init__` defines the valid combinations of fields. The same rules apply when our own code
+makes a value. Only two conversions happen: integer to float, and list to tuple. Boards import this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ else:  # the same parser, for boards
 
 T = TypeVar("T")
 parse_toml = tomllib.loads
-"""Raises `ValueError` for what is not valid TOML."""
+"""Parses TOML. Raises `ValueError` if the text is not valid."""
 
 _MAX = sys.float_info.max
 Finite = Annotated[float, Meta(ge=-_MAX, le=_MAX, description="a finite number")]
@@ -48,13 +48,13 @@ Probability = Annotated[float, Meta(gt=0, lt=1, description="between 0 and 1")]
 
 
 def require(condition: bool, name: str, value: object, accepted: str) -> None:
-    """Raises ValueError in the one form that all configuration errors have."""
+    """Raises ValueError unless the condition is true; all configuration errors have the form of its text."""
     if not condition:
         raise ValueError(f"{name} = {_format_value(value)}: must be {accepted}")
 
 
 class Checked:
-    """Base of a frozen dataclass whose fields are held to their types and constraints whenever one is made."""
+    """Base of frozen dataclasses that check the types and constraints of their fields at construction."""
 
     def __post_init__(self) -> None:
         kind: type = type(self)
@@ -70,9 +70,10 @@ class Checked:
 
 
 def later(default: Any) -> Any:
-    """A field that came after its format was fixed: left out where it has its default, so that the bytes stay.
+    """Returns a field that was added after its format was fixed.
 
-    Whoever does not know the field refuses a message that needs it, and reads all others.
+    It is left out if it has its default value, so that the bytes of other messages do not change. A receiver that does
+    not know the field refuses a message that contains it, and reads all others.
     """
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata={"default": default})
@@ -80,7 +81,7 @@ def later(default: Any) -> Any:
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass (nested as may be) as dicts, lists and scalars, ready for msgpack or JSON."""
+    """Converts a dataclass (which may be nested) to dicts, lists and scalars, ready for msgpack or JSON."""
     if hasattr(value, "to_wire"):
         return value.to_wire()
     if dataclasses.is_dataclass(value):
@@ -92,7 +93,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:
-    """The inverse of `to_plain`, also for TOML. Raises `Malformed` that names the field, the value and the rule."""
+    """Inverts `to_plain`, also for TOML. Raises `Malformed` that names the field, the value and the rule."""
     where = where or kind.__name__
     _decoder(kind)
     try:
@@ -104,17 +105,17 @@ def from_plain(kind: type[T], plain: object, *, where: str = "") -> T:
 
 
 def pack(value: Any) -> bytes:
-    """A dataclass as msgpack."""
+    """Encodes a dataclass as msgpack."""
     return msgspec.msgpack.encode(to_plain(value))
 
 
 def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
-    """The value of type `kind` that `pack` gave as `data`, and only in the one form that `pack` gives.
+    """Decodes a value of type `kind` from `data`, which must have exactly the form that `pack` gives.
 
-    The value is packed again and must be the same bytes, so repeated keys, padded integers and fields in another order
-    are refused without a rule for each.
+    The value is packed again and must give the same bytes. So repeated keys, padded integers and fields in another
+    order are refused without a rule for each.
 
-    :param what: how errors call it, as in "the update's header".
+    :param what: its name in error texts, such as "the update's header".
 
     Raises `Malformed`, and nothing else.
     """
@@ -131,21 +132,21 @@ def unpack(kind: type[T], data: bytes | memoryview, *, what: str) -> T:
 
 
 def read_file(path: Path) -> Any:
-    """The content of a TOML file, or of a JSON file where its name ends so. Raises `BadInput`."""
+    """Returns the content of a TOML file, or of a JSON file if its name ends in `.json`. Raises `BadInput`."""
     is_json = path.suffix == ".json"
     text = ""
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows may write a byte-order mark
         return json.loads(text) if is_json else parse_toml(text)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # neither, not UTF-8, or an integer of thousands of digits
+    except ValueError as error:  # bad syntax, not UTF-8, or an integer of thousands of digits
         hint = "" if is_json else _of_backslashes(error, text)
         raise BadInput(f"{path} is not valid {'JSON' if is_json else 'TOML'}: {error}{hint}") from error
 
 
 def _of_backslashes(error: ValueError, text: str) -> str:
-    """A hint about Windows paths if the unreadable line has a backslash, else an empty text."""
+    """Returns a hint about Windows paths if the unreadable line has a backslash, else an empty text."""
     line = re.search(r"\(at line (\d+)", str(error))
     if "\\" not in text.split("\n")[int(line[1]) - 1 if line else -1]:
         return ""
@@ -154,16 +155,16 @@ def _of_backslashes(error: ValueError, text: str) -> str:
 
 @cache
 def hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, with their constraints."""
+    """Returns the types of a dataclass's fields, with their constraints."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
 @cache
 def _fields(kind: type) -> tuple[list[str], type[msgspec.Struct]]:
-    """The names of a dataclass's fields, and a type that reads their values from a tuple.
+    """Returns the names of a dataclass's fields, and a type that reads their values from a tuple.
 
-    It is a Struct, since msgspec reads the types of a `tuple[...]` anew each time: that takes ten times as long,
-    and drops a KeyboardInterrupt that comes while it does.
+    The type is a Struct, because msgspec reads the types of a `tuple[...]` again at each call: that takes ten times as
+    long, and drops a KeyboardInterrupt that arrives meanwhile.
     """
     kinds = hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
@@ -177,10 +178,10 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def _decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
-    """Decodes a type, and is made before any thread converts to that type.
+    """Returns the decoder of a type; it must be made before any thread converts to that type.
 
-    msgspec keeps what it finds at its first look at a class, and a second thread that looks meanwhile takes half of it:
-    a segmentation fault.
+    msgspec caches information about a class at the first use. If a second thread uses the class meanwhile, it reads a
+    half-filled cache: a segmentation fault.
     """
     if kind not in _decoders:
         with _first_look:
@@ -208,9 +209,9 @@ def _unchecked(data: bytes | memoryview) -> Any:
 
 
 def _check_known(value: Any, plain: Any, where: str) -> None:
-    """Raises `Malformed` for what msgspec lets pass: keys that no field has, and numbers that are none.
+    """Raises `Malformed` for errors that msgspec does not find: unknown keys, and NaN.
 
-    :param value: what `plain` was converted to.
+    :param value: the result of converting `plain`.
     """
     if isinstance(plain, float) and math.isnan(plain):
         raise Malformed(f"{where}: expected a number, got nan")
@@ -225,12 +226,12 @@ def _check_known(value: Any, plain: Any, where: str) -> None:
 
 
 def missing(name: str, where: str = "") -> str:
-    """The error text for a required field that is missing."""
+    """Returns the error text for a required field that is missing."""
     return f"{where}{': ' if where else ''}missing field `{name}`"
 
 
 def unknown(kind: type, plain: dict[Any, Any], where: str = "") -> Iterator[str]:
-    """Yields an error text for each key that is no field of the dataclass, with the field that may have been meant."""
+    """Yields an error text for each key that is no field of the dataclass; it suggests a field with a similar name."""
     names = [f.name for f in dataclasses.fields(kind)]
     for key in sorted(str(key) for key in plain if key not in names):
         close = difflib.get_close_matches(key, names, n=1) if len(key) <= _LONGEST_KEY else []
@@ -239,9 +240,9 @@ def unknown(kind: type, plain: dict[Any, Any], where: str = "") -> Iterator[str]
 
 
 def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequence[str] = ()) -> str:
-    """msgspec's message with the name of the field, its value, and what it accepts, as far as known.
+    """Returns msgspec's message with the name of the field, its value, and what it accepts, as far as known.
 
-    :param places: the names of what msgspec calls by number, where a tuple of fields was converted.
+    :param places: the names of the fields that msgspec calls by number, if a tuple of fields was converted.
     """
     message, _, path = str(error).partition(" - at `")
     message = message.replace(" | null`", "`")
@@ -253,7 +254,7 @@ def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequ
         steps[0] = places[int(steps[0])]
     value, known = plain, True
     for place, step in enumerate(steps):
-        if get_origin(bare(kind)) in (typing.Union, types.UnionType):  # which of the types was meant is not known
+        if get_origin(bare(kind)) in (typing.Union, types.UnionType):  # the intended type is not known
             steps = steps[:place]
             break
         kind = _inner(kind, step)
@@ -265,7 +266,7 @@ def _explained(error: Exception, kind: Any, plain: Any, where: str, places: Sequ
     name = "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in steps if step != "...")
     name = f"{where}{name}" if where else name.removeprefix(".")
     accepted = _accepted((get_args(bare(kind)) or [None])[0] if is_key else kind)
-    if not message.startswith(("Expected", "Invalid", "Number")):  # of a `__post_init__`, or about a field's absence
+    if not message.startswith(("Expected", "Invalid", "Number")):  # from a `__post_init__`, or a field is missing
         message = message.replace("Object missing required", "missing")
         if "missing" in message and isinstance(value, dict):
             message = "; ".join([message, *islice(unknown(bare(kind), value), 1)])
@@ -287,12 +288,12 @@ _WORDS = {
     "`bytes`": "bytes",
     "`null`": "nothing",
 }
-_LONGEST_KEY = 40  # for which a similar one is looked for: what comes from the network may be long
+_LONGEST_KEY = 40  # no similar name is searched for longer keys: keys from the network may be very long
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
 def bare(kind: Any) -> Any:
-    """A type without its constraints, and without its None."""
+    """Returns a type without its constraints, and without its None."""
     if get_origin(kind) is Annotated:
         return bare(get_args(kind)[0])
     if type(None) in get_args(kind):
@@ -301,7 +302,7 @@ def bare(kind: Any) -> Any:
 
 
 def _inner(kind: Any, step: str) -> Any:
-    """The type that `step` leads to; None if it is not known."""
+    """Returns the type that `step` leads to; None if it is not known."""
     kind = bare(kind)
     if dataclasses.is_dataclass(kind):
         return hints(kind).get(step)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A SQLite file with a version: opened, upgraded and written in transactions; every failure is a `StoreError`."""
+"""Opens, upgrades and writes a versioned SQLite file in transactions; every failure is a `StoreError`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Row = tuple[Any, ...]
 
 
 class SqliteFile:
-    """One opener's connection; it may be used by one thread. Whatever is not in a `transaction` is one of its own.
+    """One connection to the file, for one thread. A statement outside `transaction` is a transaction of its own.
 
-    :param schema: the statements that make the file, in one text.
-    :param version: of `schema`.
-    :param upgrades: older version -> the statements that make the next one of it.
-    :param functions: of one value each, which these statements may call by name.
+    :param schema: the statements that create the file, in one text.
+    :param version: the version of `schema`.
+    :param upgrades: older version -> the statements that upgrade it to the next version.
+    :param functions: functions of one value each, which these statements may call by name.
     :param durable: False leaves syncing to the operating system: for simulations only.
     :param exclusive: locks the file for all others, until it is closed.
-    :param timeout_s: how long another opener's lock is waited for.
+    :param timeout_s: how long to wait for the lock of another connection.
 
     Raises `StoreError` for a file that is damaged, locked or of another version.
     """
@@ -69,36 +69,36 @@ class SqliteFile:
         self.close()
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """All rows that a query gives."""
+        """Returns all rows of a query."""
         with self._errors():
             return self._db.execute(query, parameters).fetchall()
 
     def row(self, query: str, parameters: Sequence[Any] = ()) -> Row | None:
-        """The first row, if there is one."""
+        """Returns the first row; None if there is none."""
         with self._errors():
             row: Row | None = self._db.execute(query, parameters).fetchone()
             return row
 
     def write(self, statement: str, parameters: Sequence[Any] = ()) -> int:
-        """How many rows one statement has changed."""
+        """Runs one statement; returns how many rows it has changed."""
         with self._errors():
             return self._db.execute(statement, parameters).rowcount
 
     def write_all(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """The statement once for each row; call it inside `transaction`."""
+        """Runs the statement once for each row; call it inside `transaction`."""
         with self._errors():
             self._db.executemany(statement, rows)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All writes inside happen together or not at all. Raises `StoreFull` or `StoreError`."""
+        """Runs all writes inside it together or not at all. Raises `StoreFull` or `StoreError`."""
         with self._errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                # SQLite has rolled back by itself after some errors, a full disk among them
+                # after some errors, for example a full disk, SQLite has already rolled back
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
@@ -118,7 +118,7 @@ class SqliteFile:
     def _open(self, schema: str, version: int, upgrades: Mapping[int, Sequence[str]], exclusive: bool) -> None:
         if exclusive:
             self.row("PRAGMA locking_mode = EXCLUSIVE")
-        # one opener that need not be durable is quicker without a write-ahead log
+        # an exclusive connection that need not be durable is faster without a write-ahead log
         self.row(f"PRAGMA journal_mode = {'PERSIST' if exclusive and not self.durable else 'WAL'}")
         self.write(f"PRAGMA synchronous = {'FULL' if self.durable else 'OFF'}")
         with self.transaction():  # an exclusive lock is taken here, and kept

@@ -1,4 +1,4 @@
-"""PyTorch on one thread for a while. It is imported when it is asked for."""
+"""Runs PyTorch on one thread for a while. PyTorch is imported only at the call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """The reason is the caller's: sums in one order, or operations so small that threads wait for each other."""
+    """Limits PyTorch to one thread: for sums in a fixed order, or for operations too small for several threads."""
     import torch
 
     before = torch.get_num_threads()

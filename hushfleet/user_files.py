@@ -1,4 +1,4 @@
-"""The user's own files: folders for keys, data and copies that can be made again (XDG), and names of things in code."""
+"""Finds the user's own files: folders for keys, data and caches (XDG), and objects in the user's Python files."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _DIGEST_BYTES = 32
 
 
 def user_data_dir() -> Path:
-    """`$XDG_DATA_HOME/hushfleet`, or `~/.local/share/hushfleet`. Raises `BadInput` where there is no home folder."""
+    """Returns `$XDG_DATA_HOME/hushfleet`, or `~/.local/share/hushfleet`. Raises `BadInput` without a home folder."""
     return _xdg("XDG_DATA_HOME", ".local/share")
 
 
 def user_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/hushfleet`, or `~/.cache/hushfleet`. Raises `BadInput` where there is no home folder."""
+    """Returns `$XDG_CACHE_HOME/hushfleet`, or `~/.cache/hushfleet`. Raises `BadInput` without a home folder."""
     return _xdg("XDG_CACHE_HOME", ".cache")
 
 
 def user_config_dir() -> Path:
-    """`$XDG_CONFIG_HOME/hushfleet`, or `~/.config/hushfleet`. Raises `BadInput` where there is no home folder."""
+    """Returns `$XDG_CONFIG_HOME/hushfleet`, or `~/.config/hushfleet`. Raises `BadInput` without a home folder."""
     return _xdg("XDG_CONFIG_HOME", ".config")
 
 
@@ -38,15 +38,15 @@ def _xdg(variable: str, fallback: str) -> Path:
         return Path(base) / "hushfleet"
     try:
         return Path.home() / fallback / "hushfleet"
-    except RuntimeError:  # as in a container that is run for an id that its image does not know
+    except RuntimeError:  # for example in a container whose image does not know the user id
         raise BadInput(f"this machine knows no home folder of user {os.getuid()}: set HOME, or {variable}") from None
 
 
 def expanded(path: str | Path, key: str) -> Path:
-    """The path with `~` and `~user` as the folders that they mean.
+    """Returns the path with `~` and `~user` replaced by the home folders.
 
-    :param key: what has the path, for the error's text.
-    :raises ValueError: nobody has such a home, or the path has a control character.
+    :param key: the name of the setting that has the path, for the error text.
+    :raises ValueError: there is no such home folder, or the path has a control character.
     """
     if any(ord(character) < ord(" ") for character in str(path)):
         raise ValueError(
@@ -63,7 +63,7 @@ def expanded(path: str | Path, key: str) -> Path:
 
 
 def is_closed(path: str | Path) -> bool:
-    """Whether this user may not see what is there: a folder above it is closed."""
+    """Returns whether this user has no permission to look up the path: a folder above it is closed."""
     try:
         os.stat(path)
     except PermissionError:
@@ -74,14 +74,14 @@ def is_closed(path: str | Path) -> bool:
 
 
 def in_file(name: str) -> bool:
-    """Whether this is the name of something in a Python file: `path/to/file.py:NAME`."""
+    """Returns whether this names an object in a Python file: `path/to/file.py:NAME`."""
     return ".py:" in name
 
 
 def from_file(name: str, *, key: str) -> object:
     """Returns the object that `path/to/file.py:NAME` names. The file is run.
 
-    :param key: of the task, that has the name. Raises `BadInput` where the file or its code fails, or has none.
+    :param key: the key of the task that has the name. Raises `BadInput` if the file or its code fails, or lacks NAME.
     """
     path, _, attribute = name.rpartition(":")
     module_name = f"hushfleet_{key.partition('.')[0]}_{Path(path).stem}"
@@ -89,12 +89,12 @@ def from_file(name: str, *, key: str) -> object:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look their module up, and so does pickle
+    sys.modules[module_name] = module  # dataclasses and pickle look up their module there
     try:
         spec.loader.exec_module(module)
     except OSError as error:
         raise BadInput(f"{key} = {name!r}: cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # of code that is being written
+    except Exception as error:  # from the user's own code
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         raise BadInput(f"{path}, line {line}, cannot be imported: {type(error).__name__}: {error}") from error
@@ -104,13 +104,13 @@ def from_file(name: str, *, key: str) -> object:
 
 
 def checked_folder(folder: Path, option: str = "--out") -> Path:
-    """The folder, which need not be there yet. Raises `BadInput` where nothing could be written into it."""
+    """Returns the folder, which need not exist yet. Raises `BadInput` if nothing can be written into it."""
     _check_place(folder, (folder, *folder.absolute().parents), option)
     return folder
 
 
 def checked_file(file: Path, option: str = "--out") -> Path:
-    """The file, which need not be there yet. Raises `BadInput` where it could not be written."""
+    """Returns the file, which need not exist yet. Raises `BadInput` if it cannot be written."""
     if os.path.isdir(file):
         raise BadInput(f"{option} {file} is a folder; give the name of a file")
     _check_place(file, file.absolute().parents, option)
@@ -118,7 +118,7 @@ def checked_file(file: Path, option: str = "--out") -> Path:
 
 
 def _check_place(place: Path, folders: Sequence[Path], option: str) -> None:
-    """:param folders: those that hold it, from the inside; the first that is there must take a new entry."""
+    """:param folders: the enclosing folders, innermost first; the first that exists must accept a new entry."""
     existing = next(each for each in folders if os.path.lexists(each))
     if not existing.is_dir():
         what = "a link to nothing" if existing.is_symlink() else "a file, not a folder"
@@ -126,7 +126,7 @@ def _check_place(place: Path, folders: Sequence[Path], option: str) -> None:
     try:
         with contextlib.suppress(FileNotFoundError):
             place.stat()  # its name may be too long
-        with tempfile.TemporaryFile(dir=existing):  # root's rights say nothing: in /proc nobody makes a file
+        with tempfile.TemporaryFile(dir=existing):  # permissions do not show this for root, see /proc
             pass
     except OSError as error:
         why = os.strerror(error.errno or 0)
@@ -136,9 +136,9 @@ def _check_place(place: Path, folders: Sequence[Path], option: str) -> None:
 
 
 def refuse_others(folder: Path, ours: Collection[str], option: str = "--out") -> None:
-    """Raises `BadInput` where the folder has files that a run has not left, since those of a run would come among them.
+    """Raises `BadInput` if the folder has files that are not from a run, because the run's files would mix with them.
 
-    :param ours: names that a run may have left; hidden files are never in its way.
+    :param ours: names that a run may have left; hidden files are ignored.
     """
     if not folder.exists():
         return
@@ -149,7 +149,7 @@ def refuse_others(folder: Path, ours: Collection[str], option: str = "--out") ->
 
 
 def read_cached(path: Path) -> bytes | None:
-    """Reads the content that `write_cached` wrote; None where it is missing, or damaged as by a power cut."""
+    """Reads the content that `write_cached` wrote; None if it is missing, or damaged (for example by a power cut)."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -159,7 +159,7 @@ def read_cached(path: Path) -> bytes | None:
 
 
 def write_cached(path: Path, content: bytes) -> None:
-    """The content and its SHA-256, in a file that appears whole or not at all. Raises `OSError`."""
+    """Writes the content and its SHA-256 to a file that appears whole or not at all. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     try:

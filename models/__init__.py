@@ -1,6 +1,6 @@
-"""Compact networks, their gradients in PyTorch, and their export to graphs that ONNX Runtime executes.
+"""Provides compact networks, their gradients in PyTorch, and their export to graphs that ONNX Runtime executes.
 
-A network's file, and PyTorch with it, is imported when the network is asked for.
+A network's file, and with it PyTorch, is imported when the network is requested.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["OFFERED", "get_model", "is_offered", "is_own", "model_names"]
 
 OFFERED = "python:"
-"""Begins the name of a network that one process alone knows."""
+"""Prefix of the name of a network that only one process knows."""
 
-# By the file that it is in.
+# Each network's file.
 _FILES = {
     **dict.fromkeys(
         ("cifar10-cnn", "digits-cnn", "emnist-cnn", "fashion-mnist-cnn", "mnist-cnn", "svhn-cnn"), "compact"
@@ -35,17 +35,17 @@ _ANY_SHAPE = ("autoencoder", "linear")
 
 
 def model_names() -> list[str]:
-    """All names that `get_model` knows, sorted."""
+    """Returns all names that `get_model` knows, sorted."""
     return sorted(_FILES)
 
 
 def is_offered(name: str) -> bool:
-    """Whether this is a name that `models.module.offer` gave, in whichever process."""
+    """Returns whether this is a name that `models.module.offer` gave, in any process."""
     return name.startswith(OFFERED)
 
 
 def is_own(name: str) -> bool:
-    """Whether this is the name of a network that does not come with Hushfleet."""
+    """Returns whether this is the name of a network that does not come with Hushfleet."""
     return in_file(name) or is_offered(name)
 
 
@@ -57,10 +57,10 @@ def get_model(
     loss: str | None = None,
     by_record: bool = False,
 ) -> Model:
-    """The network called `name`, with the outputs of its own data set, or `classes` outputs. Raises `BadInput`.
+    """Returns the network `name`, with the outputs of its own data set, or `classes` outputs. Raises `BadInput`.
 
-    :param input_shape: of those that take any, and of your own; the other networks have theirs.
-    :param loss, by_record: what your own is checked for (`models.module.model_of`).
+    :param input_shape: for networks that take any shape, and for your own; the other networks have a fixed one.
+    :param loss, by_record: the use that your own network is checked for (`models.module.model_of`).
     """
     if is_own(name):
         if classes is None or input_shape is None:

@@ -1,4 +1,4 @@
-"""A compact autoencoder of vectors and windows of series: it gives its input back through a few numbers."""
+"""Defines a compact autoencoder for vectors and windows of series: it reconstructs its input from a few numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ CODE = 4
 
 
 def autoencoder(classes: int | None = None, input_shape: tuple[int, int, int] = (40, 1, 1)) -> Model:
-    """Two linear layers with four numbers between them: 9 parameters a value. It learns the span of the principal
-    components of all boards together (Baldi and Hornik, Neural Networks 2, 1989), which no board has to show.
+    """Makes two linear layers, with four numbers between them and 9 parameters per value. They learn the span of the
+    principal components of all boards together (Baldi and Hornik, Neural Networks 2, 1989), which no board has to show.
 
-    It has no more since noise grows with the number of parameters and boards have few windows; with hidden layers and
-    ReLU it was worse on the pumps of `examples/machines`, with noise and without.
+    The network is small because noise grows with the number of parameters and boards have few windows; with hidden
+    layers and ReLU it was worse on the pumps of `examples/machines`, with noise and without.
 
-    :param classes: the number of values of a sample, which `input_shape` says too. Raises `BadInput` for another.
+    :param classes: the number of values of a sample, as in `input_shape`. Raises `BadInput` for another number.
     """
     values = math.prod(input_shape)
     if classes not in (None, values):

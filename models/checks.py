@@ -1,4 +1,4 @@
-"""Proof that exported graphs compute what PyTorch computes, before any device is asked to trust them."""
+"""Verifies that exported graphs compute the same as PyTorch, before any device has to trust them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 CHECKED_BATCHES = (1, 7, 16)
 MAX_RELATIVE_ERROR = 1e-4
-NO_GRADIENT = 1e-2  # of the largest entry of all: a bias before a normalisation has a gradient of rounding alone
+NO_GRADIENT = 1e-2  # share of the largest entry: a bias before a normalisation has a gradient of rounding errors only
 
-# Rounding moves an activation by some 3e-7 of its layer's root mean square; this is well clear of it.
+# Rounding changes an activation by about 3e-7 of its layer's root mean square; this is well above it.
 KINK_MARGIN = 2e-6
 CANDIDATES_PER_SAMPLE = 20
 
@@ -32,9 +32,9 @@ Masks = tuple[np.ndarray, ...]
 def check_against_torch(
     model: Model, *, gradient: bytes, inference: bytes, objective: Objective = CROSS_ENTROPY, seed: int = 0
 ) -> float:
-    """Runs both on random batches of 1, 7 and 16, without dropout, with masks of ones and with drawn masks.
+    """Runs graphs and PyTorch on random batches of 1, 7 and 16, without dropout, with masks of ones and random masks.
 
-    Where the objective distils, with a random teacher and random weights of it, and without.
+    If the objective distils, it runs them with a random teacher and random weights, and without.
 
     :return: the worst error of any tensor, relative to the tensor's largest entry.
     :raises GraphRefused: that error is above 1e-4 (the text names the tensor, the batch and the error), or
@@ -47,7 +47,7 @@ def check_against_torch(
     run_gradient = GradientGraph(gradient, model.layout, objective=objective)
     run_inference = InferenceGraph(inference, model.layout)
     params, worst = model.init(seed + 1), 0.0
-    if model.starts_at_zero or model.start is not None:  # where a wrong gradient may look right
+    if model.starts_at_zero or model.start is not None:  # at the start a wrong gradient may look right
         params = params + 0.1 * rng.standard_normal(model.layout.size, np.float32)
     for size in CHECKED_BATCHES:
         x, y, masks = stable_batch(reference, params, size, rng)
@@ -70,7 +70,7 @@ def check_against_torch(
 def random_batch(
     model: Model, size: int, rng: np.random.Generator, objective: Objective = CROSS_ENTROPY
 ) -> tuple[np.ndarray, np.ndarray, Masks]:
-    """Images `[B, C, H, W]`, targets `[B]` or `[B, classes]`, and dropout masks `[B, *shape]` of random content."""
+    """Returns random images `[B, C, H, W]`, targets `[B]` or `[B, classes]`, and dropout masks `[B, *shape]`."""
     x = rng.standard_normal((size, *model.input_shape), np.float32)
     y = objective.loss.random(size, model.classes, rng)
     masks = tuple(
@@ -80,19 +80,19 @@ def random_batch(
 
 
 def random_teacher(model: Model, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A teacher's logits float32 `[B, classes]`, some of them sure, and weights of the distillation float32 `[B]`."""
+    """Returns a teacher's logits float32 `[B, classes]`, some confident, and distillation weights float32 `[B]`."""
     return 4 * rng.standard_normal((size, model.classes), np.float32), rng.random(size, np.float32)
 
 
 def stable_batch(
     reference: TorchGradient, params: np.ndarray, size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, Masks]:
-    """A random batch of samples at which the gradient does not depend on a rounding error.
+    """Returns a random batch of samples at which the gradient does not depend on a rounding error.
 
     At a kink of ReLU or of max-pooling the gradient jumps. A deep network has millions of activations for
-    one batch, a few of them closer to a kink than float32 resolves; there two right implementations differ
-    by 1e-2. Samples are therefore chosen by how close PyTorch's own activations come to a kink; the graph
-    under test has no say in it.
+    one batch, a few of them closer to a kink than float32 resolves; there two correct implementations differ
+    by 1e-2. So samples are chosen by the distance of PyTorch's own activations from a kink; the graph under
+    test does not influence the choice.
     """
     chosen: list[tuple[np.ndarray, np.ndarray, Masks]] = []
     for _ in range(size * CANDIDATES_PER_SAMPLE):
@@ -119,7 +119,7 @@ def _is_stable(reference: TorchGradient, params: np.ndarray, sample: tuple[np.nd
 
 
 class _KinkWatch(TorchDispatchMode):
-    """Notes whether any input of a ReLU or a max-pooling comes within the margin of another outcome."""
+    """Records whether any input of a ReLU or a max-pooling is within the margin of another result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class _KinkWatch(TorchDispatchMode):
             best, indices = result
             others = args[0].flatten(2).scatter(2, indices.flatten(2), -torch.inf).view_as(args[0])
             second = function(others, *args[1:], **(kwargs or {}))[0]
-            # A window of zeros ties, but its zeros come from a ReLU, which passes no gradient on.
+            # A window of zeros has ties, but its zeros come from a ReLU, which passes no gradient.
             self._note(torch.where(best == 0, torch.inf, best - second), args[0])
         return result
 
@@ -143,7 +143,7 @@ class _KinkWatch(TorchDispatchMode):
 
 
 def relative_error(value: np.ndarray, expected: np.ndarray, least: float = 0.0) -> float:
-    """The largest difference, relative to the largest expected entry or `least` (inf where something is not finite)."""
+    """Returns the largest difference, relative to the largest expected entry or `least`; inf if it is not finite."""
     scale = max(float(np.max(np.abs(expected))), least, float(np.finfo(np.float32).tiny))
     error = float(np.max(np.abs(value - expected))) / scale
     return error if np.isfinite(error) else float("inf")

@@ -1,4 +1,4 @@
-"""Compact convolutional networks, the ones that the papers in this field train on small images."""
+"""Defines the compact convolutional networks that papers in this field train on small images."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ FED_DPA = "Yang et al., Dynamic Personalized FL with Adaptive Differential Priva
 
 
 def digits_cnn(classes: int = 10) -> Model:
-    """The network for the 8x8 digits of scikit-learn; it trains in seconds on any board, so demos and tests use it."""
+    """Makes the network for scikit-learn's 8x8 digits; it trains in seconds on any board, so demos and tests use it."""
     layers = (Conv(16, 3, padding=1), Pool(), Conv(16, 3, padding=1), Pool(), Linear(32))
     return _compact("digits-cnn", "Hushfleet", (1, 8, 8), classes, layers)
 
 
 def mnist_cnn(classes: int = 10) -> Model:
-    """Two unpadded 5x5 convolutions, each with ReLU and pooling, and two linear layers."""
+    """Makes two unpadded 5x5 convolutions, each with ReLU and pooling, and two linear layers."""
     layers = (Conv(32, 5), Pool(), Conv(64, 5), Pool(), Linear(512))
     return _compact("mnist-cnn", FED_AVG, (1, 28, 28), classes, layers)
 
 
 def emnist_cnn(classes: int = 26) -> Model:
-    """The network for the 26 letters of EMNIST.
+    """Makes the network for the 26 letters of EMNIST.
 
-    Reading: the paper says "a simple 8-layer CNN model" and no more. Here these are four padded 3x3 convolutions with
-    ReLU, a pooling after every second one, and two linear layers: eight with the poolings counted as layers.
+    Reading: the paper says only "a simple 8-layer CNN model". Here these are four padded 3x3 convolutions with ReLU, a
+    pooling after every second one, and two linear layers: eight if the poolings count as layers.
     """
     convolutions = (Conv(16, 3, padding=1), Conv(32, 3, padding=1), Pool()) + (Conv(32, 3, padding=1),) * 2 + (Pool(),)
     return _compact("emnist-cnn", ACDP_PFSD, (1, 28, 28), classes, (*convolutions, Linear(128)))
 
 
 def fashion_mnist_cnn(classes: int = 10) -> Model:
-    """The network of FedDPA for images of 28 x 28 in gray."""
+    """Makes the network of FedDPA for grey images of 28 x 28."""
     return _compact("fashion-mnist-cnn", FED_DPA, (1, 28, 28), classes, _TWO_CONVOLUTIONS)
 
 
 def svhn_cnn(classes: int = 10) -> Model:
-    """The network of FedDPA for images of 32 x 32 in colour."""
+    """Makes the network of FedDPA for colour images of 32 x 32."""
     return _compact("svhn-cnn", FED_DPA, (3, 32, 32), classes, _TWO_CONVOLUTIONS)
 
 
@@ -47,7 +47,7 @@ _TWO_CONVOLUTIONS = (Conv(32, 3), Conv(64, 3), Pool(), Dropout(0.25), Linear(128
 
 
 def cifar10_cnn(classes: int = 10) -> Model:
-    """Three padded 3x3 convolutions, each with ReLU and pooling, and three linear layers."""
+    """Makes three padded 3x3 convolutions, each with ReLU and pooling, and three linear layers."""
     convolutions = (layer for outputs in (16, 32, 32) for layer in (Conv(outputs, 3, padding=1), Pool()))
     return _compact("cifar10-cnn", FED_DPA, (3, 32, 32), classes, (*convolutions, Linear(512), Linear(128)))
 
@@ -55,7 +55,7 @@ def cifar10_cnn(classes: int = 10) -> Model:
 def _compact(
     name: str, source: str, input_shape: tuple[int, int, int], classes: int, hidden: tuple[Layer, ...]
 ) -> Model:
-    """The hidden layers and one linear layer that gives the logits."""
+    """Makes a network of the hidden layers and one linear layer that gives the logits."""
     network = Layered(input_shape, (*hidden, Linear(classes, relu=False)))
     body = Layered(input_shape, hidden)
     return Model(name, source, input_shape, classes, network.layout, network.dropout, network, hidden=body)

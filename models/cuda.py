@@ -1,4 +1,4 @@
-"""Whether there is a CUDA device, asked without PyTorch where that is answer enough."""
+"""Checks for a CUDA device, without an import of PyTorch if possible."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def sees_cuda() -> bool:
-    """Whether PyTorch sees a CUDA device. It takes a second to import, and sees none without the driver's library."""
+    """Returns whether PyTorch sees a CUDA device. Its import takes a second, and is skipped without the driver."""
     if "torch" not in sys.modules:
         try:
             ctypes.CDLL("libcuda.so.1")

@@ -1,7 +1,7 @@
-"""Backward operators as forward ones, so that a gradient becomes a graph that plain ONNX can express.
+"""Expresses backward operators by forward ones, so that a gradient becomes a graph of plain ONNX.
 
-ONNX has no gradient operators. PyTorch's core decompositions cover most; these cover the rest, or do it with
-fewer or better conditioned steps. Convolutions are written for two dimensions, and those over one are made such.
+ONNX has no gradient operators. PyTorch's core decompositions cover most; these cover the rest, or use fewer or better
+conditioned steps. Convolutions are written for two dimensions; convolutions over one dimension are converted to two.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch._decomp import core_aten_decompositions
 
 aten = torch.ops.aten
 
-_MANY_PIXELS = 400  # measured: below, the weight's gradient is quicker as one convolution
+_MANY_PIXELS = 400  # measured: with fewer, the weight's gradient is faster as one convolution
 
 
 def gradient_decompositions() -> dict[Any, Callable[..., Any]]:
-    """The decomposition table under which a traced gradient exports to ONNX."""
+    """Returns the decomposition table with which a traced gradient exports to ONNX."""
     table = dict(core_aten_decompositions())
     table[aten.convolution_backward.default] = convolution_backward
     table[aten.avg_pool2d_backward.default] = avg_pool2d_backward
@@ -51,7 +51,7 @@ def convolution_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of a convolution by its input, weight and bias, as convolutions, or matrix products, and a sum."""
+    """Returns the gradients of a convolution by input, weight and bias: convolutions or matrix products, and a sum."""
     if transposed or weight.ndim > 4:
         raise ValueError("only convolutions over one or two dimensions that are not transposed can be exported")
     if weight.ndim == 3:  # over one dimension: an image of one row
@@ -72,7 +72,7 @@ def convolution_backward(
     kernel = weight.shape[2:]
     grad_x = grad_weight = grad_bias = None
     if mask[0]:
-        # What the transposed convolution must add to come out at x's size: rows that the stride skipped.
+        # The rows that the stride skipped; the transposed convolution must add them to get x's size.
         extra = [
             x.shape[2 + i] - ((grad.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1)
             for i in (0, 1)
@@ -81,7 +81,7 @@ def convolution_backward(
     if mask[1] and groups == 1 and x.shape[1] > 1 and grad.shape[2] * grad.shape[3] >= _MANY_PIXELS:
         grad_weight = _weight_gradient(grad, x, kernel, stride, padding, dilation)
     elif mask[1]:
-        # The batch takes the place of the channels, in each group; stride and dilation change roles.
+        # In each group the batch takes the place of the channels; stride and dilation swap roles.
         swapped = x.transpose(0, 1)
         if groups > 1:
             by_group = x.reshape(-1, groups, x.shape[1] // groups, *x.shape[2:]).permute(2, 1, 0, 3, 4)
@@ -102,11 +102,11 @@ def _weight_gradient(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Multiplies, for each row of the kernel, the gradient with the pixels that it met: `[O, B P Q] @ [B P Q, C K]`.
+    """Multiplies, for each kernel row, the gradient with the pixels that the row met: `[O, B P Q] @ [B P Q, C K]`.
 
-    A single convolution, with the batch in the place of the channels, is a product with as few columns as the kernel
-    has places, and as many terms as the batch has pixels: for large images it took ONNX Runtime half of a whole step.
-    All rows at once would take K times the memory.
+    A single convolution, with the batch in the place of the channels, is a product with only as many columns as the
+    kernel has places, but as many terms as the batch has pixels: for large images ONNX Runtime needed half of a step
+    for it. All rows at once would take K times the memory.
     """
     high, wide = grad.shape[2:]
     padded = aten.constant_pad_nd(x, [padding[1], padding[1], padding[0], padding[0]]) if any(padding) else x
@@ -132,7 +132,7 @@ def avg_pool2d_backward(
     count_include_pad: bool,
     divisor: int | None,
 ) -> Tensor:
-    """The gradient of average pooling by its input: a transposed convolution with a kernel of equal weights."""
+    """Returns the gradient of average pooling by its input: a transposed convolution with equal weights."""
     if ceil_mode or (any(padding) and not count_include_pad):
         raise ValueError("average pooling with ceil_mode, or with padding that is not counted, cannot be exported")
     channels, stride = x.shape[1], stride or kernel
@@ -143,7 +143,7 @@ def avg_pool2d_backward(
 
 
 def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Decomposes it into average pooling if all windows have one size."""
+    """Decomposes the backward operator into that of average pooling, if all windows have one size."""
     if x.shape[2] % grad.shape[2] or x.shape[3] % grad.shape[3]:
         raise ValueError(f"adaptive pooling of {list(x.shape[2:])} to {list(grad.shape[2:])}: must divide evenly")
     kernel = [x.shape[2] // grad.shape[2], x.shape[3] // grad.shape[3]]
@@ -153,7 +153,7 @@ def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
 def group_norm(
     x: Tensor, weight: Tensor, bias: Tensor, batch: int, channels: int, pixels: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """GroupNorm's output, and the mean and reciprocal deviation `[N, G]` that its backward reads."""
+    """Returns GroupNorm's output, and the mean and reciprocal deviation `[N, G]` that its backward reads."""
     grouped = x.reshape(batch, groups, -1)
     mean = grouped.mean(2, keepdim=True)
     centered = grouped - mean
@@ -175,8 +175,8 @@ def group_norm_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of GroupNorm. With n = normed input and g = grad * weight, by the input:
-    scale * (g - mean(g) - n * mean(g * n)), means over a group. PyTorch's own decomposition expands the
+    """Returns the gradients of GroupNorm. With n = normed input and g = grad * weight, the one by the input is
+    scale * (g - mean(g) - n * mean(g * n)), with means over a group. PyTorch's own decomposition expands the
     product, and then subtracts large terms from each other.
     """
     scale = scale.reshape(batch, groups, 1)
@@ -196,10 +196,10 @@ def onnx_max_pool2d(
     dilation: Sequence[int] = (1, 1),
     ceil_mode: bool = False,
 ) -> Any:
-    """MaxPool whose indices count over the whole tensor, as ONNX has it; PyTorch's start anew in every image.
+    """Translates to MaxPool with ONNX's indices over the whole tensor; PyTorch's indices start again in every image.
 
-    The exporter's own translation pools a second time, pixel by pixel, to convert them. Nobody needs that:
-    the backward below is the only reader.
+    The exporter's own translation pools a second time, pixel by pixel, to convert them. This is not needed:
+    only the backward below reads the indices.
     """
     return op.MaxPool(
         x,
@@ -221,7 +221,7 @@ def onnx_max_pool2d_backward(
     ceil_mode: bool,
     indices: Any,
 ) -> Any:
-    """Adds each output's gradient to the pixel that was the maximum; right for overlapping windows too."""
+    """Adds each output's gradient to the pixel that was the maximum; also correct for overlapping windows."""
     flat: Any = op.Constant(value_ints=[-1])
     zeros = op.ConstantOfShape(op.Shape(op.Reshape(x, flat)))
     spread = op.ScatterElements(zeros, op.Reshape(indices, flat), op.Reshape(grad, flat), axis=0, reduction="add")
@@ -229,7 +229,7 @@ def onnx_max_pool2d_backward(
 
 
 def onnx_translations() -> dict[Any, Callable[..., Any]]:
-    """Operators that become ONNX directly, because ONNX can say something that PyTorch's operators cannot."""
+    """Returns operators that are translated to ONNX directly, because PyTorch's operators cannot express the result."""
     return {
         aten.max_pool2d_with_indices.default: onnx_max_pool2d,
         aten.max_pool2d_with_indices_backward.default: onnx_max_pool2d_backward,

@@ -1,8 +1,8 @@
-"""Export: a network's gradient and inference as ONNX graphs with an open batch size, proven before use.
+"""Exports a network's gradient and inference as ONNX graphs with an open batch size, and checks them before use.
 
-The graphs' inputs are one tensor per parameter (`param.<name>`), `x`, `y`, the dropout masks (`dropout.<i>`) and, where
-the objective distils, `teacher` and `distill`; their outputs `loss` and `grad.<name>`, or `logits`. No export is
-returned that was not compared with PyTorch.
+The graphs' inputs are one tensor per parameter (`param.<name>`), `x`, `y`, the dropout masks (`dropout.<i>`) and, if
+the objective distils, `teacher` and `distill`; their outputs are `loss` and `grad.<name>`, or `logits`. Every export is
+compared with PyTorch before it is returned.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _CODE = ("tracing", "decompositions", "checks", "losses", "model", "torch_gradie
 
 @dataclass(frozen=True)
 class Graphs:
-    """The graphs that travel with a task, as ONNX files; the weights are inputs, not part of them."""
+    """The graphs that are sent with a task, as ONNX files; the weights are inputs, not part of them."""
 
     gradient: bytes
     inference: bytes
 
 
 def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_dir: Path | None = None) -> Graphs:
-    """The graphs of `model`, from the cache if this very model was exported by these very versions before.
+    """Returns the graphs of `model`, from the cache if the same versions exported exactly this model before.
 
-    :param objective: what the gradient is of.
+    :param objective: the objective of the gradient.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
-    :raises GraphRefused: a graph disagrees with PyTorch by more than 1e-4 of a tensor's largest entry.
+    :raises GraphRefused: a graph differs from PyTorch by more than 1e-4 of a tensor's largest entry.
     """
     key, folder = content_key(model, objective)[:32], cache_dir or user_cache_dir() / "graphs"
     paths = {name: folder / f"{key}.{name}.onnx" for name in ("gradient", "inference")}
@@ -54,12 +54,12 @@ def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_d
     if gradient is not None and inference is not None:
         return Graphs(gradient, inference)
     with doing(f"exporting and checking the graphs of {model.name}, once"):
-        from hushfleet.models import checks, tracing  # take seconds to import, and are needed once for each network
+        from hushfleet.models import checks, tracing  # their import takes seconds, and is needed once per network
 
         try:
             gradient = tracing.export_gradient(model, objective)
             inference = tracing.export_inference(model)
-        except Exception as error:  # of somebody's own network anything may be raised, in many classes
+        except Exception as error:  # a user's own network may raise anything
             cause = error.__cause__ or error
             reason = (str(cause).splitlines() or [""])[0]
             raise GraphRefused(
@@ -68,16 +68,16 @@ def export_graphs(model: Model, *, objective: Objective = CROSS_ENTROPY, cache_d
             ) from error
         graphs = Graphs(gradient, inference)
         checks.check_against_torch(model, gradient=gradient, inference=inference, objective=objective)
-    with contextlib.suppress(OSError):  # where nothing can be written, exports take longer
+    with contextlib.suppress(OSError):  # if nothing can be written, later exports take longer
         for name, path in paths.items():
             write_cached(path, getattr(graphs, name))
     return graphs
 
 
 def content_key(network: Model, objective: Objective = CROSS_ENTROPY) -> str:
-    """Hex digest of whatever decides what is in the exported graphs, so that nothing needs to be invalidated by hand.
+    """Returns a hex digest of everything that determines the exported graphs, so that nobody has to clear the cache.
 
-    The network's description, the source of the code that exports, and the versions of what it uses.
+    It covers the network's description, the source of the code that exports, and the versions of the packages.
     """
     code: Any = inspect.getmodule(network.function)
     parts = [f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES]
@@ -85,14 +85,14 @@ def content_key(network: Model, objective: Objective = CROSS_ENTROPY) -> str:
     parts += map(inspect.getsource, (session, losses, code))
     parts += [network.layout.digest, repr(objective)]
     parts.append(repr((network.name, network.input_shape, network.classes, network.dropout)))
-    parts.append(repr(getattr(network.function, "layers", None)))  # a function's text is in its module
+    parts.append(repr(getattr(network.function, "layers", None)))  # a function's source is in its module
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def bake(inference_graph: bytes, layout: ParamLayout, params: np.ndarray, *, features: bytes | None = None) -> bytes:
-    """A stand-alone ONNX file, images `x -> logits`, with the weights of `params [d]` inside.
+    """Returns a stand-alone ONNX file, images `x -> logits`, with the weights of `params [d]` inside.
 
-    :param features: the graph that makes what the network takes of images, if one does.
+    :param features: the graph that converts images to the network's input, if there is one.
     """
     import onnx
     from onnx import numpy_helper
@@ -114,7 +114,7 @@ def bake(inference_graph: bytes, layout: ParamLayout, params: np.ndarray, *, fea
 
 
 def _behind(features: onnx.ModelProto, network: onnx.ModelProto) -> onnx.ModelProto:
-    """One graph of both; the first features, as many as it takes, are to the network images of one pixel."""
+    """Joins both graphs; the network takes its number of first features as images of one pixel."""
     import onnx
     from onnx import numpy_helper
 

@@ -1,7 +1,7 @@
-"""Networks described as a sequence of layers, from which every runtime makes its own.
+"""Describes networks as a sequence of layers, from which every runtime makes its own form.
 
-PyTorch runs a `Layered` network as it stands; `hushfleet.models.native` writes a C program from the same layers.
-Parameters are named by counting: conv1, conv2, ..., fc1, fc2, ... PyTorch is imported when it runs one.
+PyTorch runs a `Layered` network directly; `hushfleet.models.native` writes a C program from the same layers.
+Parameters are numbered: conv1, conv2, ..., fc1, fc2, ... PyTorch is imported only when it runs a network.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Conv:
 
 @dataclass(frozen=True)
 class Pool:
-    """Max-pooling of 2x2 windows; an odd last row or column is left out."""
+    """Max-pooling of 2x2 windows; if the size is odd, the last row or column is left out."""
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Multiplication by a mask that the caller draws: 0, or 1 / (1 - rate). Nothing in inference."""
+    """Multiplication by a mask that the caller draws: 0, or 1 / (1 - rate). It does nothing in inference."""
 
     rate: float
 
@@ -56,7 +56,7 @@ Layer = Conv | Pool | Dropout | Linear
 
 @dataclass(frozen=True)
 class Place:
-    """A layer in its network: its parameters' name, if it has any, and the shapes of one sample around it."""
+    """A layer in its network: its parameters' name, if it has any, and one sample's shape before and after it."""
 
     layer: Layer
     name: str
@@ -68,7 +68,7 @@ class Place:
 class Layered:
     """A network of `layers` on images of `input_shape` (channels, height, width).
 
-    Called as `Model.function` is: `(tensors, x, dropout) -> logits`.
+    It is called like `Model.function`: `(tensors, x, dropout) -> logits`.
     """
 
     input_shape: tuple[int, int, int]

@@ -1,7 +1,7 @@
-"""One linear layer, for fixed features: convex, small, and all that a fleet has to learn.
+"""Defines one linear layer for fixed features: it is convex and small, and the fleet has to learn nothing else.
 
-The bias is a tensor of its own, `prior`: for method `hush` it is the logarithm of a device's own label shares, which
-the device sets and keeps. Where the features have a constant among them, that is the bias that all share.
+The bias is a separate tensor, `prior`: for method `hush` it is the logarithm of a device's own label shares, which the
+device sets and keeps. If one of the features is a constant, its weights are the bias that all devices share.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def linear(classes: int = 10, input_shape: tuple[int, int, int] = (784, 1, 1)) -> Model:
-    """Logits = head.weight x + prior of the flattened input; begins at zero.
+    """Makes the network logits = head.weight x + prior for the flattened input x; it starts at zero.
 
-    :param input_shape: of n features, (n, 1, 1).
+    :param input_shape: (n, 1, 1) for n features.
     """
     layout = ParamLayout(("head.weight", "prior"), ((classes, math.prod(input_shape)), (classes,)))
     return Model(

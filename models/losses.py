@@ -1,4 +1,4 @@
-"""The objectives of `hushfleet.objectives` in PyTorch, by operators that differentiate, vmap and export."""
+"""Implements the objectives of `hushfleet.objectives` in PyTorch, with operators that support grad, vmap and export."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch.nn import functional as F
 
 from hushfleet.objectives import Objective
 
-EXCLUDED = -1e30  # a logit whose probability is exactly 0, and which makes no NaN as infinity would
+EXCLUDED = -1e30  # a logit with probability exactly 0; unlike infinity, it does not produce NaN
 
 
 def mean_loss(objective: Objective, logits: Tensor, y: Tensor) -> Tensor:
-    """The mean loss of a batch without a teacher: logits `[B, C]`, labels int64 `[B]` or targets float32 `[B, C]`."""
+    """Returns the mean loss without a teacher: logits `[B, C]`, labels int64 `[B]` or targets float32 `[B, C]`."""
     return F.cross_entropy(logits, y) if objective.of_classes else losses_of(objective, logits, y).mean()
 
 
 def losses_of(objective: Objective, logits: Tensor, y: Tensor) -> Tensor:
-    """Each sample's loss `[B]`, without a teacher."""
+    """Returns each sample's loss `[B]`, without a teacher."""
     if objective.of_classes:
         return F.cross_entropy(logits, y, reduction="none")
     losses: Tensor = objective.loss.each(logits, y)[0].mean(1)
@@ -25,8 +25,8 @@ def losses_of(objective: Objective, logits: Tensor, y: Tensor) -> Tensor:
 
 
 def distilled_losses(objective: Objective, logits: Tensor, y: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
-    """Each sample's loss `[B]`, of logits and teacher's logits `[B, C]`, labels and distillation weights `[B]`."""
-    logits = logits.to(teacher.dtype)  # a network in bfloat16 has its losses in float32
+    """Returns each sample's loss `[B]`: logits and teacher's logits `[B, C]`, labels and distillation weights `[B]`."""
+    logits = logits.to(teacher.dtype)  # losses are float32 even for a network in bfloat16
     if objective.kind == "distillation":
         t = objective.temperature
         divergence = t * t * _divergence(logits / t, teacher / t)

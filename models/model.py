@@ -1,8 +1,8 @@
-"""A network as a pure function over named tensors, and the facts that go with it.
+"""Represents a network as a pure function over named tensors, with its properties.
 
 A network is written once, with `torch.nn.functional` calls on a dict of tensors; gradients, vmapped
 gradients and ONNX graphs all come from that one function. Dropout is explicit: the caller draws the masks
-(0, or 1 / (1 - rate) where an activation is kept), so every runtime and every client computes with the same.
+(0, or 1 / (1 - rate) for a kept activation), so every runtime and every client uses the same masks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Model:
     :param input_shape: channels, height, width of one image.
     :param dropout: the masks that `forward` takes in training, in order; each mask is `[B, *shape]`.
     :param function: `(tensors, x, dropout) -> logits`; called through `forward`.
-    :param starts_at_zero: of a convex network, which needs no chance to begin with.
-    :param start: gives the starting vector of a seed, where the network has its own.
-    :param hidden: as `function`, up to what the last layer is given, `[B, F]`; None where that is no layer.
+    :param starts_at_zero: True for a convex network, which needs no random start.
+    :param start: returns the starting vector for a seed, if the network has its own.
+    :param hidden: like `function`, but up to the last layer's input, `[B, F]`; None if no layer comes before it.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Model:
     start: Callable[[int], np.ndarray] | None = None
 
     def forward(self, tensors: Mapping[str, Tensor], x: Tensor, dropout: Sequence[Tensor] = ()) -> Tensor:
-        """Logits `[B, classes]` of images `x [B, C, H, W]` under `tensors` (see `layout.unflatten`).
+        """Returns logits `[B, classes]` for images `x [B, C, H, W]` with `tensors` (see `layout.unflatten`).
 
-        An empty `dropout` is inference; otherwise one mask `[B, *shape]` for each of `self.dropout`.
+        An empty `dropout` means inference; otherwise it has one mask `[B, *shape]` for each of `self.dropout`.
         """
         if dropout and len(dropout) != len(self.dropout):
             raise ValueError(
@@ -59,11 +59,11 @@ class Model:
         return self.function(tensors, x, dropout)
 
     def init(self, seed: int) -> np.ndarray:
-        """A starting vector float32 `[d]`, drawn as PyTorch initialises the same layers.
+        """Returns a starting vector float32 `[d]`, with PyTorch's distributions for the same layers.
 
         Convolutions and linear layers: weight and bias uniform in +-1/sqrt(fan-in) (He et al. 2015 with
-        a = sqrt(5), which is PyTorch's default). Normalisation layers: weight 1, bias 0. The generator is
-        NumPy's, so that a seed gives the same vector under every PyTorch version.
+        a = sqrt(5), PyTorch's default). Normalisation layers: weight 1, bias 0. The generator is NumPy's, so
+        that a seed gives the same vector with every PyTorch version.
         """
         if self.start is not None:
             return self.start(seed)
@@ -85,7 +85,7 @@ class Model:
 
 
 def layout_of(**layers: tuple[int, ...]) -> ParamLayout:
-    """The layout of layers that each have a weight of the given shape and one bias per output."""
+    """Returns the layout of layers that each have a weight of the given shape and one bias per output."""
     tensors = {}
     for layer, weight_shape in layers.items():
         tensors[f"{layer}.weight"] = weight_shape

@@ -1,8 +1,8 @@
-"""Your own network: any `torch.nn.Module`, as a pure function over its named parameters.
+"""Turns your own network, any `torch.nn.Module`, into a pure function over its named parameters.
 
-Its input has the data's own shape: `[B, C, H, W]` of images, `[B, C, T]` of series, `[B, F]` of vectors. Parameters
+Its input has the data's own shape: `[B, C, H, W]` for images, `[B, C, T]` for series, `[B, F]` for vectors. Parameters
 that require a gradient are trained and sent; others, and buffers, are constants of the graphs. Dropout modules are
-replaced by masks that the caller draws. What mixes samples, keeps averages or draws random numbers is refused in words.
+replaced by masks that the caller draws. Modules that mix samples, keep averages or draw random numbers are refused.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Shape = tuple[int, int, int]
 Make = Callable[..., Any]
 
 _CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_GROUPS, _GROUP_CHANNELS = 8, 4  # as many groups at most, and channels in each at least
+_GROUPS, _GROUP_CHANNELS = 8, 4  # the maximum number of groups, and the minimum number of channels in each
 _GIVEN: dict[str, nn.Module | Make] = {}
 
 
 def offer(made: nn.Module | Make) -> str:
-    """A name for `model.name` by which this process, and no other, knows a network of a Python program.
+    """Registers a network of a Python program in this process, and returns its name for `model.name`.
 
-    :param made: as `model_of` takes it.
+    :param made: as in `model_of`.
     """
     name = f"{OFFERED}{getattr(made, '__name__', type(made).__name__)}"
     _GIVEN[name] = made
@@ -49,9 +49,9 @@ def offer(made: nn.Module | Make) -> str:
 
 
 def own_model(name: str, **what: Any) -> Model:
-    """Loads an own network from a file, or as this process has offered it. Raises `BadInput`.
+    """Loads an own network, from a file or from this process's `offer`. Raises `BadInput`.
 
-    :param what: as `model_of` takes it.
+    :param what: the other arguments of `model_of`.
     """
     if not is_offered(name):
         return _of_file(name, **what)
@@ -64,8 +64,8 @@ def own_model(name: str, **what: Any) -> Model:
 
 
 def _of_file(name: str, **what: Any) -> Model:
-    """:param name: `path/to/file.py:NAME`, of a module, or a class or function that gives one; it is called with
-        `classes` and `input_shape` where it takes them. The file is run.
+    """:param name: `path/to/file.py:NAME` of a module, or of a class or function that returns one; it is called with
+        `classes` and `input_shape` if it takes them. The file is run.
 
     :raises BadInput: there is none, or `model_of` refuses it.
     """
@@ -83,14 +83,14 @@ def model_of(
     loss: str | None = None,
     by_record: bool = False,
 ) -> Model:
-    """The network as a `Model`.
+    """Returns the network as a `Model`.
 
-    :param made: a module, which starts from the values that it has, or a class or function that gives one, which starts
-        as PyTorch draws it from the task's seed; called with `classes` and `input_shape` where it takes them.
-    :param input_shape: (C, H, W); of a series (C, 1, T), of a vector (F, 1, 1).
-    :param loss: what it is to learn: its outputs must be what this loss takes; None: they are not looked at.
-    :param by_record: whether the unit of privacy is the record: Opacus is asked, too.
-    :raises BadInput: it is no such thing, or cannot be trained here; the text says why, and what to do.
+    :param made: a module, which starts from its present values, or a class or function that returns one, which starts
+        with PyTorch's random values for the task's seed; called with `classes` and `input_shape` if it takes them.
+    :param input_shape: (C, H, W); (C, 1, T) for a series, (F, 1, 1) for a vector.
+    :param loss: the loss that its outputs must fit; None: this is not checked.
+    :param by_record: whether the unit of privacy is the record: then Opacus checks it, too.
+    :raises BadInput: it is not such an object, or cannot be trained here; the text says why, and what to do.
     """
     given = {"classes": classes, "input_shape": own_shape(input_shape)}
 
@@ -113,7 +113,7 @@ def model_of(
 
 
 def own_shape(input_shape: Shape) -> tuple[int, ...]:
-    """A sample's shape as a network of its kind has it: (F,) of a vector, (C, T) of a series, else (C, H, W)."""
+    """Returns a sample's shape for an own network: (F,) for a vector, (C, T) for a series, else (C, H, W)."""
     channels, height, width = input_shape
     if height > 1:
         return input_shape
@@ -121,13 +121,13 @@ def own_shape(input_shape: Shape) -> tuple[int, ...]:
 
 
 def with_group_norm(module: nn.Module) -> nn.Module:
-    """A copy with GroupNorm for each BatchNorm; weights and biases are kept."""
+    """Returns a copy with GroupNorm in place of each BatchNorm; weights and biases are kept."""
     module = copy.deepcopy(module)
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
                 channels = child.num_features
-                # Of one channel a group it would take away the mean of each, and the bias before it.
+                # With one channel per group, it would remove each channel's mean, and the bias before it.
                 groups = math.gcd(channels, channels // _GROUP_CHANNELS or 1, _GROUPS)
                 norm = nn.GroupNorm(groups, channels, eps=child.eps, affine=child.affine)
                 if child.affine:
@@ -138,7 +138,7 @@ def with_group_norm(module: nn.Module) -> nn.Module:
 
 @dataclass
 class _Masks:
-    """The dropout of one network: what masks it takes, and those of the call that is being made."""
+    """The dropout of one network: the masks that it takes, and the masks of the current call."""
 
     specs: tuple[DropoutSpec, ...] = ()
     given: list[Tensor] = field(default_factory=list)
@@ -185,7 +185,7 @@ class _Network:
 
     @cached_property
     def traced(self) -> torch.fx.GraphModule:
-        """All that it computes, as PyTorch's own operators and constants."""
+        """Everything that it computes, as PyTorch's own operators and constants."""
         from torch.fx.experimental.proxy_tensor import make_fx  # takes long to import
 
         tensors = {name: torch.zeros(shape) for name, shape in zip(self.layout.names, self.layout.shapes, strict=True)}
@@ -223,16 +223,16 @@ def _made(make: Any, name: str, given: dict[str, Any], seed: int) -> nn.Module:
 def _network(
     module: nn.Module, name: str, classes: int, input_shape: Shape, *, loss: str | None, by_record: bool
 ) -> _Network:
-    """Makes the network and checks it by running it on random samples."""
+    """Makes the network, and checks it with runs on random samples."""
     shape = own_shape(input_shape)
     check_parts(module, name, by_record=by_record)
     masks = _Masks()
     for parent in list(module.modules()):
-        for child_name, child in list(parent._modules.items()):  # `named_children` has one of two names of a child
+        for child_name, child in list(parent._modules.items()):  # `named_children` omits a child's second name
             if isinstance(child, (nn.Dropout, *_CHANNELWISE)) and child.p > 0:
                 setattr(parent, child_name, _Masked(child, masks))
     check_outputs(module, name, classes, shape, masks.record)
-    check_parts(module, name, by_record=False)  # with what lazy layers have got
+    check_parts(module, name, by_record=False)  # again, with the parameters of lazy layers
     check_gradients(module, name, shape)
     network = _Network(module, input_shape, masks)
     if loss is not None:

@@ -1,7 +1,7 @@
-"""Checks of own networks; each error names the layer, the reason, and the remedy.
+"""Checks own networks; each error names the layer, the reason, and the remedy.
 
-The network is looked at as it is, then run on random samples. What would train in silence on something else than its
-owner thinks is refused like what cannot be trained.
+The network is inspected first, then run on random samples. A network is refused if it cannot be trained, and also if it
+would silently train differently from what its owner expects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INSTEAD: dict[tuple[type[nn.Module], ...], str] = {
     ): f"{_NO_GRAPH}torch.nn.Linear for q, k and v, and torch.softmax(q @ k.mT / d**0.5, -1) @ v",
     (_InstanceNorm,): "keeps averages of private data. Use track_running_stats=False",
 }
-"""Modules that are refused, and what to use in their place."""
+"""Modules that are refused, and their replacements."""
 _SQUASHED = {
     "_softmax": "softmax",
     "sigmoid": "a sigmoid",
@@ -39,14 +39,14 @@ _SQUASHED = {
     "relu": "ReLU",
     "tanh": "tanh",
 }
-"""The last operator of a network that gives no logits, as `torch.fx` calls it."""
+"""The last operator of a network that does not give logits: its name in `torch.fx`, and in error texts."""
 _ONLY_MOVES = ("view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "clone", "detach", "alias", "t", "transpose")
 
 
 def check_parts(module: nn.Module, name: str, *, by_record: bool) -> None:
     """Checks the modules before they are run. Raises `BadInput`.
 
-    :param by_record: whether the unit of privacy is the record, for which Opacus says what can be trained.
+    :param by_record: whether the unit of privacy is the record: then Opacus decides what can be trained.
     """
     why, seen = _asked_opacus(module) if by_record else {}, set(module.modules())
     for where, part in module.named_modules():
@@ -70,7 +70,7 @@ def check_parts(module: nn.Module, name: str, *, by_record: bool) -> None:
                 )
     for where, value in [*module.named_parameters(), *module.named_buffers()]:
         if is_lazy(value):
-            continue  # of a lazy layer, which gets it when it is run
+            continue  # a lazy layer gets its values when it is run
         if value.device.type != "cpu":
             raise BadInput(
                 f"model.name = {name!r}: {where} is on {value.device}; give the network with its values on cpu"
@@ -82,9 +82,9 @@ def check_parts(module: nn.Module, name: str, *, by_record: bool) -> None:
 
 
 def _asked_opacus(module: nn.Module) -> dict[str, str]:
-    """The layers that Opacus refuses, by name, with the first sentence of its reason.
+    """Returns the layers that Opacus refuses, by name, with the first sentence of its reason.
 
-    A GRU, which only its own hooks cannot take, is trained here.
+    A GRU, which Opacus refuses only because of its own hooks, can be trained here.
     """
     from opacus.validators import ModuleValidator  # takes long to import
 
@@ -96,7 +96,9 @@ def _asked_opacus(module: nn.Module) -> dict[str, str]:
 def check_outputs(
     module: nn.Module, name: str, classes: int, shape: tuple[int, ...], record_masks: Callable[[bool], None]
 ) -> None:
-    """Logits of the right shape, the same each time, in training and test, and of each sample alone. Raises `BadInput`.
+    """Checks that logits have the right shape, and are the same in training and in test, and for each sample alone.
+
+    Raises `BadInput`.
 
     :param record_masks: called around the first run in training.
     """
@@ -149,7 +151,7 @@ def _logits(module: nn.Module, name: str, classes: int, x: Tensor) -> Tensor:
 
 
 def check_gradients(module: nn.Module, name: str, shape: tuple[int, ...]) -> None:
-    """Each parameter that is to be trained has a part in the logits. Raises `BadInput`, with the layers' names."""
+    """Checks that each trained parameter influences the logits. Raises `BadInput` with the layers' names."""
     wanted = {where: value for where, value in module.named_parameters() if value.requires_grad}
     trained = {where: value for where, value in wanted.items() if not is_lazy(value)}
     if not wanted:
@@ -163,12 +165,12 @@ def check_gradients(module: nn.Module, name: str, shape: tuple[int, ...]) -> Non
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
     try:
         found = torch.autograd.grad((logits * weights).sum(), list(trained.values()), allow_unused=True)
-    except RuntimeError as error:  # of an operator without one, such as floor_divide
+    except RuntimeError as error:  # an operator without a gradient, such as floor_divide
         raise BadInput(
             f"model.name = {name!r}: PyTorch cannot compute its gradient: {format_error(error)}. Take another operator"
         ) from error
     unused = [where for where, value in zip(trained, found, strict=True) if value is None]
-    unused += wanted.keys() - trained.keys()  # of a lazy layer that was never called
+    unused += wanted.keys() - trained.keys()  # parameters of a lazy layer that was never called
     if unused:
         layers = dict.fromkeys(where.rpartition(".")[0] or where for where in unused)
         one = next(iter(layers))
@@ -183,17 +185,17 @@ def check_gradients(module: nn.Module, name: str, shape: tuple[int, ...]) -> Non
 
 
 def check_ending(graph: torch.fx.Graph, module: nn.Module, name: str, loss: str) -> None:
-    """Refuses a network that ends in a softmax or sigmoid, since the loss computes it from logits itself.
+    """Refuses a network that ends in a softmax or sigmoid, because the loss computes it from the logits itself.
 
-    Raises `BadInput`.
+    Raises `BadInput`. A regression may end in any operator.
 
-    :param graph: of its operators, traced. A regression may end in what it likes.
+    :param graph: the traced graph of its operators.
     """
     (node,) = next(iter(reversed(graph.nodes))).all_input_nodes
     while _operator(node) in _ONLY_MOVES:
         node = node.args[0]
     operator = _operator(node)
-    # The softmax of a log-softmax is that softmax again, so cross-entropy takes it.
+    # The softmax of a log-softmax is the same softmax, so cross-entropy accepts it.
     ends = "LogSoftmax" if operator == "_log_softmax" and not LOSSES[loss].of_classes else _SQUASHED.get(operator)
     if LOSSES[loss].of_numbers or ends is None:
         return
@@ -207,12 +209,12 @@ def check_ending(graph: torch.fx.Graph, module: nn.Module, name: str, loss: str)
 
 
 def _operator(node: Any) -> str:
-    """`_softmax`; empty for what is no operator of PyTorch."""
+    """Returns an operator's name, such as `_softmax`; empty if it is not an operator of PyTorch."""
     words = str(node.target).split(".") if isinstance(node, torch.fx.Node) else []  # aten._softmax.default
     return words[1] if len(words) == 3 else ""
 
 
 def format_error(error: Exception) -> str:
-    """Gives the type and the first line of an error."""
+    """Returns the type and the first line of an error."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"

@@ -1,4 +1,4 @@
-"""A small ONNX graph, node by node: images `x` float32 `[n, C, H, W]` in, `features` float32 `[n, count]` out."""
+"""Builds a small ONNX graph node by node: images `x` float32 `[n, C, H, W]` -> `features` float32 `[n, count]`."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _IR_VERSION = 8
 
 
 class Graph:
-    """Nodes and constants in the order in which they are added; values are called by the names that are returned."""
+    """Nodes and constants in the order in which they are added; the returned names identify values."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
 
     def constant(self, array: np.ndarray) -> str:
-        """Adds a constant and gives its name."""
+        """Adds a constant and returns its name."""
         name = f"c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(array, name))
         return name
 
     def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """Adds a node with one result and gives the result's name."""
+        """Adds a node with one result and returns the result's name."""
         name = f"v{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
 
     def to_bytes(self, result: str, image_shape: tuple[int, int, int], count: int) -> bytes:
-        """The ONNX file in which `result` is called `features`."""
+        """Returns the ONNX file in which `result` is called `features`."""
         empty = helper.make_model(
             helper.make_graph([], "features", [], []),
             opset_imports=[helper.make_opsetid("", OPSET)],
@@ -43,7 +43,7 @@ class Graph:
     def appended_to(
         self, model: onnx.ModelProto, x: str, result: str, image_shape: tuple[int, int, int], count: int
     ) -> bytes:
-        """The ONNX file of `model` and then these nodes; `x` is what it calls its images. `model` is changed."""
+        """Returns the ONNX file of `model`, followed by these nodes; `x` is its name of the images. Changes `model`."""
         graph = model.graph
         for node in graph.node:
             node.input[:] = ["x" if name == x else name for name in node.input]
@@ -59,7 +59,7 @@ class Graph:
 
 
 def without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model, in place, without what exporters tell of themselves, and shapes that are inferred again."""
+    """Removes, in place, the exporter's metadata, and shapes that are inferred again; returns the model."""
     del model.metadata_props[:], model.graph.metadata_props[:], model.graph.value_info[:]
     model.graph.doc_string = ""
     for node in model.graph.node:

@@ -1,7 +1,7 @@
-"""ResNets (He et al., CVPR 2016) for 32x32 images, with GroupNorm (Wu & He, ECCV 2018) for BatchNorm.
+"""Defines ResNets (He et al., CVPR 2016) for 32x32 images, with GroupNorm (Wu & He, ECCV 2018) in place of BatchNorm.
 
-Batch statistics neither survive averaging over clients with different data (Hsieh et al., ICML 2020) nor
-allow per-sample gradients, so every normalisation is GroupNorm. The first convolution is 3x3 with stride 1 and no
+Batch statistics do not work with averaging over clients with different data (Hsieh et al., ICML 2020), and do not
+allow per-sample gradients, so every normalisation is GroupNorm. The first convolution is 3x3 with stride 1, and no
 pooling follows it, as usual for images of this size.
 """
 
@@ -22,20 +22,20 @@ Tensors = Mapping[str, Tensor]
 
 
 def resnet18_gn(classes: int = 10) -> Model:
-    """ResNet-18 (He et al., CVPR 2016) with group normalisation (Wu, He, ECCV 2018), for images of 32 x 32."""
+    """Makes ResNet-18 (He et al., CVPR 2016) with group normalisation (Wu, He, ECCV 2018), for images of 32 x 32."""
     return _ResNet((64, 128, 256, 512), blocks=2, groups=32).model("resnet18-gn", classes)
 
 
 def resnet8_gn(classes: int = 10) -> Model:
-    """The depth of He et al.'s networks for CIFAR-10 at n = 1 and half their widths, for processor cores."""
+    """Makes the network of He et al. for CIFAR-10 with n = 1 and half of its widths, for processor cores."""
     return _ResNet((8, 16, 32), blocks=1, groups=4).model("resnet8-gn", classes)
 
 
 @dataclass(frozen=True)
 class _ResNet:
-    """:param widths: channels of each stage; every one but the first halves the image.
-    :param blocks: residual blocks of a stage, of two convolutions each.
-    :param groups: of every GroupNorm.
+    """:param widths: channels of each stage; every stage except the first halves the image.
+    :param blocks: residual blocks of a stage, with two convolutions each.
+    :param groups: the groups of every GroupNorm.
     """
 
     widths: tuple[int, ...]
@@ -47,7 +47,7 @@ class _ResNet:
         return Model(name, SOURCE, (3, 32, 32), classes, layout, (), self._forward, hidden=self._hidden)
 
     def _each_block(self) -> Iterator[tuple[str, int, int, int]]:
-        """Name, channels in, channels out and stride of each residual block."""
+        """Yields name, input channels, output channels and stride of each residual block."""
         channels = self.widths[0]
         for stage, width in enumerate(self.widths, start=1):
             for index in range(self.blocks):

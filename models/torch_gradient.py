@@ -1,7 +1,7 @@
-"""Loss and flat gradient of a network in PyTorch: for one client, and for many at once.
+"""Computes loss and flat gradient of a network in PyTorch: for one client, and for many at once.
 
-The flat vector itself is never differentiated: the backward of a slice allocates `d` zeros, once for every
-tensor. Each tensor is a leaf that shares the vector's memory, and its gradient is written to its place.
+The flat vector itself is never differentiated, because the backward of a slice allocates `d` zeros, once for every
+tensor. Instead, each tensor is a leaf that shares the vector's memory, and its gradient is written to its place.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
 
 
 class TorchGradient:
-    """`(params, x, y, dropout) -> (loss, gradient)` of `model` under a batch's mean loss by `objective`.
+    """`(params, x, y, dropout) -> (loss, gradient)` of `model` for a batch's mean loss of `objective`.
 
-    With a teacher's logits float32 `[B, classes]` and the distillation's weights float32 `[B]` for a call; none at
-    all: the loss is that without a teacher.
+    A call may get a teacher's logits float32 `[B, classes]` and the distillation's weights float32 `[B]`; without
+    them, it computes the loss without a teacher.
 
-    NumPy arrays give NumPy arrays, tensors give tensors on their device (NumPy inputs are computed on
-    `device`). Images are float32 `[B, C, H, W]`, labels int64 `[B]` or targets float32
-    `[B, classes]`, params and gradients float32 `[d]`.
+    NumPy arrays give NumPy arrays, computed on `device`; tensors give tensors on their device. Images are
+    float32 `[B, C, H, W]`, labels int64 `[B]` or targets float32 `[B, classes]`, params and gradients
+    float32 `[d]`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TorchGradient:
         teacher: Any | None = None,
         distill: Any | None = None,
     ) -> tuple[float, Any]:
-        """The batch's mean loss and its gradient `[d]`, written into `out` if given."""
+        """Returns the batch's mean loss and its gradient `[d]`, written into `out` if given."""
         loss, gradient = self.on_device(params, x, y, dropout, out, teacher=teacher, distill=distill)
         return loss.item(), gradient
 
@@ -63,7 +63,7 @@ class TorchGradient:
         teacher: Any | None = None,
         distill: Any | None = None,
     ) -> tuple[Tensor, Any]:
-        """Computes what a call computes and leaves the loss on the device, so that nothing waits for it.
+        """Computes the same as a call, but leaves the loss on the device, so that nothing waits for it.
 
         :param weights: float32 `[B]`: the loss is the weighted mean over the samples.
         """
@@ -87,12 +87,12 @@ class TorchGradient:
         teacher: Any | None = None,
         distill: Any | None = None,
     ) -> tuple[Any, Any]:
-        """Many clients in one pass: `params [c, d]`, `x [c, B, C, H, W]`, `y [c, B]`, masks `[c, B, *shape]`.
+        """Computes many clients in one pass: `params [c, d]`, `x [c, B, C, H, W]`, `y [c, B]`, masks `[c, B, *shape]`.
 
         :param teacher: `[c, B, classes]`.
         :param distill: `[c, B]`.
-        :param weights: float32 `[c, B]`, not negative, above zero somewhere in each row: each client's loss is the
-            weighted mean over its samples. Padding of a smaller batch has weight zero.
+        :param weights: float32 `[c, B]`, not negative, with a positive value in each row: each client's loss is the
+            weighted mean over its samples. The padding of a smaller batch has weight zero.
         :return: losses `[c]` and gradients `[c, d]`.
         """
 
@@ -113,7 +113,7 @@ class TorchGradient:
         teacher: Any | None = None,
         distill: Any | None = None,
     ) -> tuple[Any, Any]:
-        """Single samples of many clients in one pass, with arguments as those of `clients`.
+        """Computes single samples of many clients in one pass, with the arguments of `clients`.
 
         :return: each sample's loss `[c, B]` and gradient `[c, B, d]`.
         """
@@ -127,7 +127,7 @@ class TorchGradient:
 
     @torch.no_grad()
     def logits(self, params: Any, x: Any) -> Any:
-        """Logits `[B, classes]` at `params [d]`, without dropout."""
+        """Returns logits `[B, classes]` with `params [d]`, without dropout."""
         tensors = self.layout.unflatten(self._tensor(params))
         return _like(self.model.forward(tensors, self._tensor(x)), params)
 
@@ -141,7 +141,7 @@ class TorchGradient:
         more: dict[str, Tensor],
         out: Any | None,
     ) -> tuple[Any, Any]:
-        """Losses and flat gradients of all clients, where `of_client` gives named gradients and losses of one."""
+        """Returns losses and flat gradients of all clients; `of_client` computes named gradients and losses of one."""
         tensors = self.layout.unflatten(self._tensor(params))
         grads, losses = torch.func.vmap(of_client)(
             tensors, self._tensor(x), self._tensor(y), self._tensors(dropout), more
@@ -149,7 +149,7 @@ class TorchGradient:
         return _like(losses.detach(), params), self._flat(grads, like=params, out=out)
 
     def _more(self, teacher: Any | None, distill: Any | None, weights: Any | None = None) -> dict[str, Tensor]:
-        """The arguments of `_loss` that a call has, by name."""
+        """Returns the optional arguments of `_loss` that a call has, by name."""
         more = dict(zip(("teacher", "distill"), self._distilled(teacher, distill), strict=False))
         return more if weights is None else {**more, "weights": self._tensor(weights)}
 

@@ -1,7 +1,7 @@
-"""Tracing: a network's gradient and inference as ONNX graphs with an open batch size, not yet proven.
+"""Traces a network's gradient and inference to ONNX graphs with an open batch size, which are not checked yet.
 
-The gradient is traced with `torch.func`, decomposed to forward operators and exported like any network. What this
-imports takes seconds, so it is imported only where a graph is not in the cache.
+The gradient is traced with `torch.func`, decomposed to forward operators and exported like any network. The imports
+take seconds, so this file is imported only if a graph is not in the cache.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ OPSET = 18
 
 
 def export_gradient(model: Model, objective: Objective = CROSS_ENTROPY) -> bytes:
-    """The unchecked graph `(param.*, x, y, dropout.*) -> (loss, grad.*)`.
+    """Returns the unchecked graph `(param.*, x, y, dropout.*) -> (loss, grad.*)`.
 
-    Where the objective distils, `teacher` and `distill` come last among its inputs.
+    If the objective distils, `teacher` and `distill` are its last inputs.
     """
     names, masks = model.layout.names, len(model.dropout)
 
@@ -57,7 +57,7 @@ def export_gradient(model: Model, objective: Objective = CROSS_ENTROPY) -> bytes
 
 
 def export_inference(model: Model) -> bytes:
-    """The unchecked graph `(param.*, x) -> logits`."""
+    """Returns the unchecked graph `(param.*, x) -> logits`."""
     names = model.layout.names
 
     def logits(*args: Tensor) -> tuple[Tensor]:
@@ -67,7 +67,7 @@ def export_inference(model: Model) -> bytes:
 
 
 class _Wrap(torch.nn.Module):
-    """`torch.export` takes modules only."""
+    """A function as a module, because `torch.export` takes only modules."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -99,12 +99,12 @@ def _export(
             output_names=outputs,
             custom_translation_table=onnx_translations(),
         )
-    assert exported is not None  # what `dynamo=True` gives without a file
+    assert exported is not None  # not None with `dynamo=True` and without a file
     return _stripped(exported.model_proto).SerializeToString(deterministic=True)
 
 
 def _example(model: Model, inputs: list[str], objective: Objective) -> tuple[Tensor, ...]:
-    """Inputs to trace with. The batch is odd, so that it cannot be mistaken for a constant of the net."""
+    """Returns example inputs for the trace. The batch is odd, so that no constant of the network equals it."""
     params = {f"param.{k}": v for k, v in model.layout.unflatten(torch.from_numpy(model.init(0))).items()}
     x, y, masks = random_batch(model, 5, np.random.default_rng(0), objective)
     values = params | {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
@@ -115,17 +115,17 @@ def _example(model: Model, inputs: list[str], objective: Objective) -> tuple[Ten
 
 
 def _with_open_batch(args: Sequence[Tensor], inputs: Sequence[str]) -> tuple[Tensor, ...]:
-    """Fake tensors whose only symbolic size is the batch.
+    """Returns fake tensors whose only symbolic size is the batch.
 
-    Left to itself, the tracer makes every size of every parameter symbolic, and spends two minutes on proving
-    relations between them for a ResNet-18 that takes three seconds like this.
+    By default, the tracer makes every size of every parameter symbolic, and needs two minutes to prove relations
+    between them for a ResNet-18; with these tensors it needs three seconds.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)  # constants
     fakes = []
     for name, arg in zip(inputs, args, strict=True):
         sizes = [DimDynamic.STATIC] * arg.ndim
         if not name.startswith("param."):
-            sizes[0] = DimDynamic.DUCK  # equal example sizes are one symbol: the batch
+            sizes[0] = DimDynamic.DUCK  # equal example sizes become one symbol: the batch
         context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * arg.ndim)
         fakes.append(mode.from_tensor(arg, symbolic_context=context, source=ConstantSource(name.replace(".", "_"))))
     return tuple(fakes)
@@ -145,7 +145,7 @@ def _stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps PyTorch's progress and warnings from stdout, stderr and the log; errors still raise."""
+    """Hides PyTorch's progress and warnings on stdout, stderr and the log; errors are still raised."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,1 +1,1 @@
-"""The task package as devices receive it, and typed values from untrusted data."""
+"""Defines the task package that devices receive, and reads typed values from untrusted data."""

@@ -1,7 +1,7 @@
-"""A question to a fleet: in some rounds devices do not train, and answer with a short vector of their own data.
+"""Defines a question to a fleet: in some rounds devices do not train, but answer with a short vector about their data.
 
-The answer goes the way of an update: bounded, noised, charged, and added up. A task that trains may ask for its own
-evaluation; a task that asks for counts, a mean or a histogram has no other rounds.
+The answer is treated like an update: it is clipped, noised, charged and summed. A task that trains may ask for its own
+evaluation; a task that asks for counts, a mean or a histogram has no training rounds.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ MOST_BINS = 256
 class QuestionSpec(Checked):
     """A question, its rounds and its noise.
 
-    :param every: each round whose number this divides asks, and so does the last round.
-    :param noise_multiplier: of an answer, whose norm is at most 1.
-    :param bits: of a value on the wire, in a secure sum.
-    :param held_out: the share of the samples that never train, since an evaluation needs them.
-    :param most_gain: of an evaluation: a device's gain over training alone counts as so much at most.
-    :param column: of a mean or a histogram: the number of a value of a sample, from 0; or the name of a target.
+    :param every: each round whose number is a multiple of this asks, and the last round too.
+    :param noise_multiplier: the noise multiplier of an answer, whose norm is at most 1.
+    :param bits: bits of a value on the wire, in a secure sum.
+    :param held_out: the share of the samples that are never used in training, because an evaluation needs them.
+    :param most_gain: for an evaluation: a device's gain over training alone counts as this much at most.
+    :param column: for a mean or a histogram: the number of a value of a sample, from 0; or the name of a target.
     :param low, high: public limits of that column; values beyond them count as the limit.
-    :param bins: of a histogram.
-    :param most: of counts: a device whose counts have a larger norm sends them scaled down to it.
+    :param bins: the number of bins of a histogram.
+    :param most: for counts: a device whose counts have a larger norm scales them down to this norm.
     """
 
     kind: QuestionKind

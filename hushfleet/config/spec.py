@@ -1,8 +1,8 @@
-"""The task package: everything that a device learns about a task, as a content-addressed msgpack blob.
+"""Defines the task package: everything that a device learns about a task, as a content-addressed msgpack blob.
 
-The aggregator's task file (`task`) is for people; this is its resolved form for devices: the
-method with its configuration, the privacy that each round is charged with, the wire format, and the
-model as data (layout and the digests of the graphs that ONNX Runtime executes).
+People write the aggregator's task file (`task`); this is its resolved form for devices: the method with
+its configuration, the privacy charged for each round, the wire format, and the model as data (the layout,
+and the digests of the graphs that ONNX Runtime executes).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_SPEC_BYTES = 1 << 20
 MAX_GRAPH_BYTES = 32 << 20
 MAX_ROUNDS = 1_000_000
 MAX_SECURE_ROUNDS = 10_000
-"""With secure sums: each round number is one draw of a committee, and an aggregator may choose among all of them."""
+"""The limit with secure sums: each round number draws one committee, and an aggregator may choose among all rounds."""
 _TASK_ID = "[a-z0-9][a-z0-9._-]{0,95}"
 TaskId = Annotated[str, Meta(pattern=rf"^{_TASK_ID}\Z", description=f"like {_TASK_ID}")]
 RoundNumber = Annotated[int, Meta(ge=0, le=MAX_ROUNDS)]
@@ -74,7 +74,7 @@ class BlobRef(Checked):
 
 @dataclass(frozen=True)
 class DropoutSpec(Checked):
-    """A dropout mask that the gradient graph takes as input: per-sample shape and drop rate."""
+    """A dropout mask that is an input of the gradient graph: per-sample shape and drop rate."""
 
     shape: tuple[Annotated[int, Meta(ge=1)], ...]
     rate: Annotated[float, Meta(ge=0, lt=1, description="in [0, 1)")]
@@ -86,11 +86,11 @@ class DropoutSpec(Checked):
 
 @dataclass(frozen=True)
 class FeatureSpec(Checked):
-    """Fixed features of images, which a network is given in their place.
+    """Fixed features of images, which a network takes in place of the images.
 
     :param image_shape: channels, height, width of one image.
-    :param count: features of an image. Where the network takes fewer (`ModelSpec.input_shape`), it is given the first
-        ones, and a device's own head all of them.
+    :param count: the number of features of an image. If the network takes fewer (`ModelSpec.input_shape`), it takes the
+        first ones, and a device's own head takes all of them.
     :param graph: ONNX, images to features.
     """
 
@@ -101,12 +101,12 @@ class FeatureSpec(Checked):
 
 @dataclass(frozen=True)
 class ModelSpec(Checked):
-    """The network as data: how the flat vector is read, and the graphs that compute with it.
+    """The network as data: the layout of the flat vector, and the graphs that compute with it.
 
-    :param input_shape: channels, height, width of what the network takes: of one image, or with features (n, 1, 1).
-    :param class_names: one for each output; of a reconstruction, what a label marks.
+    :param input_shape: channels, height, width of the network's input: of one image, or (n, 1, 1) with features.
+    :param class_names: one for each output; for a reconstruction, the meaning of a label.
     :param mean: per channel of an image, subtracted from pixels in [0, 1].
-    :param std: per channel of an image, divided by afterwards.
+    :param std: per channel of an image, the divisor after that.
     """
 
     name: str
@@ -143,12 +143,12 @@ class ModelSpec(Checked):
 
     @property
     def outputs(self) -> int:
-        """The number of values that the network gives for a sample."""
+        """The number of the network's output values for a sample."""
         return self.targets.outputs(self.class_names, self.input_shape)
 
     @property
     def chooses_head(self) -> bool:
-        """Whether a device makes its own head, as `hushfleet.model.own_head` does: of a linear model, for classes."""
+        """True if a device makes its own head (`hushfleet.model.own_head`): for a linear model with classes."""
         return is_linear(self.layout) and self.targets.are_classes
 
     @property
@@ -161,10 +161,10 @@ class ModelSpec(Checked):
 class SecureSpec(Checked):
     """The parameters of secure sums (`hushfleet.secure`).
 
-    :param bits: of a value on the wire; the sum is taken modulo the largest prime that fits.
-    :param min_devices: no sum of fewer is ever opened.
-    :param honest_devices: of how many devices of a sum the noise is counted on; each adds one such part.
-    :param honest_fraction: of the devices in the roster, at least; sizes the committee.
+    :param bits: bits of a value on the wire; the sum is taken modulo the largest prime that fits.
+    :param min_devices: the sum of fewer devices is never opened.
+    :param honest_devices: the number of devices in a sum whose noise is relied on; each adds 1/honest_devices of it.
+    :param honest_fraction: the minimum share of honest devices in the roster; determines the committee's size.
     """
 
     bits: Literal[16, 24, 32]
@@ -186,20 +186,20 @@ class SecureSpec(Checked):
 class PrivacySpec(Checked):
     """The protection of each round's update.
 
-    :param unit: what one unit of privacy is: `device`, the whole update of a device in a round, or `record`, each
-        sample of the device's data, with noise on every gradient.
-    :param accounting: `as-published` runs the paper's mechanism; `strict` the variant whose ledger holds against
-        whoever sees a device's own update; `secure` divides the noise, and nobody sees a single update.
+    :param unit: the unit of privacy: `device`, the whole update of a device in a round, or `record`, each sample of the
+        device's data, with noise on every gradient.
+    :param accounting: `as-published` runs the paper's mechanism; `strict` runs the variant whose ledger holds against
+        anyone who sees a device's own update; `secure` divides the noise, and nobody sees a single update.
     :param clip_norm: L2 bound C on the whole update, or on each record's gradient.
     :param noise_multiplier: sigma; the noise's standard deviation is bound x multiplier, and
         `as-published` divides it by the square root of the round's `noise_split`. 0 means no noise.
     :param delta: the delta of every epsilon that is printed.
-    :param sample_rate: of the unit `record`: with which probability a batch takes each record.
-    :param batches: of the unit `record`: how many batches a round has, the same for all devices.
-    :param accountant: by which every epsilon of the task is printed: `exact`, or `rdp` as in the papers. What the owner
-        of a device allows is always counted by `exact`.
-    :param noise_split: among how many devices a round's noise may be divided, at most; 1: not at all.
-    :param secure: of `accounting = "secure"`: a server that did not make the roster sees nothing but sums.
+    :param sample_rate: for the unit `record`: the probability that a batch contains a given record.
+    :param batches: for the unit `record`: the number of batches of a round, the same for all devices.
+    :param accountant: computes every printed epsilon of the task: `exact`, or `rdp` as in the papers. The limit of a
+        device's owner is always counted with `exact`.
+    :param noise_split: the maximum number of devices that share a round's noise; 1: the noise is not divided.
+    :param secure: for `accounting = "secure"`: a server that did not make the roster sees only sums.
     """
 
     unit: Unit
@@ -223,23 +223,23 @@ class PrivacySpec(Checked):
 
     @property
     def as_published(self) -> bool:
-        """Whether methods run their paper's mechanism; else the variant whose ledger holds."""
+        """True if methods run their paper's mechanism; otherwise they run the variant whose ledger holds."""
         return self.accounting == "as-published"
 
     @property
     def is_strict(self) -> bool:
-        """Whether nobody is trusted: noise is not divided, and each update protects itself."""
+        """True if nobody is trusted: noise is not divided, and each update protects itself."""
         return self.accounting == "strict"
 
 
 @dataclass(frozen=True)
 class WireSpec(Checked):
-    """The form in which updates travel.
+    """The wire format of updates.
 
     :param codec: `quantized` (step tied to the noise, entropy-coded), `one-bit` (signs of noised values), `float16` or
-        `float32`; `hushfleet.codecs.registry` says what each costs. `masked` is that of secure sums, and only theirs.
+        `float32`; `hushfleet.codecs.registry` says what each costs. `masked` is for secure sums, and only for them.
     :param step: quantisation step in units of the noise's standard deviation.
-    :param relative_step: step in units of a layer's root mean square where a method adds no noise.
+    :param relative_step: step in units of a layer's root mean square if a method adds no noise.
     :param chunk_bytes: payload bytes of one MQTT message.
     """
 
@@ -251,9 +251,9 @@ class WireSpec(Checked):
 
 @dataclass(frozen=True)
 class EarlierTask(Checked):
-    """The task whose model another one goes on from: a device keeps its own parts of that model.
+    """The task whose model another task continues: a device keeps its own parts of that model.
 
-    :param class_names: one for each output of it.
+    :param class_names: one for each output of that model.
     """
 
     task: TaskId
@@ -266,13 +266,13 @@ class TaskSpec(Checked):
 
     :param task: the run's id: the task's name and a short random part.
     :param method_config: the method's own settings; checked by the method's configuration class.
-    :param augment: what a device does to each batch of images before it trains on them.
-    :param memory_mib: what a round is expected to need on a device, an estimate with head-room.
-    :param continues: the task whose model this one goes on from.
-    :param after_new: with fewer new samples, a device leaves a round out if its owner lets it say so.
-    :param data_window_s: length of the windows of data, seconds: a round trains on the samples that arrived in the
-        present window alone; 0: on all.
-    :param question: asked in some of the rounds, in which nothing is trained; None: in none.
+    :param augment: the augmentation of each batch of images before training.
+    :param memory_mib: the estimated memory of a round on a device, with a margin.
+    :param continues: the task whose model this one continues.
+    :param after_new: with fewer new samples, a device skips a round if its owner lets it say so.
+    :param data_window_s: length of the windows of data, seconds: a round trains only on the samples that arrived in the
+        present window; 0: on all samples.
+    :param question: asked in some of the rounds, which do not train; None: no round asks.
     """
 
     task: TaskId
@@ -307,7 +307,7 @@ class TaskSpec(Checked):
             )
 
     def asks(self, round: int) -> bool:
-        """Whether devices answer a question in this round, in place of training."""
+        """Returns whether devices answer a question in this round, in place of training."""
         return self.question is not None and (round % self.question.every == 0 or round == self.rounds)
 
     @property
@@ -316,40 +316,40 @@ class TaskSpec(Checked):
         return self.rounds if self.question is None else self.rounds - -(-self.rounds // self.question.every)
 
     def training_number(self, round: int) -> int:
-        """The number of a training round among those of training, from 1 on."""
+        """Returns the number of a training round among the training rounds, from 1 on."""
         return round if self.question is None else round - (round - 1) // self.question.every
 
     @property
     def last_training_round(self) -> int:
-        """The number of the last of them; 0 without one."""
+        """The number of the last training round; 0 if there is none."""
         if not self.training_rounds:
             return 0
         return next(round for round in range(self.rounds, 0, -1) if not self.asks(round))
 
     def training_alone(self) -> TaskSpec:
-        """The package of the rounds that train, without those that ask."""
+        """Returns the package of the training rounds alone, without the rounds that ask."""
         return self if self.question is None else replace(self, rounds=max(1, self.training_rounds), question=None)
 
     @property
     def held_out(self) -> float:
-        """The share of a device's samples that never train."""
+        """The share of a device's samples that are never used in training."""
         return 0.0 if self.question is None else self.question.held_out
 
     @property
     def divides_by_content(self) -> bool:
-        """Whether a sample's own content says whether it trains or a threshold is chosen by it, and not its place.
+        """True if a sample's content, not its place, decides whether it is for training or for choosing a threshold.
 
-        By place one record would change for which others train, where the unit is the record; and samples of one window
-        of data would change what trains in another.
+        If the place decided, one record would change which other records train, with the unit `record`; and samples of
+        one window of data would change which samples train in another.
         """
         return self.privacy.unit == "record" or self.data_window_s > 0
 
     @property
     def signal(self) -> float | None:
-        """r of `hushfleet.methods.hush_rule`, at least: how far what all devices have learned stands out of the noise.
+        """A lower bound of r of `hushfleet.methods.hush_rule`: the signal of all devices relative to the noise.
 
-        Infinite without noise. None where it is not known: with the unit `record`, and with `strict`, where each device
-        adds all of the noise and the package does not say how many devices there are.
+        Infinite without noise. None if it is not known: with the unit `record`, and with `strict`, because then each
+        device adds all of the noise and the package does not say how many devices there are.
         """
         privacy, secure = self.privacy, self.privacy.secure
         if privacy.unit == "record" or privacy.is_strict:
@@ -360,12 +360,12 @@ class TaskSpec(Checked):
         return counted * math.sqrt(self.training_rounds) / privacy.noise_multiplier
 
     def to_bytes(self) -> bytes:
-        """Encodes the task package, as `from_bytes` reads it."""
+        """Encodes the task package in the form that `from_bytes` reads."""
         return pack(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TaskSpec:
-        """Raises `TooLarge` or `Malformed`."""
+        """Decodes a task package. Raises `TooLarge` or `Malformed`."""
         if len(data) > MAX_SPEC_BYTES:
             raise TooLarge(f"the task package has {len(data)} bytes, above the cap of {MAX_SPEC_BYTES}")
         try:

@@ -1,4 +1,4 @@
-"""Plain values as TOML, which Python reads and does not write."""
+"""Writes plain values as TOML, because Python's library only reads TOML."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hushfleet.schema import parse_toml
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Scalars and lists first, then tables, as deep as they go; None is left out.
+    """Writes scalars and lists first, then tables of any depth; None is left out.
 
-    The text is read again: raises `BadInput` where that gives other values.
+    The text is parsed again: raises `BadInput` if that gives other values.
     """
     text = _tables(values, prefix="").lstrip("\n")
     try:
@@ -39,7 +39,7 @@ def _tables(values: Mapping[str, Any], *, prefix: str) -> str:
 
 
 def without_none(value: Any) -> Any:
-    """The value that a TOML reader returns for this one: without keys that have no value, and paths as texts."""
+    """Returns the value that a TOML reader returns for this one: no keys with None, and paths as texts."""
     if isinstance(value, Mapping):
         return {key: without_none(each) for key, each in value.items() if each is not None}
     if isinstance(value, list | tuple):
@@ -56,7 +56,7 @@ def _text(value: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """One value on one line. Raises `TypeError` for None, which TOML does not have."""
+    """Writes one value on one line. Raises `TypeError` for None, which TOML does not have."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

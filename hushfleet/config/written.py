@@ -20,7 +20,7 @@ _UNKNOWN = re.compile(r"unknown field '([\w-]+)'")
 
 
 def read_written(kind: type[T], path: Path) -> T:
-    """The file's content, see `hushfleet.schema`. Raises `BadInput` with everything that is wrong."""
+    """Returns the file's content, see `hushfleet.schema`. Raises `BadInput` that lists all mistakes."""
     plain = read_file(path)
     try:
         return from_plain(kind, plain)
@@ -29,9 +29,9 @@ def read_written(kind: type[T], path: Path) -> T:
 
 
 def faults(kind: Any, plain: Any, where: str = "") -> list[str]:
-    """All that `from_plain` would refuse, each with the name of its field; empty where it accepts.
+    """Returns all mistakes that `from_plain` would refuse, each with the name of its field; empty if there are none.
 
-    :param where: what comes before the names of fields.
+    :param where: the prefix of the names of fields.
     """
     inner, found = bare(kind), list[str]()
     if not (isinstance(inner, type) and dataclasses.is_dataclass(inner) and isinstance(plain, dict)):
@@ -56,7 +56,7 @@ def _refused(kind: Any, plain: Any, where: str) -> list[str]:
 
 
 def with_lines(path: Path, found: Sequence[str]) -> list[str]:
-    """The same faults in the order of the file, each with the line and the column where its key is."""
+    """Returns the same faults in the order of the file, each with the line and the column of its key."""
     if path.suffix == ".json":
         return list(found)
     lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -69,8 +69,8 @@ def with_lines(path: Path, found: Sequence[str]) -> list[str]:
 
 
 def _place(lines: Sequence[str], fault: str) -> tuple[int, int] | None:
-    """The line and the column, from 1, of the key that a fault names; None where it cannot be told, as in a table that
-    is written in one line."""
+    """Returns the line and the column, from 1, of the key that a fault names; None if the place is not known, for
+    example in a table that is written in one line."""
     named, strange = _NAMED.match(fault), _UNKNOWN.search(fault)
     whole = (
         [] if named is None or fault.startswith(("unknown ", "missing ")) else named[1].replace(": ", ".").split(".")

@@ -1,1 +1,1 @@
-"""Labelled images: public sets by name, class folders on a board, and how a simulation deals them out."""
+"""Loads labelled images: public sets by name, class folders on a board, and the partitions of a simulation."""

@@ -1,9 +1,9 @@
-"""Your own data as arrays: images, series of sensor values, or vectors, with labels; and the file that holds them.
+"""Reads your own data as arrays: images, series of sensor values, or vectors, with labels; and the file with them.
 
-    np.savez("mine.npz", train_x=..., train_y=...)      # test_x, test_y, train_device, class_names: as you have them
+    np.savez("mine.npz", train_x=..., train_y=...)      # optional: test_x, test_y, train_device, class_names
 
-One shape is on the wire, (C, H, W): a series of C channels and T steps is (C, 1, T), a vector of F values (F, 1, 1).
-Values are uint8, as images are, or float32; other numbers become float32.
+All samples have the shape (C, H, W): a series of C channels and T steps is (C, 1, T), a vector of F values (F, 1, 1).
+Values are uint8 (images) or float32; other numbers become float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hushfleet.data.targets import CLASSES, Targets
 from hushfleet.errors import BadInput
 from hushfleet.losses import LOSSES
 
-HELD_OUT = 0.2  # of the data, where they come without a test part
+HELD_OUT = 0.2  # share of the data, if there is no test part
 _ORDER_SEED = 0
 _UNREADABLE = (
     OSError, ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error,
@@ -40,17 +40,17 @@ _KEYS = ("train_x", "train_y", "test_x", "test_y", "train_device", "test_device"
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Labelled samples of your own. Each array is checked when a data set is made of it (`dataset`).
+    """Labelled samples of your own. Each array is checked when `dataset` makes a data set from it.
 
-    :param train_x: `[n, C, H, W]`, `[n, C, T]` or `[n, F]`; None: a test part alone, as an aggregator in the field has.
-    :param train_y: `[n]`: whole numbers from 0, or names of classes. Of other losses numbers, of "binary"
-        0 and 1, `[n, outputs]`, or `[n]` of one output. Of "reconstruction" None, or 1 for a fault and else 0, `[n]`.
-    :param test_x: None: a fifth of the data is held out, of each class alike.
-    :param train_device: `[n]`, numbers or names: which device has a sample, for `data.partition = "given"`.
+    :param train_x: `[n, C, H, W]`, `[n, C, T]` or `[n, F]`; None: a test part alone, as on an aggregator in the field.
+    :param train_y: `[n]`: whole numbers from 0, or names of classes. For other losses numbers, for "binary" 0 and 1,
+        `[n, outputs]`, or `[n]` with one output. For "reconstruction" None, or 1 for a fault and 0 otherwise, `[n]`.
+    :param test_x: None: a fifth of the data is held out, the same share of each class.
+    :param train_device: `[n]`, numbers or names: the device of each sample, for `data.partition = "given"`.
     :param test_device: `[n]`, likewise: each device is tested on its own part. None: on some of its `train_x`.
-    :param class_names: what labels 0, 1, ... mean; by default the labels themselves. Of other targets: what each output
-        is; by default "output 0" and so on.
-    :param column_names: what the values of a vector are called, for what is said of them; of a frame its columns.
+    :param class_names: the meaning of labels 0, 1, ...; by default the labels themselves. For other targets: the
+        meaning of each output; by default "output 0" and so on.
+    :param column_names: the names of a vector's values, for messages; for a frame, its columns.
     """
 
     train_x: Any = None
@@ -82,7 +82,7 @@ class Data:
                 array = unmasked(value, f"the data: {key}")
                 if array.dtype.kind == "O" and key.endswith("_x"):
                     raise BadInput(f"the data: {key} is {array.dtype}; it must be numbers")
-                if array.dtype.kind == "O":  # words, as pandas has them
+                if array.dtype.kind == "O":  # texts in pandas' form
                     check_present(array, f"the data: {key}", names=self.class_names)
                     array = texts_of(array).astype(str)
                 arrays[key] = array
@@ -99,8 +99,8 @@ class Data:
         where: str = "the data",
     ) -> DataSet:
         """:param class_names: in place of the data's own.
-        :param mean: per channel, and `std`: by default those of the training part (of the test part where it is alone).
-        :param targets: what y is.
+        :param mean: per channel, like `std`: by default computed from the training part (or from a test part alone).
+        :param targets: the kind of targets in y.
 
         :raises BadInput: arrays that do not fit; the text names the array and the sample.
         """
@@ -161,7 +161,7 @@ class Data:
         return DataSet(name, train, test, names, owners, test_owners)
 
     def _owners(self, counts: Mapping[str, int], where: str) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The device of each training sample and of each test sample, by the order of their names; -1: no training."""
+        """Returns each training and test sample's device, numbered by sorted names; -1: without training samples."""
         train, test = (
             None
             if (given := getattr(self, key)) is None
@@ -177,7 +177,7 @@ class Data:
 
 
 def load_arrays(path: Path) -> Data:
-    """The file that `Data.save` writes. Raises `BadInput`."""
+    """Loads a file that `Data.save` wrote. Raises `BadInput`."""
     with opened(path) as arrays:
         if unknown := sorted(set(arrays) - set(_KEYS)):
             raise BadInput(f"{path} has the array {unknown[0]!r}; it may have {', '.join(_KEYS)}")
@@ -186,7 +186,7 @@ def load_arrays(path: Path) -> Data:
 
 
 def unmasked(values: Any, where: str) -> np.ndarray:
-    """Converts to an array. Raises `BadInput` if a mask (`numpy.ma`) hides values, which would be used all the same."""
+    """Converts to an array. Raises `BadInput` if a mask (`numpy.ma`) hides values, which an array would still use."""
     if isinstance(values, np.ma.MaskedArray):
         mask = np.atleast_1d(np.ma.getmaskarray(values))
         hidden = np.asarray(mask.reshape(len(mask), -1).any(1))
@@ -199,7 +199,7 @@ def unmasked(values: Any, where: str) -> np.ndarray:
 
 
 def as_values(x: Any, where: str) -> np.ndarray:
-    """uint8 or float32 `[n, C, H, W]` of images, series or vectors. Raises `BadInput`."""
+    """Converts images, series or vectors to uint8 or float32 `[n, C, H, W]`. Raises `BadInput`."""
     x = unmasked(x, where)
     if x.dtype.kind not in "uifb":
         raise BadInput(f"{where} is {x.dtype}; it must be numbers")
@@ -220,7 +220,7 @@ def as_values(x: Any, where: str) -> np.ndarray:
 
 
 def is_frame(x: Any) -> bool:
-    """Whether this is a table of pandas or polars."""
+    """Returns whether this is a table of pandas or polars."""
     return hasattr(x, "columns") and hasattr(x, "to_numpy")
 
 
@@ -236,7 +236,7 @@ def _numbers(frame: Any, where: str) -> np.ndarray:
 
 
 def as_targets(y: Any, names: Sequence[str], targets: Targets, *, count: int, where: str) -> np.ndarray:
-    """Labels int64 `[n]`, or float32 `[n, outputs]` of numbers, one for each of `names`. Raises `BadInput`."""
+    """Converts to labels int64 `[n]`, or to numbers float32 `[n, outputs]` for these `names`. Raises `BadInput`."""
     y = unmasked(y, where)
     if targets.are_classes:
         return as_labels(y, names, count=count, where=where)
@@ -268,7 +268,7 @@ def _output_names(y: np.ndarray) -> tuple[str, ...]:
 
 
 def _devices(devices: Any, count: int, where: str) -> np.ndarray:
-    """The name or number of the device of each of `count` samples, `[n]`. Raises `BadInput`."""
+    """Returns the name or number of each sample's device, `[count]`. Raises `BadInput`."""
     found = unmasked(devices, where)
     if not count or found.shape != (count,) or found.dtype.kind not in "iuUO":
         raise BadInput(
@@ -282,7 +282,7 @@ def _devices(devices: Any, count: int, where: str) -> np.ndarray:
 
 
 def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, of bytes scaled to 0..1; 1 for a channel that never changes."""
+    """Returns each channel's mean and standard deviation (1 if it never changes); bytes are scaled to 0..1."""
     scale = 255.0 if x.dtype == np.uint8 else 1.0
     mean, std = (getattr(x, moment)(axis=(0, 2, 3), dtype=np.float64) / scale for moment in ("mean", "std"))
     return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
@@ -290,7 +290,7 @@ def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
-    """The arrays of an .npz file. Raises `BadInput`, also for what is found while they are read."""
+    """Opens the arrays of an .npz file. Raises `BadInput`, also for errors while the arrays are read."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays

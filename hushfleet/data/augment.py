@@ -1,8 +1,8 @@
-"""Random crop and horizontal flip, the augmentation that most papers train CIFAR-10 with.
+"""Implements random crop and horizontal flip, the augmentation of most papers for CIFAR-10.
 
-FedDPA's public code (xiyuanyang45/DynamicPFL) has torchvision's `RandomCrop(32, padding=4)` and
-`RandomHorizontalFlip()` before the normalisation. Padding is black there, so it is not 0 but the value that
-normalisation gives to black.
+FedDPA's public code (xiyuanyang45/DynamicPFL) applies torchvision's `RandomCrop(32, padding=4)` and
+`RandomHorizontalFlip()` before the normalisation. The padding there is black, so after the normalisation it is not 0
+but the normalised value of black.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ FLIP_PROBABILITY = 0.5
 
 
 def draw_flip_crop(batch: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets int64 `[batch, 2]`, row and column of each crop in its padded image, and flips bool `[batch]`.
+    """Draws offsets int64 `[batch, 2]`, row and column of each crop in its padded image, and flips bool `[batch]`.
 
-    Drawn in this order for the whole batch: all offsets (image by image, row before column), then one uniform number
-    for each image, which is flipped below one half. Every loop that draws from the same generator gets the same.
+    The order of draws for the whole batch: all offsets (image by image, row before column), then one uniform number for
+    each image, which is flipped if the number is below one half. So loops with equal generators get equal results.
     """
     offsets = rng.integers(0, 2 * PADDING + 1, (batch, 2))
     return offsets, rng.random(batch) < FLIP_PROBABILITY
 
 
 def flip_crop(x: np.ndarray, rng: np.random.Generator, *, fill: np.ndarray | float = 0.0) -> np.ndarray:
-    """A new array of the batch `x` float32 `[B, C, H, W]`: each image shifted by up to 4 pixels, half of them mirrored.
+    """Returns a copy of the batch `x` float32 `[B, C, H, W]`: images shifted by up to 4 pixels, and half mirrored.
 
-    :param rng: see `draw_flip_crop` for what is drawn.
-    :param fill: what shows where an image was shifted away: one value, or `[C]`; normalised black is `-Samples.shift`.
+    :param rng: see `draw_flip_crop` for the draws.
+    :param fill: the value of pixels outside the shifted image: one value, or `[C]`; black is `-Samples.shift`.
     """
     return apply_flip_crop(x, *draw_flip_crop(len(x), rng), fill=fill)
 
@@ -37,8 +37,8 @@ def apply_flip_crop(
 ) -> np.ndarray:
     """Applies the flips and crops that `draw_flip_crop` drew, as `flip_crop` does.
 
-    torchvision mirrors the crop. Here the image is mirrored first and cropped at the mirrored column, which is the
-    same and copies whole rows.
+    torchvision mirrors the crop. Here the image is mirrored first and then cropped at the mirrored column: the result
+    is the same, and whole rows are copied.
     """
     height, width = x.shape[2:]
     out = np.empty_like(x)
@@ -53,6 +53,6 @@ def apply_flip_crop(
 
 
 def _overlap(shift: int, size: int) -> tuple[slice, slice]:
-    """The overlap of the shifted image and its frame: places in the frame, and in the image."""
+    """Returns the overlap of the shifted image and its frame: places in the frame, and in the image."""
     in_frame, in_image = (slice(max(by, 0), max(size - max(-by, 0), 0)) for by in (-shift, shift))
     return in_frame, in_image

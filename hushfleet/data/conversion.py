@@ -1,6 +1,6 @@
-"""Own data in whatever form a Python program has them, as `Data`: arrays, PyTorch data sets, Hugging Face data sets.
+"""Converts a Python program's own data to `Data`: arrays, PyTorch data sets, Hugging Face data sets.
 
-Neither torch nor datasets is imported: both are known by what they offer.
+Neither torch nor datasets is imported: their objects are recognised by their attributes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _DEVICES = ("device", "client", "client_id", "user", "user_id", "subject")
 
 def as_data(source: Any) -> Data:
     """:param source: `Data`; (x, y) or (x, y, devices) of arrays; a PyTorch data set of pairs (sample, label); a
-        Hugging Face data set; or a dict of such with `train` and `test`, as a `DatasetDict` is.
+        Hugging Face data set; or a dict of these with `train` and `test`, such as a `DatasetDict`.
 
-    :raises BadInput: it is nothing of the kind; the text says what is.
+    :raises BadInput: it is none of these; the text says what is accepted.
     """
     if isinstance(source, Data):
         return source
@@ -44,7 +44,7 @@ def as_data(source: Any) -> Data:
 
 
 def _is_columns(source: Any) -> bool:
-    """A `datasets.Dataset`; a `DatasetDict` has a dict of columns' names."""
+    """Returns whether this is a `datasets.Dataset`; a `DatasetDict` has a dict of column names instead."""
     return hasattr(source, "features") and isinstance(getattr(source, "column_names", None), list)
 
 
@@ -72,8 +72,8 @@ def _part(source: Any) -> Data:
 
 
 def from_torch(dataset: Any) -> Data:
-    """Converts a data set of pairs (sample, label) or (sample, targets): tensors, arrays or PIL images, whose channels
-    go first."""
+    """Converts a data set of pairs (sample, label) or (sample, targets): tensors, arrays or PIL images, which become
+    arrays with the channels first."""
     pairs = [dataset[index] for index in range(len(dataset))]
     if not pairs or any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
         raise BadInput("a PyTorch data set must have items, each of them a pair (sample, label)")
@@ -82,8 +82,8 @@ def from_torch(dataset: Any) -> Data:
 
 
 def from_hugging_face(dataset: Any) -> Data:
-    """Converts a `datasets.Dataset` with a column of samples and one of labels; a column such as `device` or `user` has
-    the owner of each sample. `rename_column` gives columns the names that are known here."""
+    """Converts a `datasets.Dataset` with a column of samples and a column of labels; a column such as `device` or
+    `user` has the owner of each sample. Use `rename_column` to give columns the names that are known here."""
     names = dataset.column_names
     x, y = (
         next((name for name in known if name in names), None) for known in (_INPUTS, _LABELS)

@@ -1,21 +1,21 @@
-"""Reads labelled samples from a CSV file: a line for each, with a header.
+"""Reads labelled samples from a CSV file with a header and one line for each sample.
 
     label,device,ax,ay,az
     walk,anna,0.1,0.2,9.7
 
-The column `label` names the class, `device` (of a simulation) who has the sample; all others are values, in
-their order: a vector, or with an input shape of (C, H, W) that many values, the last axis fastest. Of a task whose
-targets are no classes, the columns that its `class_names` name are the targets, by default `label` alone.
+The column `label` names the class, and `device` (in a simulation) the device that has the sample. All other columns are
+values, in their order: a vector, or C x H x W values for an input shape (C, H, W), the last axis fastest. If a task's
+targets are not classes, the columns that its `class_names` name are the targets, by default `label` alone.
 
-A task that learns to give its input back needs no labels: its column `fault` may be missing, and is 0 for what is
-normal. Where a file has a column of values for each channel, and the input shape more values, a line is one step of a
-series, which is cut into windows without overlap; a window with a faulty step is a fault. The steps of one device
-follow each other, and those after its last whole window are left out. A line that cannot be used is left out too, and
-the window closes over the gap.
+A task that learns to reconstruct its input needs no labels: its column `fault` may be missing, and is 0 for a normal
+sample. If a file has one column per channel, and the input shape has more values, a line is one step of a series, which
+is cut into windows without overlap; a window with a faulty step is a fault. The steps of one device follow each other;
+steps after its last whole window are left out. An unusable line is left out too, and the window continues with the next
+line.
 
-Excel's files are read too: with semicolons or tabs between columns, and then perhaps with decimal commas; in UTF-16;
-with rows whose cells are all empty. Where lines may be left out, each is read by itself: below the header no cell has a
-line break.
+Files of Excel are accepted too: with semicolons or tabs between columns, then possibly with decimal commas; in UTF-16;
+with rows of empty cells. If lines may be left out, each line is parsed by itself: no cell below the header may contain
+a line break.
 """
 
 from __future__ import annotations
@@ -77,18 +77,18 @@ def read_csv(
     skipped: list[str] | None = None,
     unfinished: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
-    """Values float32 `[n, F]`, or `[n, C, H, W]` of a given shape; labels and devices, as text `[n]`; names of values.
+    """Returns values float32 `[n, F]`, or `[n, C, H, W]` for a given shape; labels and devices, text `[n]`; names.
 
-    :param outputs: the columns that are the targets; labels are then these, float32 `[n, outputs]`.
-    :param series: of a task without labels: these columns may be missing, and a line may be a step of a series.
-    :param cuts: whether a series may be cut; where lines go, all windows after them are cut anew.
-    :param skipped: where lines that cannot be used are told, and left out; None: the first of them is an error.
-    :param unfinished: whether the file is being written: a last line without its end is then left out.
+    :param outputs: the columns that are the targets; these then replace the labels, float32 `[n, outputs]`.
+    :param series: for a task without labels: these columns may be missing, and a line may be a step of a series.
+    :param cuts: whether a series may be cut; if lines are removed, the windows after them change.
+    :param skipped: the list that receives a text for each unusable line, which is left out; None: it is an error.
+    :param unfinished: whether the file is still being written: an incomplete last line is then left out.
     :raises BadInput: names the file, the line and the column.
     """
     outputs = [one_form(name) for name in outputs]
     try:
-        errors = "strict" if skipped is None and not unfinished else "replace"  # half a character may be written
+        errors = "strict" if skipped is None and not unfinished else "replace"  # a character may be half written
         with path.open("rb") as raw, io.TextIOWrapper(raw, _encoding(raw), errors, newline="") as file:
             first = file.readline()
             separator = _separator(first, () if series else outputs or (LABEL,))
@@ -103,7 +103,7 @@ def read_csv(
         raise BadInput(f"{path} is not {error.encoding.upper()} ({error.reason}); save it as CSV UTF-8") from error
     except (OSError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read as a CSV file: {error}") from error
-    if len(places) < len(columns) + len(outputs):  # all is normal
+    if len(places) < len(columns) + len(outputs):  # no fault column: all samples are normal
         table = np.concatenate((table, np.zeros((len(table), len(outputs)), np.float32)), axis=1)
     devices, names = texts.get(DEVICE), tuple(header[place] for place in columns)
     if input_shape is not None and len(columns) < (size := math.prod(input_shape)):
@@ -126,7 +126,7 @@ def read_csv(
 
 
 def _window_starts(lines: int, devices: np.ndarray | None, steps: int) -> np.ndarray:
-    """The first lines of windows of so many lines that follow each other and are of one device, int `[windows]`."""
+    """Returns the first line of each window, int `[windows]`: `steps` consecutive lines of one device."""
     changes = [] if devices is None else (np.flatnonzero(devices[1:] != devices[:-1]) + 1).tolist()
     runs = zip([0, *changes], [*changes, lines], strict=True)
     return np.concatenate([np.arange(first, last - steps + 1, steps) for first, last in runs])
@@ -137,7 +137,7 @@ def _encoding(raw: io.BufferedReader) -> str:
 
 
 def _separator(first: str, names: Sequence[str]) -> str:
-    """Finds the separator with which the first line has the required names; without names the commonest one."""
+    """Finds the separator with which the first line has the required names; without names, the most frequent one."""
     if not names:
         return max(_SEPARATORS, key=first.count)
     for separator in _SEPARATORS:
@@ -155,7 +155,7 @@ def _columns(
     *,
     series: bool,
 ) -> list[int]:
-    """The places of the value columns. Raises `BadInput` for a header that does not fit."""
+    """Returns the places of the value columns. Raises `BadInput` for a header that does not fit."""
     check_names(header, str(path))
     first: dict[str, int] = {}
     for number, name in enumerate(header, 1):
@@ -189,7 +189,7 @@ def _table(
     *,
     comma_separated: bool,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Numbers float32 `[n, places]`, and labels and devices, as text `[n]`; at most twice that in memory meanwhile.
+    """Reads numbers float32 `[n, places]`, and labels and devices, text `[n]`; needs at most twice that memory.
 
     Raises `BadInput` or `csv.Error` unless lines may be `skipped`.
     """
@@ -200,7 +200,7 @@ def _table(
         if not any(map(str.strip, row)):
             continue
         if count % _BLOCK == 0:
-            # A block whose first line was left out is still empty, and gives its place to this one.
+            # A block whose first line was left out is still empty, and is replaced by this one.
             blocks[count // _BLOCK + 1 :] = [np.empty((_BLOCK, len(places)), np.float32)]
         try:
             _read_row(row, header, places, marks, out=blocks[-1][count % _BLOCK])
@@ -210,14 +210,14 @@ def _table(
             skipped.append(f"line {line}: {error}")
             continue
         for name, column in texts.items():
-            column.append(sys.intern(row[header.index(name)].strip()))  # few, and each of them many times
+            column.append(sys.intern(row[header.index(name)].strip()))  # few different texts, each many times
         count += 1
     table = np.concatenate(blocks)[:count]
     return table, {name: np.array(column, dtype=str) for name, column in texts.items()}
 
 
 def _each(reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Each row and its number. Raises `csv.Error`."""
+    """Yields each row and its number. Raises `csv.Error`."""
     for row in reader:
         yield reader.line_num, row
 
@@ -225,9 +225,9 @@ def _each(reader: Any) -> Iterator[tuple[int, list[str]]]:
 def _each_alone(
     lines: Iterator[str], separator: str, before: int, skipped: list[str]
 ) -> Iterator[tuple[int, list[str]]]:
-    """Each line and its number, read by itself: a quote that is never closed must not take the lines after it along.
+    """Yields each line and its number, parsed by itself, so that an unclosed quote does not include later lines.
 
-    :param before: number of lines before these.
+    :param before: the number of lines before these.
     """
     for number, line in enumerate(lines, before + 1):
         try:
@@ -241,8 +241,7 @@ def _read_row(
 ) -> None:
     """Writes the numbers of a line into `out`. Raises `BadInput` for a line that cannot be used.
 
-    :param marks: the decimal marks that the file has had so far, in lines that can be used; of a file with commas
-        between columns the point.
+    :param marks: the decimal marks in the file's usable lines so far; the point if commas separate the columns.
     """
     if len(row) != len(header):
         raise BadInput(f"{len(row)} fields, and the header has {len(header)}")

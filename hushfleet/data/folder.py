@@ -1,12 +1,12 @@
-"""A device's own data: one sub-folder of images for each class.
+"""Reads a device's own data: one sub-folder of images for each class.
 
     data/
         cat/0001.jpg ...
         dog/0001.png ...
 
-Images of any size and mode are turned upright (EXIF), converted to the model's channels, and resized. What
-cannot be read is skipped and named in one warning: a camera that lost power while writing leaves half files,
-and they must not keep a device out of every round.
+Images of any size and mode are turned upright (EXIF), converted to the model's channels, and resized. Files
+that cannot be read are skipped and named in one warning: a camera that loses power while writing leaves
+incomplete files, and these must not exclude a device from every round.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 MAX_NAMED = 5
-"""How many skipped files a warning names; it gives the count of all."""
+"""The maximum number of skipped files that a warning names; it also gives the total count."""
 
 _log = logging.getLogger(__name__)
 
 
 class ImageForm(TypedDict):
-    """The images that a model takes.
+    """The form of images that a model takes.
 
     :param input_shape: (C, H, W); C is 1 (grey) or 3 (RGB).
-    :param class_names: what labels 0, 1, ... mean; the names of the sub-folders.
-    :param mean: per channel, of pixels scaled to 0..1.
+    :param class_names: the meaning of labels 0, 1, ...; the names of the sub-folders.
+    :param mean: per channel, for pixels scaled to 0..1.
     :param std: per channel, likewise.
     """
 
@@ -54,9 +54,9 @@ class ImageForm(TypedDict):
 def load_folder_set(path: Path, **form: Unpack[ImageForm]) -> DataSet:
     """Reads `path/train/<class>/*` and `path/test/<class>/*` as the data set `folder`.
 
-    :param path: where only `test/` is present, the training part is empty: an aggregator in the field tests
-        with public images and trains with none.
-    :raises BadInput: no `test/`, or either part is one that `scan_folder` refuses.
+    :param path: if it has only `test/`, the training part is empty: an aggregator in the field tests with public
+        images and has no training images.
+    :raises BadInput: no `test/`, or `scan_folder` refuses one of the parts.
     """
     if not (path / "test").is_dir():
         raise BadInput(f"{path} lacks the folder test/; put images into {path / 'test'}/<class>/, and train/ likewise")
@@ -80,14 +80,14 @@ def named(skipped: Sequence[str]) -> str:
 
 
 def files_below(folder: Path, *, data: Path) -> Iterator[str]:
-    """The files in a folder, in its folders, and in those that it has links to.
+    """Yields the files in a folder, in its sub-folders, and in linked folders.
 
-    :param data: the whole data folder. A link to a folder in it or above it, or to one that another link leads to, is
-        given in place of the files there: they are read elsewhere, and may be of another class.
+    :param data: the whole data folder. For a link to a folder inside or above it, or to the same folder as another
+        link, the link itself is yielded, not the files: they are read elsewhere, and may be of another class.
     """
     whole, seen = os.path.realpath(data), set[str]()
     for top, names, files in os.walk(folder, followlinks=True):
-        names.sort()  # which of two links is followed must not depend on the disk
+        names.sort()  # the choice between two links must not depend on the disk
         yield from (os.path.join(top, name) for name in files)
         for link in [each for name in names if os.path.islink(each := os.path.join(top, name))]:
             place = os.path.realpath(link)
@@ -105,14 +105,14 @@ def scan_folder(
     keep: Callable[[Path], bool] = lambda file: True,
     **form: Unpack[ImageForm],
 ) -> tuple[Samples, tuple[str, ...]]:
-    """The readable images by class folder, then by file name, and `class/file: reason` for each that was not read.
+    """Returns the readable images by class folder, then by file name, and `class/file: reason` for each other file.
 
-    :param path: holds one sub-folder for each class; hidden files and folders are ignored, classes may be
-        missing, and image files that lie outside a class folder count as skipped.
-    :param lenient: images of no class of the task are skipped, and there may be no readable image at all.
-    :param unfinished: files that are being written: they are not read, and not counted as skipped.
-    :param keep: whether a file is looked at at all.
-    :raises BadInput: no such folder, or, unless `lenient`, a sub-folder that is no class, or not one readable image.
+    :param path: has one sub-folder for each class; hidden files and folders are ignored, classes may be
+        missing, and files outside a class folder count as skipped.
+    :param lenient: images in a folder that is no class of the task are skipped, and no readable image is needed.
+    :param unfinished: files that are still being written: they are not read, and not counted as skipped.
+    :param keep: whether to read a file at all.
+    :raises BadInput: no such folder, or, unless `lenient`, a sub-folder that is no class, or no readable image.
     """
     input_shape, class_names = form["input_shape"], form["class_names"]
     channels = input_shape[0]
@@ -168,9 +168,9 @@ def scan_folder(
 
 
 def load_unlabelled(path: Path, *, most: int, **form: Unpack[ImageForm]) -> Samples:
-    """Readable images in a folder and in the folders below it; all labels are 0, and say nothing.
+    """Returns the readable images in a folder and its sub-folders; all labels are 0, without a meaning.
 
-    :param most: so many files are read, evenly of all by their names.
+    :param most: the maximum number of files to read, evenly spaced in the order of their names.
     """
     files = [file for file in sorted(map(Path, files_below(path, data=path))) if not file.name.startswith(".")]
     chosen = [files[place * len(files) // most] for place in range(most)] if len(files) > most else files
@@ -184,13 +184,13 @@ def load_unlabelled(path: Path, *, most: int, **form: Unpack[ImageForm]) -> Samp
 
 
 def _read(file: Path, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8] | str:
-    """The image, or why it is none."""
+    """Returns the image, or a text that says why it cannot be read."""
     if file.is_dir():
         return "a link to a folder that is read elsewhere"
-    if file.is_fifo():  # to open it would wait for a writer, for ever
+    if file.is_fifo():  # opening it would wait for a writer forever
         return "it is a pipe"
     try:
         return read_image(file, input_shape=input_shape)
-    except (BadInput, MemoryError) as error:  # of memory it takes as much as the file says
+    except (BadInput, MemoryError) as error:  # the file's header decides how much memory is needed
         cause = error.__cause__ or error
         return str(cause) or repr(cause)

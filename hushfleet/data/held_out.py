@@ -1,7 +1,7 @@
-"""The samples of a device that never train: which ones follows from the content of each alone.
+"""Chooses the samples of a device that are never used in training, each by its content alone.
 
-So a sample stays on its side when others come or go, in every round of every task that shows it the same way, and when
-its label is corrected.
+So a sample stays in its part when other samples are added or removed, or when its label is corrected, in every round of
+every task with the same form of the sample.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hushfleet.data.samples import Samples
 def is_held_out(samples: Samples, share: float, *, are_all: bool = True) -> np.ndarray:
     """Chooses samples, bool `[n]`: about `share` of them.
 
-    Where chance chooses none of several, the first in the order of hashes is chosen; where it chooses all, the last is
-    not: a device with two samples has something to train on, and something to test with.
+    If chance chooses none of several, the first in the order of hashes is chosen; if it chooses all, the last one is
+    not chosen. So a device with two samples has one to train on, and one to test with.
 
-    :param are_all: whether these are always all samples of the device. Where they may be those of a window, chance
-        alone decides, so that none changes its side.
+    :param are_all: whether these are always all samples of the device. If they may come from one window only, chance
+        alone decides, so that no sample changes its part.
     """
     if not share or (are_all and len(samples) < 2):
         return np.zeros(len(samples), bool)
@@ -29,7 +29,7 @@ def is_held_out(samples: Samples, share: float, *, are_all: bool = True) -> np.n
     places = _places(samples.images)
     chosen = places < share
     if not chosen.any():
-        chosen = places == places.min()  # of equal images all
+        chosen = places == places.min()  # all of several equal images
     if chosen.all():
         chosen = places < places.max()
     return chosen
@@ -41,7 +41,7 @@ def chosen_by_content(images: np.ndarray, share: float) -> np.ndarray:
 
 
 def _places(images: np.ndarray) -> np.ndarray:
-    """float64 `[n]`, in [0, 1)."""
+    """Returns a hash of each image as float64 `[n]`, in [0, 1)."""
     return np.array([_place(image) for image in images], np.float64)
 
 
@@ -51,10 +51,10 @@ def _place(image: np.ndarray) -> float:
 
 
 def training_part(samples: Samples, share: float, *, are_all: bool = True) -> Samples:
-    """The samples that may train; `are_all` as in `is_held_out`."""
+    """Returns the samples for training; `are_all` as in `is_held_out`."""
     return samples if not share else samples.take(np.flatnonzero(~is_held_out(samples, share, are_all=are_all)))
 
 
 def held_out_part(samples: Samples, share: float, *, are_all: bool = True) -> Samples:
-    """The samples that never train; `are_all` as in `is_held_out`."""
+    """Returns the samples that are never used in training; `are_all` as in `is_held_out`."""
     return samples.take(np.flatnonzero(is_held_out(samples, share, are_all=are_all)))

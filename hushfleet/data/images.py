@@ -1,4 +1,4 @@
-"""One reader of images, for class folders and for PIL images of a Python program: bytes, upright, grey or RGB."""
+"""Reads images, from class folders or as PIL images of a Python program: bytes, upright, grey or RGB."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy.typing as npt
 from hushfleet.errors import BadInput
 
 _BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-"""Of HEIC, which telephones write: what follows `ftyp` in a file's first 12 bytes."""
+"""The bytes after `ftyp` in the first 12 bytes of a HEIC file; telephones write HEIC."""
 _ORIENTATION = 0x0112  # the EXIF tag
 T = TypeVar("T")
 
 
 def pillow() -> Any:
-    """The package PIL. Raises `BadInput` where it is not installed."""
+    """Returns the package PIL. Raises `BadInput` if it is not installed."""
     try:
         import PIL.Image
         import PIL.ImageOps
@@ -30,16 +30,16 @@ def pillow() -> Any:
 
 
 def pixels_of(image: Any, *, channels: int | None = None, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
-    """A PIL image, turned upright by its EXIF tag, uint8 `[C, H, W]`.
+    """Returns the pixels of a PIL image, turned upright by its EXIF tag, uint8 `[C, H, W]`.
 
-    :param channels: 1 or 3; None: as the image has them.
+    :param channels: 1 or 3; None: the image's own.
     :param size: width and height; None: its own.
-    :raises ValueError: its pixels have no largest value.
+    :raises ValueError: the image's mode has no largest pixel value.
     """
     pil = pillow()
     image = _upright(image, channels=channels)
     if size is not None and size != image.size:
-        # What Lanczos adds at edges when it enlarges costs a network that was trained on photographs two points.
+        # When Lanczos enlarges, its artefacts at edges cost a network that was trained on photographs two points.
         grows = size[0] >= image.width and size[1] >= image.height
         image = image.resize(size, pil.Image.Resampling.BILINEAR if grows else pil.Image.Resampling.LANCZOS)
     pixels = np.asarray(image)
@@ -47,8 +47,8 @@ def pixels_of(image: Any, *, channels: int | None = None, size: tuple[int, int] 
 
 
 def _upright(image: Any, *, channels: int | None) -> Any:
-    """The PIL image, turned upright, in mode L or RGB. It is copied only where it changes: a copy of a large photograph
-    takes as much memory as a board has left."""
+    """Returns the PIL image, turned upright, in mode L or RGB. It is copied only if it changes, because a copy of a
+    large photograph takes as much memory as a board has left."""
     pil = pillow()
     image.load()
     if image.getexif().get(_ORIENTATION, 1) != 1:
@@ -65,11 +65,11 @@ def _upright(image: Any, *, channels: int | None) -> Any:
 
 
 def read_image(file: Path | IO[bytes], *, input_shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
-    """One image, uint8 `[C, H, W]`. Raises `BadInput` that names the file and the reason."""
+    """Reads one image, uint8 `[C, H, W]`. Raises `BadInput` that names the file and the reason."""
     channels, height, width = input_shape
 
     def pixels(opened: Any) -> npt.NDArray[np.uint8]:
-        # JPEG decodes at a half, quarter or eighth of its size at a fraction of the time and memory.
+        # JPEG can be decoded at a half, quarter or eighth of its size, in a fraction of the time and memory.
         opened.draft("L" if channels == 1 else "RGB", (2 * width, 2 * height))
         return pixels_of(opened, channels=channels, size=(width, height))
 
@@ -77,7 +77,7 @@ def read_image(file: Path | IO[bytes], *, input_shape: tuple[int, int, int]) -> 
 
 
 def preview(file: Path | IO[bytes], *, longest: int) -> bytes:
-    """A JPEG of the image, upright, at most `longest` pixels wide and high, without what its camera wrote about it.
+    """Returns a JPEG of the image, upright, at most `longest` pixels wide and high, without the camera's metadata.
 
     Raises `BadInput` that names the file and the reason.
     """
@@ -86,7 +86,7 @@ def preview(file: Path | IO[bytes], *, longest: int) -> bytes:
         opened.draft("RGB", (longest, longest))
         image = _upright(opened, channels=3)
         image.thumbnail((longest, longest))
-        image = pillow().Image.fromarray(np.asarray(image))  # its pixels alone: Pillow would write comments again
+        image = pillow().Image.fromarray(np.asarray(image))  # pixels only: otherwise Pillow writes the comments again
         out = io.BytesIO()
         image.save(out, "JPEG", quality=85)
         return out.getvalue()
@@ -99,7 +99,7 @@ def _with_image(file: Path | IO[bytes], use: Callable[[Any], T]) -> T:
     pil = pillow()
     try:
         with warnings.catch_warnings():
-            # An image of more pixels than Pillow thinks sane would take more memory than a board has.
+            # An image with more pixels than Pillow's limit would need more memory than a board has.
             warnings.simplefilter("error", pil.Image.DecompressionBombWarning)
             with pil.Image.open(file) as opened:
                 if opened.format == "EPS":  # Pillow would have Ghostscript run it, which may never end

@@ -1,4 +1,4 @@
-"""Class labels: names in one Unicode form, missing labels, and numbers that are codes."""
+"""Reads class labels: names in one Unicode form, missing labels, and numbers that are codes."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ MISSING = frozenset((
     "", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "NaT", "None", "n/a", "nan",
     "null",
 ))  # fmt: skip
-"""Texts that pandas reads as a gap, and those that a gap becomes as a text."""
+"""Texts that pandas reads as a missing value, and texts that a missing value becomes."""
 
 _log = logging.getLogger(__name__)
 
 
 def one_form(name: str) -> str:
-    """The name in the Unicode form that keyboards give (NFC); macOS may write an accent as a character of its own."""
+    """Returns the name in Unicode form NFC, which keyboards give; macOS may write an accent as a separate character."""
     return unicodedata.normalize("NFC", name)
 
 
 def texts_of(labels: np.ndarray) -> np.ndarray:
-    """Each label as a text in one form, object `[n]`."""
+    """Returns each label as a text in one form, object `[n]`."""
     return np.array([one_form(str(label)) for label in labels.ravel()], dtype=object)
 
 
 def check_present(labels: np.ndarray, where: str, *, names: Collection[str] = (), what: str = "label") -> None:
     """Raises `BadInput` for samples without a label, or a device: NaN, None, and texts of `MISSING`.
 
-    :param names: texts that are names here, whatever they look like.
+    :param names: texts that are names here, even if they are in `MISSING`.
     """
     labels = labels.ravel()
     if labels.dtype.kind == "f":
@@ -53,10 +53,10 @@ def check_present(labels: np.ndarray, where: str, *, names: Collection[str] = ()
 
 
 def have_two_readings(labels: np.ndarray, class_names: Sequence[str]) -> np.ndarray:
-    """Marks the labels that are one class's name and another's place, bool of their shape: either may be meant."""
+    """Marks ambiguous labels, bool of their shape: those that are the name of one class and the place of another."""
     place_of = {name: place for place, name in enumerate(class_names)}
     numbers = np.unique(labels) if labels.dtype.kind in "iuf" else ()
-    # the text of a fraction is no class
+    # the text of a fraction is not a class
     return np.isin(labels, [number for number in numbers if place_of.get(f"{number:.17g}", number) != number])
 
 
@@ -70,7 +70,7 @@ def check_one_reading(labels: np.ndarray, class_names: Sequence[str], where: str
 
 
 def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: str) -> np.ndarray:
-    """int64 `[n]` of whole numbers, or of names of classes. Raises `BadInput`."""
+    """Converts whole numbers or names of classes to labels int64 `[n]`. Raises `BadInput`."""
     if y.shape != (count,):
         raise BadInput(
             f"{where} has shape {list(y.shape)}; it must be [{count}], a label for each sample (or several, with "
@@ -101,7 +101,7 @@ def as_labels(y: np.ndarray, class_names: Sequence[str], *, count: int, where: s
 
 
 def class_names_of(labels: Sequence[np.ndarray], where: str) -> tuple[str, ...]:
-    """The class names that occur, in order; for whole numbers all from 0, if most of them occur. Raises `BadInput`."""
+    """Returns the names that occur, in order; for whole numbers all from 0, if half of them do. Raises `BadInput`."""
     for each in labels:
         check_present(each, where)
     kinds = {each.dtype.kind in "UO" for each in labels}

@@ -1,4 +1,4 @@
-"""Checks for values that look like measurements but are none: unnamed columns, row numbers, a single extreme value."""
+"""Checks for values that look like measurements but are not: unnamed columns, row numbers, a single extreme value."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 from hushfleet.errors import BadInput
 
-_UNNAMED = re.compile(r"(Unnamed: \d+(_level_\d+)?|nan|None)?")  # as pandas calls them
-_FEW = 10  # samples, of which nothing can be said
-_DENSE = 0.5  # of the whole numbers between the least and the largest occur
-_ALIKE, _FLAT = 1e-2, 1e-4  # standard deviations by which half of the values differ: a network sees little, or nothing
-_WILD = 5.0  # standard deviations: one value in 25 lies so far at most
-_FAR = 1e6  # standard deviations: the squares of a gradient still are float32 numbers
+_UNNAMED = re.compile(r"(Unnamed: \d+(_level_\d+)?|nan|None)?")  # names that pandas gives
+_FEW = 10  # samples: with fewer nothing is checked
+_DENSE = 0.5  # the least share of whole numbers between the minimum and the maximum that occur
+_ALIKE, _FLAT = 1e-2, 1e-4  # typical distance in standard deviations at which a network sees little, or nothing
+_WILD = 5.0  # standard deviations: at most one value in 25 can be so far away
+_FAR = 1e6  # standard deviations: up to here the squares of a gradient are still float32 numbers
 _LOOKED_AT = 10_000  # values of a channel
 
 _log = logging.getLogger(__name__)
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Raises `BadInput` for a column without a name: pandas and R write their row numbers so."""
+    """Raises `BadInput` for a column without a name: pandas and R write their row numbers in such a column."""
     for number, name in enumerate(names, 1):
         if _UNNAMED.fullmatch(name.strip()):
             called = f"is called {name!r}" if name.strip() else "has no name"
@@ -33,10 +33,10 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 
 def warn_of_row_numbers(x: np.ndarray, where: str, names: Sequence[str] = ()) -> None:
-    """Warns of columns with unique whole numbers and few gaps, which tell the order of the samples.
+    """Warns of columns with unique whole numbers and few gaps, which reveal the order of the samples.
 
     :param x: `[n, ...]`, the samples.
-    :param names: of the values of a sample.
+    :param names: the names of the values of a sample.
     """
     if len(x) < _FEW or x.dtype == np.uint8:
         return
@@ -61,10 +61,11 @@ def warn_of_row_numbers(x: np.ndarray, where: str, names: Sequence[str] = ()) ->
 def check_spread(
     x: np.ndarray, mean: Sequence[float], std: Sequence[float], where: str, names: Sequence[str] = ()
 ) -> None:
-    """Raises `BadInput` if a few extreme values make the standard deviation so large that all others look alike.
+    """Raises `BadInput`, or warns, if a few extreme values make the standard deviation so large that all others look
+    alike.
 
     :param x: float32 `[n, C, H, W]`.
-    :param mean: of `x`, a channel each; `std` likewise.
+    :param mean: the mean of each channel of `x`; `std` likewise.
     """
     step = max(1, x.size // x.shape[1] // _LOOKED_AT)
     for channel in np.flatnonzero(_farthest(x, mean, std) > _WILD).tolist():
@@ -102,7 +103,7 @@ def far_away(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.n
 
 
 def _farthest(x: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """The largest distance of a channel's values from their mean, in standard deviations, `[C]`."""
+    """Returns the largest distance of each channel's values from their mean, in standard deviations, `[C]`."""
     if not len(x):
         return np.zeros(len(mean))
     unit = 255 if x.dtype == np.uint8 else 1

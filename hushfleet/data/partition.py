@@ -1,21 +1,21 @@
-"""Partitions of a data set over devices, as in published work.
+"""Partitions a data set over devices, as in published work.
 
-The readings, and where they come from:
+The partitions, and their sources:
 
 - `iid`: shuffled and cut into equal parts (McMahan et al., "Communication-efficient learning of deep
   networks from decentralized data", AISTATS 2017).
 - `dirichlet-class`: for every class, the shares of the devices are drawn from a symmetric Dirichlet of
   concentration `alpha`; a device that already holds its fair share `n / devices` gets nothing of the
   classes that follow. This is the split of Yurochkin et al. (ICML 2019) and NIID-Bench (Li et al., ICDE
-  2022), and the one that FedDPA's public code takes from FedLab (`hetero_dir_partition`). Sizes differ.
+  2022); FedDPA's public code uses the one of FedLab (`hetero_dir_partition`). Sizes differ.
 - `dirichlet-device`: every device draws its own class mix from a symmetric Dirichlet and all devices hold
   equally many samples (the idea of Hsu et al., "Measuring the effects of non-identical data
   distribution", 2019; the concentration is per class, as in Acar et al., FedDyn, ICLR 2021: Hsu's own
   alpha is the sum over the classes).
-- `pathological`: every device holds exactly `classes_per_device` classes (fewer only where a class has
-  more holders than samples), and the samples of a class are cut evenly among its holders: the shards of
-  McMahan et al. in the balanced form of FedRep (Collins et al., ICML 2021), where a device never gets two
-  shards of one class.
+- `pathological`: every device holds exactly `classes_per_device` classes (fewer only if a class has more
+  holders than samples), and the samples of a class are divided evenly among its holders: the shards of
+  McMahan et al. in the balanced form of FedRep (Collins et al., ICML 2021): a device never gets two shards
+  of one class.
 
 All are functions of the labels, the parameters and the seed, and use every sample exactly once.
 """
@@ -39,12 +39,12 @@ Indices = npt.NDArray[np.int64]
 
 
 class Division(NamedTuple):
-    """The samples that each device holds, and the ones that it would hold more of.
+    """The samples that each device holds, and the distribution from which they are drawn.
 
     :param parts: one ascending int64 array of indices into the labels for each device; together a permutation of all.
-    :param mixes: float64 `[devices, classes]`, the shares of the classes that a device's samples are drawn by. Few
-        samples have other shares by chance. Where each class is cut by shares (`dirichlet-class`, `pathological`), and
-        where the data deal themselves out, they are the shares of what the device holds.
+    :param mixes: float64 `[devices, classes]`, the class shares with which a device's samples are drawn. A small part
+        has other shares by chance. If each class is cut by shares (`dirichlet-class`, `pathological`), and if the data
+        give the devices themselves, these are the shares of the samples that the device holds.
     """
 
     parts: list[Indices]
@@ -61,11 +61,11 @@ def partition(
     classes_per_device: int | None = None,
     min_samples: int = DEFAULT_MIN_SAMPLES,
 ) -> Division:
-    """Deals the samples out to devices.
+    """Distributes the samples over devices.
 
     :param labels: int `[n]`, the label of each sample.
     :param kind: one of `KINDS`.
-    :param devices: how many parts.
+    :param devices: the number of parts.
     :param seed: the same seed gives the same parts.
     :param alpha: concentration of the Dirichlet kinds; small is heterogeneous.
     :param classes_per_device: for `pathological`.
@@ -100,10 +100,10 @@ def partition(
 
 
 def given_parts(owners: Indices | None, *, devices: int, min_samples: int) -> list[Indices]:
-    """The samples as the data deal them out.
+    """Returns the samples of each device, according to the data itself.
 
     :param owners: int64 `[n]`, the device of each sample, from 0.
-    :raises BadInput: the data do not say, or speak of another number of devices, or give one of them too few.
+    :raises BadInput: the data name no devices, or another number of devices, or a device has too few samples.
     """
     if owners is None:
         raise BadInput(
@@ -123,7 +123,7 @@ def given_parts(owners: Indices | None, *, devices: int, min_samples: int) -> li
 
 
 def held_mixes(labels: npt.NDArray[np.integer[Any]], parts: Sequence[Indices], classes: int) -> npt.NDArray[np.float64]:
-    """The shares of the classes among what each device holds, float64 `[devices, classes]`."""
+    """Returns the class shares of the samples that each device holds, float64 `[devices, classes]`."""
     counts = label_counts(labels, parts, classes)
     shares: npt.NDArray[np.float64] = counts / counts.sum(1, keepdims=True)
     return shares
@@ -132,7 +132,7 @@ def held_mixes(labels: npt.NDArray[np.integer[Any]], parts: Sequence[Indices], c
 def split_local(
     indices: Indices, labels: npt.NDArray[np.integer[Any]], *, test_fraction: float, seed: int
 ) -> tuple[Indices, Indices]:
-    """Cuts one device's samples into a training and a test part with the same class mix.
+    """Splits one device's samples into a training and a test part with the same class mix.
 
     :param indices: int64 `[m]`, the device's samples, `m >= 2`.
     :param labels: int `[n]`, the labels of the whole set that `indices` point into.
@@ -153,7 +153,7 @@ def split_local(
 
 
 def stratified_choice(labels: npt.NDArray[np.integer[Any]], count: int, rng: np.random.Generator) -> Indices:
-    """`count` of the positions of `labels`, each class in proportion (largest remainders, ties at random)."""
+    """Chooses `count` positions of `labels`, each class in proportion (largest remainders, ties at random)."""
     classes, sizes = np.unique(labels, return_counts=True)
     quotas = sizes * count / len(labels)
     takes = np.floor(quotas).astype(np.int64)
@@ -165,7 +165,7 @@ def stratified_choice(labels: npt.NDArray[np.integer[Any]], count: int, rng: np.
 
 
 def label_counts(labels: npt.NDArray[np.integer[Any]], parts: Sequence[Indices], classes: int) -> npt.NDArray[np.int64]:
-    """How many samples of each class every device holds: int64 `[devices, classes]`."""
+    """Counts the samples of each class on every device: int64 `[devices, classes]`."""
     labels = np.asarray(labels)
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts]).astype(np.int64)
 
@@ -217,10 +217,10 @@ def _dirichlet_class(labels: npt.NDArray[Any], devices: int, alpha: float, rng: 
     for cls in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == cls))
         shares = rng.dirichlet(np.full(devices, alpha)) * (held < fair_share)
-        if not shares.sum() > 0:  # a tiny alpha underflows: the class goes whole to one device with room
+        if not shares.sum() > 0:  # a tiny alpha underflows: one device with room gets the whole class
             shares = np.zeros(devices)
             shares[rng.choice(np.flatnonzero(held < fair_share))] = 1.0
-        # Rounded, not cut off: shares that sum to just below one must not give the last device a stray one.
+        # Rounded, not truncated: if the shares sum to just below one, the last device must not get an extra sample.
         cuts = np.rint(np.cumsum(shares / shares.sum())[:-1] * len(members)).astype(np.int64)
         for device, piece in enumerate(np.split(members, cuts)):
             parts[device].append(piece)
@@ -231,16 +231,16 @@ def _dirichlet_class(labels: npt.NDArray[Any], devices: int, alpha: float, rng: 
 def _dirichlet_device(
     labels: npt.NDArray[Any], devices: int, alpha: float, rng: np.random.Generator
 ) -> tuple[list[Indices], npt.NDArray[np.float64]]:
-    """The parts, and the mixes that they are drawn by."""
+    """Returns the parts, and the mixes with which they are drawn."""
     classes = np.unique(labels)
     supplies = [list(rng.permutation(np.flatnonzero(labels == cls))) for cls in classes]
     mixes = rng.dirichlet(np.full(len(classes), alpha), size=devices)
     needs = np.array([len(part) for part in np.array_split(labels, devices)])
     expected = _expected_mixes(mixes, needs, np.array([len(supply) for supply in supplies]))
     parts: list[list[int]] = [[] for _ in range(devices)]
-    # All devices ask at once and a class that is asked for too often is shared at random among the askers;
-    # one device after another would leave the last ones with whatever the others did not want. Each pass
-    # fills everyone or exhausts a class, so there are at most as many passes as classes, plus one.
+    # All devices ask at once, and a class with too many requests is shared at random among the devices that
+    # ask; if one device came after another, the last ones would get only the rest. Each pass
+    # fills every device or exhausts a class, so there are at most as many passes as classes, plus one.
     while needs.any():
         left = np.array([len(supply) for supply in supplies])
         asked = np.zeros((devices, len(classes)), dtype=np.int64)
@@ -265,8 +265,8 @@ def _dirichlet_device(
 def _expected_mixes(
     mixes: npt.NDArray[np.float64], sizes: npt.NDArray[np.integer[Any]], supplies: npt.NDArray[np.integer[Any]]
 ) -> npt.NDArray[np.float64]:
-    """The expected shares that devices hold over all draws by these mixes: a class that is asked for too often is
-    cut for all who ask, and what they lack they get of the others. The passes of `_dirichlet_device`, in fractions."""
+    """Returns the expected shares that devices hold, over all draws with these mixes: a class with too many requests is
+    reduced for all that ask, and other classes fill the gap. It does the passes of `_dirichlet_device` in fractions."""
     needs, left, held = sizes[:, None].astype(np.float64), supplies.astype(np.float64), np.zeros_like(mixes)
     for _ in range(len(left) + 1):
         mix = mixes * (left > 1e-9)
@@ -286,8 +286,8 @@ def _pathological(
 ) -> list[Indices]:
     classes = np.unique(labels)
     holders: list[list[int]] = [[] for _ in classes]
-    # Classes are dealt like cards: a device takes those that the fewest hold so far, ties at random, so that
-    # every class has equally many holders (give or take one) and no device gets a class twice.
+    # A device takes the classes with the fewest holders so far, ties at random, so that every class has
+    # equally many holders (plus or minus one) and no device gets a class twice.
     for device in range(devices):
         held_by = np.array([len(devices_of) for devices_of in holders])
         for cls in np.lexsort((rng.random(len(classes)), held_by))[:classes_per_device]:

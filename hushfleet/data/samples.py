@@ -1,7 +1,7 @@
-"""Labelled samples in memory: images as bytes until they are asked for, normalised float32 when they are; values of
-sensors as float32; or features.
+"""Holds labelled samples in memory: images as bytes, converted to normalised float32 on request; sensor values as
+float32; or features.
 
-CIFAR-10 as float32 is 600 MB and as bytes 150; a device's share of it is taken from the bytes.
+CIFAR-10 takes 600 MB as float32 and 150 MB as bytes; a device's share of it is taken from the bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hushfleet.errors import BadInput
 
 
 class LabelledSamples(Protocol):
-    """Samples that a network is trained and tested on: `Samples`, or `FeatureSamples` if its inputs are features."""
+    """Samples for training and test of a network: `Samples`, or `FeatureSamples` if its inputs are features."""
 
     @property
     def kept(self) -> npt.NDArray[Any]:
@@ -32,7 +32,7 @@ class LabelledSamples(Protocol):
 
     @property
     def x(self) -> npt.NDArray[np.float32]:
-        """float32 `[n, C, H, W]`, what the network takes."""
+        """The network's input, float32 `[n, C, H, W]`."""
 
     @property
     def y(self) -> npt.NDArray[Any]:
@@ -44,27 +44,27 @@ class LabelledSamples(Protocol):
 
     @property
     def targets(self) -> Targets:
-        """The task's targets, which say how labels are learned."""
+        """The task's targets, which define how labels are learned."""
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take, without the labels."""
+        """The memory that they take in bytes, without the labels."""
 
     def __len__(self) -> int: ...
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> LabelledSamples:
-        """The samples at `indices`, in that order."""
+        """Returns the samples at `indices`, in that order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Some labelled images, or other samples of one shape.
 
-    :param images: uint8 `[n, C, H, W]`, or float32 of values that are no bytes.
+    :param images: uint8 `[n, C, H, W]`, or float32 if the values are not bytes.
     :param labels: int64 `[n]`, 0 to classes - 1; or float32 `[n, outputs]`, in their own unit.
-    :param mean: per channel; of bytes, scaled to 0..1.
+    :param mean: per channel; for bytes, of values scaled to 0..1.
     :param std: per channel, likewise; positive.
-    :param targets: what the labels are.
+    :param targets: the kind of the labels.
     """
 
     images: npt.NDArray[Any]
@@ -96,7 +96,7 @@ class Samples:
 
     @property
     def x(self) -> npt.NDArray[np.float32]:
-        """float32 `[n, C, H, W]`: (pixel / 255 - mean) / std, or (value - mean) / std. Computed anew at each call."""
+        """float32 `[n, C, H, W]`: (pixel / 255 - mean) / std, or (value - mean) / std. Not cached."""
         x = self.images.astype(np.float32)
         x *= self.scale[:, None, None]
         x -= self.shift[:, None, None]
@@ -115,7 +115,7 @@ class Samples:
 
     @property
     def are_images(self) -> bool:
-        """Whether they can be shown, and moved or mirrored; not of series, vectors and values of sensors."""
+        """True if they can be shown, and moved or mirrored; False for series, vectors and sensor values."""
         return self.images.dtype == np.uint8 and self.images.shape[2] > 1
 
     @property
@@ -138,18 +138,18 @@ class Samples:
         return self.targets.learned(self.labels, self.x if self.targets.are_inputs else self.kept)
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> Samples:
-        """The samples at `indices`, in that order."""
+        """Returns the samples at `indices`, in that order."""
         return Samples(self.images[indices], self.labels[indices], self.mean, self.std, self.targets)
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureSamples:
-    """Labelled images as features, which a network meets as images of one pixel.
+    """Labelled images as features, which a network takes as images of one pixel.
 
     :param features: float32 `[n, count, 1, 1]`.
-    :param labels: as those of `Samples`, and `targets`.
-    :param given: how many of them the network is given, the first ones; the others are for the device's own head. None:
-        all, and the own head takes the same.
+    :param labels: like those of `Samples`, and likewise `targets`.
+    :param given: how many of them, from the first on, the network takes; the others are for the device's own head.
+        None: the network takes all, and the own head takes the same.
     """
 
     features: npt.NDArray[np.float32]
@@ -195,12 +195,12 @@ class FeatureSamples:
         return np.zeros(1, np.float32)
 
     def take(self, indices: npt.NDArray[np.integer[Any]] | slice) -> FeatureSamples:
-        """The samples at `indices`, in that order."""
+        """Returns the samples at `indices`, in that order."""
         return replace(self, features=self.features[indices], labels=self.labels[indices])
 
 
 def joined(first: LabelledSamples, second: LabelledSamples) -> LabelledSamples:
-    """Concatenates samples of one kind, normalised as `first` is."""
+    """Concatenates samples of one kind, with the normalisation of `first`."""
     labels = np.concatenate((first.labels, second.labels))
     if isinstance(first, Samples) and isinstance(second, Samples):
         return replace(first, images=np.concatenate((first.images, second.images)), labels=labels)
@@ -213,10 +213,10 @@ def joined(first: LabelledSamples, second: LabelledSamples) -> LabelledSamples:
 class DataSet:
     """A named data set with its fixed training and test parts.
 
-    :param class_names: what labels 0, 1, ... mean; every name can serve as a folder name. Of other targets: what each
-        output is.
-    :param owners: int64 `[n]`, which device has a training sample, from 0; None where nobody says so.
-    :param test_owners: int64 `[n]`, likewise of a test sample; -1 where that device has no training sample.
+    :param class_names: the meaning of labels 0, 1, ...; every name can be a folder name. For other targets: the meaning
+        of each output.
+    :param owners: int64 `[n]`, the device of each training sample, from 0; None if it is not known.
+    :param test_owners: int64 `[n]`, the device of each test sample; -1 if that device has no training sample.
     """
 
     name: str

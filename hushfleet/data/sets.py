@@ -1,12 +1,12 @@
-"""The public data sets, by name: `digits`, `mnist`, `fashion-mnist`, `emnist`, `cifar10`, `cifar100`,
-`svhn`.
+"""Loads the public data sets by name: `digits`, `mnist`, `fashion-mnist`, `emnist`, `cifar10`,
+`cifar100`, `svhn`.
 
-`digits` comes with scikit-learn and needs no file. The others are looked for in `data_dir`, or, when none
-is given, in the user's own data folder, where torchvision downloads what is not there yet.
+`digits` comes with scikit-learn and needs no file. The others are searched in `data_dir`, or, if none is
+given, in the user's own data folder, where torchvision downloads missing files.
 
 Pixels are normalised with each set's public channel mean and standard deviation over its training images
-(those of `digits`: over all 1,797). FedDPA's code uses 0.5 / 0.5 for SVHN and a smaller deviation for
-CIFAR-10; networks of this size do not tell the difference.
+(for `digits`: over all 1,797). FedDPA's code uses 0.5 / 0.5 for SVHN and a smaller deviation for
+CIFAR-10; for networks of this size this makes no difference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hushfleet.user_files import read_cached, user_cache_dir, user_data_dir, wri
 
 Reader = Callable[[], Arrays]
 ORDER_SEED = 0
-"""Seeds the fixed splits and orders below; changing it changes every published figure."""
+"""Seeds the fixed splits and orders below; another value would change every published figure."""
 DIGITS_TEST_IMAGES = 360
 _BATCHES = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 
@@ -54,7 +54,7 @@ _FINE_LABELS = """
 
 @dataclass(frozen=True)
 class _Source:
-    """How one set is found and scaled. `find` returns what reads it, or None where a folder does not hold it."""
+    """How one set is found and scaled. `find` returns a reader of the set, or None if a folder does not have it."""
 
     find: Callable[[Path], Reader | None]
     looked_for: str
@@ -64,7 +64,7 @@ class _Source:
 
 
 def set_names() -> tuple[str, ...]:
-    """The names that `load` knows."""
+    """Returns the names that `load` knows."""
     return ("digits", *_SOURCES)
 
 
@@ -72,7 +72,7 @@ def load(name: str, *, data_dir: Path | None = None) -> DataSet:
     """Loads a data set.
 
     :param name: one of `set_names()`.
-    :param data_dir: where its files are: `<data_dir>/<name>/`, `<data_dir>/<torchvision's name>/raw/` or the
+    :param data_dir: the folder of its files: `<data_dir>/<name>/`, `<data_dir>/<torchvision's name>/raw/` or the
         folder itself. Nothing is downloaded into it. None: the user's data folder, with download.
     :raises BadInput: an unknown name, files that are missing or broken, or no network to fetch them; the
         text says which files are expected where.
@@ -106,17 +106,17 @@ def load(name: str, *, data_dir: Path | None = None) -> DataSet:
 
 
 def is_at_hand(name: str, *, data_dir: Path | None = None) -> bool:
-    """Whether `load` would find the set's files without a download; they are not read."""
+    """Returns whether `load` would find the set's files without a download; they are not read."""
     return name == "digits" or _SOURCES[name].find(Path(data_dir) if data_dir else user_data_dir()) is not None
 
 
 def looked_for(name: str) -> str:
-    """Which files make a set, and where in the data folder they are expected."""
+    """Says which files a set consists of, and where in the data folder they are expected."""
     return _SOURCES[name].looked_for
 
 
 def _digits() -> DataSet:
-    found = find_spec("sklearn")  # its file alone: importing it takes a second
+    found = find_spec("sklearn")  # only to find its file: importing it takes a second
     if found is None or found.origin is None:
         raise BadInput("the digits set comes with scikit-learn: pip install scikit-learn")
     table = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
@@ -136,7 +136,7 @@ def _digits() -> DataSet:
 
 
 def _idx_finder(name: str, torchvision_name: str, prefixes: tuple[str, str]) -> Callable[[Path], Reader | None]:
-    """Looks for the four IDX files, plain or gzipped, under their classic or torchvision's names."""
+    """Returns a function that looks for the four IDX files, plain or gzipped, with classic or torchvision's names."""
 
     def find(folder: Path) -> Reader | None:
         places = [folder / name, folder / torchvision_name / "raw"]
@@ -184,9 +184,9 @@ def _idx_pair(images_path: Path, labels_path: Path) -> tuple[ImageArray, Labels]
 
 
 def read_idx(path: Path) -> ImageArray:
-    """An array from an IDX file of bytes, plain or gzipped: torchvision reads plain ones alone, with PyTorch.
+    """Reads an array from an IDX file of bytes, plain or gzipped; torchvision reads only plain ones, with PyTorch.
 
-    Two zero bytes, 8 for bytes, the number of dimensions, each dimension as big-endian uint32, then the values.
+    Format: two zero bytes, 8 for bytes, the number of dimensions, each dimension as big-endian uint32, then the values.
 
     :raises BadInput: the file cannot be read, or its header does not describe it.
     """
@@ -230,7 +230,7 @@ def _find_svhn(folder: Path) -> Reader | None:
 
 
 def _find_cifar(name: str, folder: Path) -> Reader | None:
-    """CIFAR from its Python batches or class folders of images, or from a tar of either."""
+    """Finds CIFAR as Python batches or class folders of images, or in a tar of either."""
     for place in (folder / name, folder):
         if (place / _BATCHES[name]).is_dir():
             return partial(read, name, place)
@@ -265,14 +265,14 @@ def _class_folders(files: Iterable[tuple[str, bytes]], where: Path) -> Arrays:
 
 
 def _shuffled(images: dict[tuple[str, str], ImageArray]) -> tuple[ImageArray, Labels]:
-    """A fixed shuffle makes any leading part of the set a fair sample."""
+    """Shuffles in a fixed order, so that any first part of the set is a fair sample."""
     names = sorted(images)
     order = [names[at] for at in np.random.Generator(np.random.PCG64(ORDER_SEED)).permutation(len(names))]
     return np.stack([images[name] for name in order]), np.array([CIFAR10_CLASSES.index(kind) for kind, _ in order])
 
 
 def _from_tar(name: str, archive: Path) -> Arrays:
-    """Decodes the archive once, which takes ten seconds, and keeps the arrays in the user's cache folder."""
+    """Decodes the archive once, which takes ten seconds, and stores the arrays in the user's cache folder."""
     status = archive.stat()
     with archive.open("rb") as file:
         key = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns} ".encode() + file.read(1 << 16)).hexdigest()[:16]
@@ -295,7 +295,7 @@ def _from_tar(name: str, archive: Path) -> Arrays:
     np.savez(buffer, *arrays)
     try:
         write_cached(cached, buffer.getvalue())
-    except OSError as error:  # the set is loaded all the same; the next start decodes again
+    except OSError as error:  # the set is still loaded; the next start decodes again
         print(f"the decoded copy could not be kept in {cached.parent}: {error}", file=sys.stderr)
     return arrays
 

@@ -1,7 +1,7 @@
-"""The targets of a task: the loss by which they are learned, their scale, and when an answer is right.
+"""Defines the targets of a task: the loss with which they are learned, their scale, and when an answer is right.
 
 The score of a model is the share of right answers: accuracy, subset accuracy (scikit-learn's `accuracy_score`), or the
-share of predictions within the tolerance. Of an autoencoder it is the area under the ROC curve.
+share of predictions within the tolerance. For an autoencoder it is the area under the ROC curve.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ class Targets(Checked):
 
     @property
     def are_inputs(self) -> bool:
-        """Whether a network learns to give its own input, and labels say no more than which samples are faults."""
+        """True if a network learns to reconstruct its input, and labels only say which samples are faults."""
         return LOSSES[self.loss].of_inputs
 
     def outputs(self, class_names: Sequence[str], input_shape: Sequence[int]) -> int:
-        """The number of a network's outputs."""
+        """Returns the number of a network's outputs."""
         return math.prod(input_shape) if self.are_inputs else len(class_names)
 
     def objective(self, of_method: Objective) -> Objective:
-        """The objective whose gradient the task's graph computes.
+        """Returns the objective whose gradient the task's graph computes.
 
-        :param of_method: the method's, which may distil: that is defined for classes alone.
+        :param of_method: the method's objective, which may be a distillation; distillation needs classes.
         """
         return of_method if self.are_classes else Objective(self.loss)
 
     def learned(self, labels: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """The targets as the loss takes them: `[n]`, or scaled `[n, outputs]`, or the network's inputs `x` as rows."""
+        """Converts labels to the loss's targets: `[n]`, or scaled `[n, outputs]`, or the rows of the inputs `x`."""
         return x.reshape(len(x), math.prod(x.shape[1:])) if self.are_inputs else self._scaled(labels)
 
     def _scaled(self, targets: np.ndarray) -> np.ndarray:
@@ -87,23 +87,23 @@ class Targets(Checked):
         return np.asarray((targets - np.array(self.mean)) / np.array(self.std), np.float32)
 
     def predicted(self, outputs: np.ndarray) -> np.ndarray:
-        """A network's outputs `[n, outputs]` as answers: probabilities, or numbers in the target's unit; float64."""
+        """Converts outputs `[n, outputs]` to predictions: probabilities, or numbers in the target's unit; float64."""
         return LOSSES[self.loss].predicted(self._in_unit(outputs))
 
     def right(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Marks the right answers, bool `[n]`.
 
-        :param outputs: of a network, `[n, outputs]`.
-        :param targets: as they were given, in their own unit.
+        :param outputs: a network's outputs, `[n, outputs]`.
+        :param targets: unscaled, in their own unit.
         """
         return LOSSES[self.loss].right(self._in_unit(outputs), targets, self._reach)
 
     def scored(self, right: np.ndarray, losses: np.ndarray) -> float:
-        """The score of a model, of what `right` and the loss give for its samples; NaN where there is none."""
+        """Returns a model's score from the results of `right` and the loss for its samples; NaN if there is none."""
         return LOSSES[self.loss].scored(right, losses)
 
     def constant_right(self, targets: np.ndarray) -> float:
-        """The share of `targets` `[n, outputs]` that guessing reaches: the best constant answer. Not for classes."""
+        """Returns the share of `targets` `[n, outputs]` that the best constant answer gets right. Not for classes."""
         return LOSSES[self.loss].constant_right(targets, self._reach)
 
     def misfits(self, targets: np.ndarray) -> np.ndarray:
@@ -112,16 +112,16 @@ class Targets(Checked):
             return ~LOSSES[self.loss].fit(self._scaled(targets))
 
     def blank(self, count: int, outputs: int) -> np.ndarray:
-        """Zeros in place of targets that are not known."""
+        """Returns zeros in place of unknown targets."""
         return LOSSES[self.loss].blank(count, outputs)
 
     @property
     def measure(self) -> str:
-        """The name of the score, as reports call it."""
+        """The name of the score in reports."""
         return LOSSES[self.loss].measure
 
     def describe(self) -> str:
-        """Says what the score counts, for people; empty where it is plain accuracy."""
+        """Describes what the score counts, for people; empty if it is plain accuracy."""
         return LOSSES[self.loss].score(self.tolerance)
 
     def _in_unit(self, outputs: np.ndarray) -> np.ndarray:
@@ -130,7 +130,7 @@ class Targets(Checked):
 
     @property
     def _reach(self) -> float:
-        """The tolerance, and a little more: a float32 target is not to be missed by its own rounding."""
+        """The tolerance, and a little more, so that the rounding of a float32 target does not make an answer wrong."""
         return (self.tolerance or 0) * (1 + 1e-6)
 
 

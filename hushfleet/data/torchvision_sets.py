@@ -1,7 +1,7 @@
-"""Public data sets by torchvision: downloads into the user's data folder, and the readers of CIFAR and SVHN.
+"""Uses torchvision to download public data sets into the user's data folder, and to read CIFAR and SVHN.
 
-CIFAR is distributed as Python pickles, which can run code. torchvision compares the MD5 sum of each file with that of
-the published one before it opens any.
+CIFAR is distributed as Python pickles, which can run code. torchvision compares the MD5 sum of each file with the
+published MD5 sum before it opens a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hushfleet.errors import BadInput
 ImageArray = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 Arrays = tuple[ImageArray, Labels, ImageArray, Labels]
-"""Training images uint8 `[n, C, H, W]` and labels int64 `[n]`, then those of the test part."""
+"""Training images uint8 `[n, C, H, W]` and labels int64 `[n]`, then images and labels of the test part."""
 
 ORIGINS = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -30,7 +30,7 @@ ORIGINS = {
     "cifar100": "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
     "svhn": "http://ufldl.stanford.edu/housenumbers/",
 }
-"""Where torchvision takes each set from; named in the message for a machine without a network."""
+"""The addresses from which torchvision downloads each set; error messages name them."""
 _CLASSES = {
     "mnist": "MNIST", "fashion-mnist": "FashionMNIST", "emnist": "EMNIST",
     "cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN",
@@ -61,7 +61,7 @@ def download(name: str, folder: Path, *, looked_for: str) -> None:
 
 
 def read(name: str, folder: Path) -> Arrays:
-    """CIFAR-10, CIFAR-100 or SVHN, from a folder that has torchvision's layout.
+    """Reads CIFAR-10, CIFAR-100 or SVHN from a folder that has torchvision's layout.
 
     :raises BadInput: a file is missing or differs from the published one, or torchvision or scipy is not installed.
     """
@@ -89,13 +89,13 @@ def _arrays(part: Any) -> tuple[ImageArray, Labels]:
     return np.ascontiguousarray(images), np.array(part.labels if is_svhn else part.targets, np.int64)
 
 
-_declared: list[Any] = []  # keeps the library alive: its declarations vanish with it
+_declared: list[Any] = []  # keeps the library alive: otherwise its declarations are lost
 
 
 def import_torchvision() -> ModuleType:
-    """The `torchvision` package, also beside a PyTorch that it was not built for. Raises ImportError.
+    """Imports the `torchvision` package, even if it was built for another PyTorch. Raises ImportError.
 
-    The wheel on PyPI has CUDA operators. Beside a PyTorch without CUDA its native library does not load, and the import
+    The wheel on PyPI has CUDA operators. With a PyTorch without CUDA its native library does not load, and the import
     fails with "operator torchvision::nms does not exist". Only the data sets are used here, so it is enough to declare
     the two operators first.
     """

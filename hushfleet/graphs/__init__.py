@@ -1,1 +1,1 @@
-"""ONNX graphs on a board: what a received one may contain, what it costs, and how it is run."""
+"""Checks ONNX graphs on a board, bounds their cost, and runs them."""

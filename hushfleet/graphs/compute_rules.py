@@ -1,8 +1,8 @@
-"""The ONNX operators that compute: what they give, and their work.
+"""Defines rules for the ONNX operators that compute: their outputs, and their work.
 
-They follow the ONNX specification, but for what `hushfleet.graphs.node` says of batch sizes.
+The rules follow the ONNX specification, except for the batch sizes, see `hushfleet.graphs.node`.
 
-This interpreter goes when the board trains in a process of its own with a memory and time limit.
+This interpreter can be removed when the board trains in a separate process with a memory and time limit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hushfleet.graphs.sizes import Size, fixed
 
 
 def _elementwise(least: int, kind_of: int | None = None, first: int = 0) -> Rule:
-    """:param kind_of: the element type of the output, else that of the input `first`."""
+    """:param kind_of: the element type of the output; None: the element type of the input `first`."""
 
     def rule(call: Call) -> NodeCost:
         call.first(least)
@@ -50,7 +50,7 @@ _ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {"Add": np.add, "Mul": np.mu
 
 
 def _computed(node: Node, given: list[Tensor], kind: int) -> np.ndarray | None:
-    """The integers of a sum or a product of sizes."""
+    """Returns the integers of a sum or a product of sizes; None if they are not known."""
     known = [tensor.known for tensor in given]
     function = _ARITHMETIC.get(node.operator)
     if function is None or len(known) != 2 or any(values is None for values in known) or kind not in (6, INT64):
@@ -59,9 +59,10 @@ def _computed(node: Node, given: list[Tensor], kind: int) -> np.ndarray | None:
 
 
 def _division(call: Call) -> NodeCost:
-    """Whole numbers are divided by known ones above zero alone: by 0, and of the least one by -1, the process may end.
+    """Allows whole numbers to be divided only by known numbers above zero.
 
-    An end that depends on a label would tell of it.
+    A division by 0, or of the smallest number by -1, may end the process. An end that depends on a label would reveal
+    the label.
     """
     a, b = call.first(2)
     if {a.kind, b.kind} - _FLOATING:
@@ -71,7 +72,7 @@ def _division(call: Call) -> NodeCost:
 
 
 def _same(least: int = 1, *, scratch: int = 0) -> Rule:
-    """The first input's shape and type; `scratch` is in copies of it."""
+    """Returns a rule whose output has the first input's shape and type; `scratch` counts copies of that input."""
 
     def rule(call: Call) -> NodeCost:
         data = call.first(least)[0]
@@ -87,7 +88,7 @@ def _reduce(call: Call) -> NodeCost:
         axes = [] if call.number("noop_with_empty_axes") else list(range(rank))
     kept = call.number("keepdims", 1)
     shape = tuple(1 if i in axes else n for i, n in enumerate(data.shape) if kept or i not in axes)
-    # A kernel may list where each number that it adds up lies.
+    # A kernel may make a list of the places of the numbers that it adds up.
     kind = INT64 if call.node.operator == "ArgMax" else data.kind
     return one_output(Tensor(kind, shape), work=data.size, scratch=2 * data.size)
 
@@ -116,7 +117,7 @@ def _gemm(call: Call) -> NodeCost:
 
 
 def _windows(call: Call, spatial: list[int], kernel: list[int], pads: list[int]) -> list[int]:
-    """How many windows fit along each spatial axis."""
+    """Returns how many windows fit along each spatial axis."""
     strides, dilations = _per_axis(call, "strides", len(kernel)), _per_axis(call, "dilations", len(kernel))
     mode = call.text("auto_pad", "NOTSET")
     counts = []
@@ -132,7 +133,7 @@ def _windows(call: Call, spatial: list[int], kernel: list[int], pads: list[int])
         require(room >= 0, "its kernel is larger than what it is moved over")
         count = (-(-room // strides[i]) if call.number("ceil_mode") else room // strides[i]) + 1
         if call.number("ceil_mode") and (count - 1) * strides[i] >= size + (pads[i] if mode == "NOTSET" else 0):
-            count -= 1  # a window that would begin in the padding behind
+            count -= 1  # a window that would start in the padding at the end
         counts.append(count)
     return counts
 
@@ -151,7 +152,7 @@ def _image(call: Call) -> tuple[Size, Size, list[int]]:
 
 
 def _kernel(call: Call, rank: int) -> tuple[tuple[Size, ...], int, list[int]]:
-    """A convolution's weights' shape, its groups, and its kernel's shape."""
+    """Returns the shape of a convolution's weights, its groups, and its kernel's shape."""
     weights, groups = call[1].shape, call.number("group", 1)
     require(len(weights) == rank + 2 and groups > 0, f"weights {weights} do not fit {call[0].shape}")
     require(groups == 1 or fixed(weights[0]) % groups == 0, f"{weights} in {groups} groups")
@@ -168,7 +169,7 @@ def _conv(call: Call) -> NodeCost:
     counts = _windows(call, spatial, kernel, pads)
     shape = (batch, weights[0], *counts)
     taps = weights[1] * math.prod(kernel)
-    # A kernel may lay out one image's windows before it multiplies.
+    # A kernel may copy one image's windows to a matrix before it multiplies.
     return one_output(Tensor(call[0].kind, shape), work=math.prod(shape) * taps, scratch=taps * math.prod(counts))
 
 
@@ -216,7 +217,7 @@ def _layer_norm(call: Call) -> NodeCost:
 
 
 def _batch_norm(call: Call) -> NodeCost:
-    """In training ONNX Runtime writes new averages over the old ones, and so a graph would remember other records."""
+    """Refuses the training mode: in it ONNX Runtime updates the averages, so a graph would remember other records."""
     data, *_ = call.first(5)
     require(call.results == 1 and not call.number("training_mode"), "it keeps averages of what it was given")
     return one_output(Tensor(data.kind, data.shape), work=7 * data.size)

@@ -1,8 +1,8 @@
-"""Features of images by a fixed graph that came with the task: once for each image, before any training.
+"""Computes features of images with a fixed graph of the task: once for each image, before any training.
 
-The graph is a program from the network like the others, and is held to the same rules; its constants may be larger,
-since its weights are part of it. Each image goes through it alone: of several, a graph may mix one into the features of
-the others, and with the unit `record` an image may change nothing but its own gradient.
+The graph is a program from the network like the others, and must follow the same rules; its constants may be larger,
+because its weights are part of it. Each image is processed alone: with several images, a graph could mix one image into
+the features of the others, but with the unit `record` an image may change only its own gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hushfleet.user_files import read_cached, write_cached
 
 
 def check_features(graph: bytes, spec: FeatureSpec, *, memory_bytes: int = MEMORY_BYTES) -> None:
-    """Raises `GraphRefused` unless the graph may run here, and makes such features."""
+    """Raises `GraphRefused` unless the graph may run here, and its inputs and outputs match `spec`."""
     facts = check_graph(graph, max_bytes=MAX_GRAPH_BYTES, max_initializer_bytes=MAX_GRAPH_BYTES)
     for which, found, name, shape in (
         ("inputs", facts.inputs, "x", spec.image_shape),
@@ -45,17 +45,17 @@ def check_features(graph: bytes, spec: FeatureSpec, *, memory_bytes: int = MEMOR
 
 
 def features_folder(run: Path) -> Path:
-    """The folder in a simulation's run folder that holds features."""
+    """Returns the folder for features in a simulation's run folder."""
     return run / "features"
 
 
 class FeatureGraph:
-    """`Samples -> FeatureSamples` by ONNX Runtime. Graph and session are let go again each time: they hold megabytes.
+    """`Samples -> FeatureSamples` with ONNX Runtime. Graph and session are released after each use, to save memory.
 
-    :param graph: gives an ONNX file that `check_features` accepted.
-    :param given: how many of the features the network takes, the first ones; None: all.
+    :param graph: returns an ONNX file that `check_features` accepted.
+    :param given: how many of the features, from the first on, the network takes; None: all.
     :param loaded: called when the graph is loaded, before it runs.
-    :param cache: a folder where features are kept, by what they were made of; none by default.
+    :param cache: a folder where features are stored, with a hash of their inputs as key; none by default.
     """
 
     def __init__(
@@ -76,9 +76,10 @@ class FeatureGraph:
         self._loaded = loaded
 
     def of(self, samples: Samples, *, skipped: list[str] | None = None) -> FeatureSamples:
-        """The samples with features for images. Raises `GraphRefused` where ONNX Runtime fails.
+        """Returns the samples with features in place of images. Raises `GraphRefused` if ONNX Runtime fails.
 
-        :param skipped: where samples are told that have no features, and left out; None: the first of them is an error.
+        :param skipped: the list that receives a text for each sample without features, which is left out; None: it is
+            an error.
         """
         shape = (len(samples), self._spec.count, 1, 1)
         path = None if self._cache is None else self._cache / f"{self._key(samples)}.f32"
@@ -94,7 +95,7 @@ class FeatureGraph:
             skipped += (f"sample {place}: it has no finite features" for place in places)
             return self._samples(features[fits], samples.labels[fits], samples.targets)
         if path is not None:
-            with contextlib.suppress(OSError):  # then they are computed again next time
+            with contextlib.suppress(OSError):  # after an error they are computed again next time
                 write_cached(path, features.tobytes())
         return self._samples(features, samples.labels, samples.targets)
 
@@ -102,7 +103,7 @@ class FeatureGraph:
         return FeatureSamples(features, labels, targets, self._given)
 
     def _computed(self, samples: Samples, shape: tuple[int, ...], skipped: list[str] | None) -> np.ndarray:
-        """float32 of `shape`; NaN where ONNX Runtime fails and samples may be `skipped`."""
+        """Computes float32 features of `shape`; NaN where ONNX Runtime fails and samples may be `skipped`."""
         features = np.empty(shape, np.float32)
         if not len(samples):
             return features
@@ -120,7 +121,7 @@ class FeatureGraph:
         return features
 
     def _key(self, samples: Samples) -> str:
-        """Hex digest of all that the features depend on."""
+        """Returns the hex digest of everything that the features depend on."""
         digest = hashlib.sha256(self._spec.graph.digest)
         form = "each alone", onnxruntime.__version__, samples.images.shape, samples.mean, samples.std
         digest.update(repr(form).encode())
@@ -129,9 +130,9 @@ class FeatureGraph:
 
 
 def _run(session: onnxruntime.InferenceSession, samples: Samples) -> np.ndarray:
-    """`[n, count, 1, 1]`. Raises `GraphRefused`."""
+    """Returns features `[n, count, 1, 1]`. Raises `GraphRefused`."""
     try:
         found: np.ndarray = session.run(["features"], {"x": samples.x})[0]
-    except Exception as error:  # the binding raises a class of its own for every kind of failure
+    except Exception as error:  # the binding raises its own class for every kind of failure
         raise GraphRefused(f"ONNX Runtime cannot compute features: {error}") from error
     return found[:, :, None, None]

@@ -1,8 +1,8 @@
-"""The ONNX operators that move values, or make them: the integers that shapes are made of pass through these.
+"""Defines rules for the ONNX operators that move or make values, among them the integers that form shapes.
 
-They follow the ONNX specification, but for what `hushfleet.graphs.node` says of batch sizes.
+The rules follow the ONNX specification, except for the batch sizes, see `hushfleet.graphs.node`.
 
-This interpreter goes when the board trains in a process of its own with a memory and time limit.
+This interpreter can be removed when the board trains in a separate process with a memory and time limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hushfleet.graphs.node import (
 )
 from hushfleet.graphs.sizes import Size, divide, fixed
 
-# what only moves values
+# operators that only move values
 
 
 def _sizes(tensor: Tensor | None) -> tuple[Size, ...]:
@@ -117,7 +117,7 @@ def _expand(call: Call) -> NodeCost:
     return one_output(Tensor(call[0].kind, broadcast([call[0].shape, _sizes(call[1])])))
 
 
-_ALL = (1 << 31) - 1  # as an end: more than any axis has
+_ALL = (1 << 31) - 1  # an end that is larger than any axis
 
 
 def _slice(call: Call) -> NodeCost:
@@ -138,7 +138,8 @@ def _slice(call: Call) -> NodeCost:
 
 
 def _places(size: int, start: int, stop: int, step: int) -> range:
-    """Not Python's rule: with a negative step, a start before the first place is the first place."""
+    """Returns the places of a slice. Unlike in Python, with a negative step a start before the first place means the
+    first place."""
     # ONNX Runtime and ONNX read an open end differently.
     require(step > 0 or stop < _ALL, "its step is negative and its end is open")
     start, stop = (edge + size if edge < 0 else edge for edge in (start, stop))
@@ -187,13 +188,13 @@ def _gather_nd(call: Call) -> NodeCost:
 
 def _scatter(call: Call) -> NodeCost:
     data, indices, updates = call[0], call[1], call[2]
-    # A kernel copies the indices, as 64-bit numbers; they count as two elements each.
+    # A kernel copies the indices as 64-bit numbers, so each counts as two elements.
     return one_output(Tensor(data.kind, data.shape), work=indices.size + updates.size, scratch=2 * indices.size)
 
 
 def _pad(call: Call) -> NodeCost:
     data, pads = call[0], fixed_list(call[1], "pads")
-    require(bool(data.shape), "it pads a single number")  # which ONNX Runtime fails to run
+    require(bool(data.shape), "it pads a single number")  # ONNX Runtime cannot run this
     axes = axes_of(call, len(data.shape), place=3)
     axes = list(range(len(data.shape))) if axes is None else axes
     require(len(pads) == 2 * len(axes), f"{len(pads)} pads for {len(axes)} axes")
@@ -205,7 +206,7 @@ def _pad(call: Call) -> NodeCost:
     return one_output(Tensor(data.kind, tuple(shape)))
 
 
-# what makes values
+# operators that make values
 
 
 def _shape_of(call: Call) -> NodeCost:
@@ -250,7 +251,7 @@ def _cast(call: Call) -> NodeCost:
     kind = call[1].kind if call.node.operator == "CastLike" else call.number("to")
     known = call[0].known if kind in (6, INT64) else None
     if known is not None and kind != INT64:
-        known = followed(known)  # of a larger number the cast keeps 32 bits
+        known = followed(known)  # the cast keeps only 32 bits of a larger number
     return one_output(Tensor(kind, call[0].shape, known))
 
 

@@ -1,10 +1,10 @@
-"""One operation of a graph: what is known of the values that it takes, and what a rule says of those that it gives.
+"""Represents one operation of a graph: the known facts about its inputs, and the facts that a rule gives for outputs.
 
-Only shapes are computed, and the few integers that shapes are made of (`Shape` of a tensor, a constant list of axes):
-nothing here allocates in proportion to a tensor. A size may depend on the batch's; rules keep to what is true for every
-batch size, and what cannot be told for all of them is refused.
+Only shapes are computed, and the few integers that form shapes (`Shape` of a tensor, a constant list of axes): nothing
+here allocates in proportion to a tensor. A size may depend on the batch size; rules use only facts that are true for
+every batch size, and a graph is refused if a needed fact does not hold for all of them.
 
-This interpreter goes when the board trains in a process of its own with a memory and time limit.
+This interpreter can be removed when the board trains in a separate process with a memory and time limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from hushfleet.errors import GraphRefused
 from hushfleet.graphs.sizes import Size, fixed
 
-MAX_KNOWN = 64  # integers of one tensor whose values are followed; a shape, axes or pads need no more
+MAX_KNOWN = 64  # largest number of integers in a tensor with tracked values; a shape, axes or pads need no more
 INT64, FLOAT32, FLOAT64, BOOL = 7, 1, 11, 9
 
 
@@ -28,7 +28,7 @@ class Tensor(NamedTuple):
 
     kind: int
     shape: tuple[Size, ...]
-    known: np.ndarray | None = None  # of objects, since they may be sizes
+    known: np.ndarray | None = None  # an array of objects, because they may be sizes
 
     @property
     def size(self) -> Size:
@@ -39,7 +39,7 @@ class NodeCost(NamedTuple):
     """The outputs of an operator, and their cost.
 
     :param work: multiply-adds, or steps of another kind.
-    :param scratch: elements that a kernel keeps beside its inputs and outputs while it works.
+    :param scratch: elements that a kernel needs besides its inputs and outputs while it works.
     """
 
     outputs: tuple[Tensor, ...]
@@ -49,7 +49,7 @@ class NodeCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """One operation. An input that is left out is named ''; attributes of floating-point numbers have no value."""
+    """One operation. An omitted input is named ''; the values of floating-point attributes are not kept."""
 
     operator: str
     inputs: tuple[str, ...]
@@ -71,11 +71,11 @@ class Call:
         return tensor
 
     def get(self, place: int) -> Tensor | None:
-        """Returns the input at this place; None where it is left out."""
+        """Returns the input at this place; None if it is omitted."""
         return self.inputs[place] if place < len(self.inputs) else None
 
     def first(self, count: int) -> list[Tensor]:
-        """Returns the first `count` inputs. Raises `GraphRefused` where one is missing."""
+        """Returns the first `count` inputs. Raises `GraphRefused` if one is missing."""
         return [self[place] for place in range(count)]
 
     @property
@@ -83,11 +83,11 @@ class Call:
         return len(self.node.outputs)
 
     def number(self, name: str, default: int = 0) -> int:
-        """Returns a whole number among the attributes. Raises `GraphRefused` for another type, as those below do."""
+        """Returns a whole number among the attributes. Methods here raise `GraphRefused` for other types."""
         return int(self._typed(name, int, default))
 
     def numbers(self, name: str) -> list[int] | None:
-        """Returns a list of whole numbers among the attributes; None where there is none."""
+        """Returns a list of whole numbers among the attributes; None if there is none."""
         numbers: list[int] | None = self._typed(name, list, None)
         return numbers
 
@@ -96,7 +96,7 @@ class Call:
         return str(self._typed(name, bytes, default.encode()), "latin-1")
 
     def tensor(self, name: str) -> Tensor | None:
-        """Returns a constant among the attributes; None where there is none."""
+        """Returns a constant among the attributes; None if there is none."""
         tensor: Tensor | None = self._typed(name, Tensor, None)
         return tensor
 
@@ -110,21 +110,21 @@ Rule = Callable[[Call], NodeCost]
 
 
 def require(condition: bool, reason: str) -> None:
-    """Raises `GraphRefused` with this reason unless the condition holds."""
+    """Raises `GraphRefused` with this reason unless the condition is true."""
     if not condition:
         raise GraphRefused(reason)
 
 
-# what several rules need
+# helpers of several rules
 
 
 def one_output(tensor: Tensor, *, work: Size = 0, scratch: Size = 0) -> NodeCost:
-    """The cost of an operator with one output, which must be written at least."""
+    """Returns the cost of an operator with one output; its work includes at least the writing of the output."""
     return NodeCost((tensor,), work + tensor.size, scratch)
 
 
 def broadcast(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
-    """The shape that all of these fit by ONNX's rules. Raises `GraphRefused` where there is none."""
+    """Returns the shape that all of these broadcast to by ONNX's rules. Raises `GraphRefused` if there is none."""
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     result = []
@@ -142,7 +142,7 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def axes_of(call: Call, rank: int, place: int = 1) -> list[int] | None:
-    """The axes from the attribute of older operator sets or the input of newer ones; None without either."""
+    """Returns the axes from the attribute (older operator sets) or the input (newer ones); None without either."""
     axes = call.numbers("axes")
     if axes is None and call.get(place) is not None:
         axes = fixed_list(call.get(place), "axes")
@@ -154,22 +154,22 @@ def axes_of(call: Call, rank: int, place: int = 1) -> list[int] | None:
 
 
 def listed(tensor: Tensor | None, what: str) -> list[Size]:
-    """The integers of a tensor. Raises `GraphRefused` where they were not followed."""
+    """Returns the integers of a tensor. Raises `GraphRefused` if they were not tracked."""
     if tensor is None or tensor.known is None:
         raise GraphRefused(f"its {what} cannot be told before it runs")
     return list(tensor.known.ravel())
 
 
 def fixed_list(tensor: Tensor | None, what: str) -> list[int]:
-    """The integers of `listed`, which must not depend on the batch."""
+    """Returns the integers of `listed`, which must not depend on the batch."""
     return [fixed(value) for value in listed(tensor, what)]
 
 
-_TRUSTED = 1 << 31  # integers beyond are not followed, so that none overflows on the device
+_TRUSTED = 1 << 31  # larger integers are not tracked, so that none overflows on the device
 
 
 def followed(values: object) -> np.ndarray | None:
-    """These integers as `Tensor.known`, if they are few and small enough."""
+    """Returns these integers for `Tensor.known`; None if they are too many or too large."""
     values = np.asarray(values, object)
     trusted = values.size <= MAX_KNOWN and all(not isinstance(n, int) or abs(n) < _TRUSTED for n in values.ravel())
     return values if trusted else None

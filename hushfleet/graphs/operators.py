@@ -1,4 +1,4 @@
-"""The allowed ONNX operators, and what each gives for inputs of known shapes."""
+"""Lists the allowed ONNX operators, and computes the facts of their outputs for inputs of known shapes."""
 
 from __future__ import annotations
 

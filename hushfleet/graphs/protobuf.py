@@ -1,8 +1,8 @@
-"""A strict reader of protobuf's wire format, for unchecked messages.
+"""Reads protobuf's wire format strictly, for unchecked messages.
 
-Protobuf is lenient: unknown fields are skipped, repeated singular fields are merged, and two parsers may end up
-with two readings of the same bytes. This reader accepts only what a schema names, each singular field once,
-so what was checked is what any other parser will see.
+Protobuf is lenient: unknown fields are skipped, repeated singular fields are merged, and two parsers may
+interpret the same bytes in two ways. This reader accepts only fields that a schema names, each singular field
+once, so every other parser sees exactly the content that was checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Field(NamedTuple):
     """One field of a message.
 
     :param kind: `int`, `float` (32 bits), `double`, `bytes`, `string` (UTF-8) or `message` (left unread).
-    :param repeated: numbers may be packed or not, as protobuf demands of every parser.
+    :param repeated: numbers may be packed or not; protobuf requires every parser to accept both.
     """
 
     name: str
@@ -32,7 +32,7 @@ Schema = Mapping[int, Field]
 
 
 def fields(text: str) -> Schema:
-    """Fields written as `number name kind`, or `kind*` where one is repeated, with commas between them."""
+    """Parses fields written as `number name kind`, or `kind*` for a repeated field, separated by commas."""
     entries = [entry.split() for entry in text.split(",")]
     return {int(number): Field(name, kind.rstrip("*"), kind[-1] == "*") for number, name, kind in entries}
 
@@ -41,13 +41,13 @@ _NUMBER_WIRE_TYPES = {"int": VARINT, "float": FIXED32, "double": FIXED64}
 
 
 def read_message(data: memoryview, schema: Schema, *, message: str, max_values: int) -> dict[str, list[Any]]:
-    """All fields of one message by name, each a list of its values.
+    """Returns all fields of one message by name, each a list of its values.
 
-    Integers come as signed 64 bits, strings as `str`, bytes and messages as views into `data`, floating-point
-    numbers as NaN, since only their count is of interest.
+    Integers are returned as signed 64 bits, strings as `str`, bytes and messages as views into `data`, floating-point
+    numbers as NaN, because only their count is needed.
 
     :param max_values: cap on the values of the whole message.
-    :raises Malformed: the bytes are cut, break the wire format, or hold a field that `schema` does not allow.
+    :raises Malformed: the bytes are incomplete, break the wire format, or hold a field that `schema` does not allow.
     """
     values: dict[str, list[Any]] = {}
     position, seen = 0, 0

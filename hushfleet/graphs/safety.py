@@ -1,10 +1,10 @@
-"""Checks whether a device may load an ONNX file, on its bytes, before ONNX Runtime sees them.
+"""Checks the bytes of an ONNX file, before ONNX Runtime reads them, to decide whether a device may load it.
 
-A graph from the network is a program. This one may compute, and nothing else: a short list of operators of
-the standard domain, no control flow, no functions, no data outside the file, nothing larger than its caps.
-The file is read by an own strict reader, so the check costs no package and no second opinion is possible.
+A graph from the network is a program. It may compute, and nothing else: only a short list of operators of the
+standard domain, no control flow, no functions, no data outside the file, nothing larger than its caps.
+Our own strict reader reads the file, so the check needs no package, and the bytes cannot be read in two ways.
 
-What it will need in memory and work is bounded by `hushfleet.graphs.shapes`, which reads what is found here.
+`hushfleet.graphs.shapes` bounds the memory and the work of the graph, from the facts that are found here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hushfleet.graphs.operators import OPERATORS
 from hushfleet.graphs.protobuf import Schema, fields, read_message
 
 MAX_NODES = 16_384
-MAX_VALUES = 1 << 17  # fields of one message; inputs, outputs, attributes and their values of all nodes together
+MAX_VALUES = 1 << 17  # cap on the fields of one message, and on the inputs, outputs and attribute values of all nodes
 MAX_NAME_CHARS = 512
 MAX_RANK = 8
 MAX_INITIALIZER_BYTES = 1 << 20  # weights are inputs; constants are small
@@ -77,7 +77,7 @@ Message = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class ValueFacts:
-    """An input or output: its element type and shape, where an open dimension is its name or ''."""
+    """An input or output: its element type and shape; an open dimension is given by its name or ''."""
 
     dtype: str
     shape: tuple[int | str, ...]
@@ -85,7 +85,7 @@ class ValueFacts:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """The contents of an acceptable graph; `nodes` are in an order in which they can run."""
+    """The contents of an accepted graph; `nodes` are in an order in which they can run."""
 
     initializer_bytes: int
     inputs: Mapping[str, ValueFacts]
@@ -97,11 +97,11 @@ class GraphFacts:
 def check_graph(
     graph: bytes, *, max_bytes: int = MAX_GRAPH_BYTES, max_initializer_bytes: int = MAX_INITIALIZER_BYTES
 ) -> GraphFacts:
-    """Facts about an acceptable ONNX file.
+    """Returns the facts of an ONNX file if it is acceptable.
 
-    :param max_bytes: cap on the file; looked at before anything else.
+    :param max_bytes: cap on the file size, checked first.
     :param max_initializer_bytes: cap on all constants together.
-    :raises GraphRefused: whatever is wrong with it; no other exception leaves this function.
+    :raises GraphRefused: for every problem; no other exception leaves this function.
     """
     if len(graph) > max_bytes:
         raise GraphRefused(f"the graph has {len(graph)} bytes, above the cap of {max_bytes}")
@@ -114,7 +114,7 @@ def check_graph(
 
 
 def check_masks(facts: GraphFacts, dropout: Sequence[DropoutSpec]) -> None:
-    """Raises `GraphRefused` unless the graph takes the masks that the task names, which the device draws."""
+    """Raises `GraphRefused` unless the graph takes exactly the task's masks, which the device draws."""
     named = {f"dropout.{place}": each.shape for place, each in enumerate(dropout)}
     taken = {name: value.shape[1:] for name, value in facts.inputs.items() if name.startswith("dropout.")}
     _require(taken == named, f"masks, where the task has {named},", taken)
@@ -138,7 +138,7 @@ def _graph(graph: Message, max_initializer_bytes: int) -> GraphFacts:
         raise GraphRefused(f"the graph has {len(nodes)} nodes, above the cap of {MAX_NODES}")
     inputs = _values(graph, "input")
     constants = _Constants(max_initializer_bytes)
-    known = {""} | set(inputs)  # an optional input that is left out has the name ''
+    known = {""} | set(inputs)  # an omitted optional input has the name ''
     named: dict[str, Tensor] = {}
     for entry in graph.get("initializer", []):
         name, named[name] = constants.add(entry)
@@ -182,7 +182,7 @@ def _attribute(data: memoryview, operator: str, constants: _Constants) -> tuple[
     filled = set(attribute) - {"name", "type", "doc_string"}
     _require(filled <= {_ATTRIBUTE_FIELDS.get(kind)}, f"content of the {where}", sorted(filled))
     for number in attribute.get("i", []) + attribute.get("ints", []):
-        # Constant holds values, not sizes; everything else would size something.
+        # Constant holds values; in all other operators a number may be a size.
         _require(abs(number) <= MAX_ATTRIBUTE or operator == "Constant", f"value of the {where}", number)
     for text in attribute.get("s", []) + attribute.get("strings", []):
         _require(len(text) <= MAX_NAME_CHARS, f"length of the {where}", len(text))
@@ -191,7 +191,7 @@ def _attribute(data: memoryview, operator: str, constants: _Constants) -> tuple[
 
 
 def _attribute_value(kind: int, attribute: Message, tensors: list[Tensor]) -> object:
-    """The attribute's value as `Node` holds it: protobuf leaves out values that are 0 or empty."""
+    """Returns the attribute's value in the form of `Node`; protobuf omits values that are 0 or empty."""
     match _ATTRIBUTE_FIELDS[kind]:
         case "i":
             return _one(attribute, "i", 0)
@@ -207,20 +207,20 @@ def _attribute_value(kind: int, attribute: Message, tensors: list[Tensor]) -> ob
 
 
 class _Constants:
-    """Adds up the bytes of all constants and the values of all nodes, and refuses what is too much or not all there."""
+    """Counts the bytes of all constants and the values of all nodes; refuses too many of them, and incomplete data."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.total_bytes = self.total_values = 0
 
     def count(self, *lists: list[Any]) -> None:
-        """Values that nodes name: read one by one, millions would take a board minutes and its memory."""
+        """Counts values that nodes name, against a cap: millions would take a board minutes and its memory."""
         self.total_values += sum(map(len, lists))
         if self.total_values > MAX_VALUES:
             raise GraphRefused(f"the graph's nodes have more than {MAX_VALUES} values in all")
 
     def add(self, data: memoryview) -> tuple[str, Tensor]:
-        """Checks one tensor; its name, and what is known of it."""
+        """Checks one tensor; returns its name, and the known facts about it."""
         tensor = _read(data, _TENSOR, "TensorProto")
         name, kind = _one(tensor, "name", ""), _one(tensor, "data_type", 0)
         if "external_data" in tensor or _one(tensor, "data_location", 0) != 0:
@@ -238,15 +238,15 @@ class _Constants:
         found = len(raw) // ELEMENT_BYTES[kind] if raw else len(tensor.get(_TYPED_DATA[kind], []))
         if found != count or len(raw) % ELEMENT_BYTES[kind]:
             raise GraphRefused(f"the constant {name!r} of shape {shape} has {found} elements, not {count}")
-        for value in tensor.get("int32_data", []):  # other parsers would keep 32 bits of a larger one
+        for value in tensor.get("int32_data", []):  # other parsers would keep only 32 bits
             _require(-(1 << 31) <= value < 1 << 31, f"value of the constant {name!r}", value)
         return name, Tensor(kind, tuple(shape), _integers(kind, raw, tensor, shape))
 
 
 def _integers(kind: int, raw: bytes | memoryview, tensor: Message, shape: list[int]) -> np.ndarray | None:
-    """The values of a few integers, which may be a shape, axes or pads."""
+    """Returns the values of a small integer tensor, which may be a shape, axes or pads; None for other tensors."""
     count = math.prod(shape)
-    if kind not in _INTEGERS or count > MAX_KNOWN or (not count and len(shape) > 1):  # which NumPy may find too large
+    if kind not in _INTEGERS or count > MAX_KNOWN or (not count and len(shape) > 1):  # NumPy may refuse it
         return None
     values = np.frombuffer(raw, _INTEGERS[kind]).tolist() if raw else tensor.get(_TYPED_DATA[kind], [])
     return np.array(values, object).reshape(shape)

@@ -1,12 +1,12 @@
-"""Networks as ONNX graphs: plain ONNX Runtime computes loss, gradient and logits, and PyTorch is not needed.
+"""Runs networks as ONNX graphs: plain ONNX Runtime computes loss, gradient and logits, and PyTorch is not needed.
 
 Nothing is copied: ONNX Runtime reads the parameters from the caller's flat vector and writes the gradient
-to the caller's buffer, through bindings to the addresses of their tensors. One thread and fixed kernels
-make every result a pure function of its inputs, to the bit; another provider than the processor's promises no bits.
+to the caller's buffer, through bindings to the addresses of their tensors. With one thread and fixed kernels,
+every result depends only on its inputs, bit by bit; a provider other than the processor's does not guarantee this.
 
 Graph inputs: `param.<name>` for each tensor of the layout, `x` float32 [B, C, H, W], `y` int64 [B] (float32
-[B, outputs] where targets are no classes), and
-`dropout.<i>` float32 [B, *shape], each entry 0 or 1/(1 - rate). A gradient under an objective that distils also
+[B, outputs] if targets are not classes), and
+`dropout.<i>` float32 [B, *shape], each entry 0 or 1/(1 - rate). A gradient of a distillation objective also
 takes `teacher` float32 [B, classes] and `distill` float32 [B]. Outputs: `loss` and `grad.<name>`, or `logits`.
 """
 
@@ -24,10 +24,10 @@ from hushfleet.model.own_head import is_linear
 from hushfleet.objectives import CROSS_ENTROPY, Objective, both_or_none
 from hushfleet.params import ParamLayout
 
-ort.disable_telemetry_events()  # `hushfleet` has said it too, but too late where ONNX Runtime was imported first
+ort.disable_telemetry_events()  # `hushfleet` disables it too, but too late if ONNX Runtime was imported before
 
 Provider = tuple[str, Mapping[str, str]]
-"""An execution provider as ONNX Runtime calls it, and its options."""
+"""ONNX Runtime's name of an execution provider, and its options."""
 
 _TYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 
@@ -35,30 +35,30 @@ _TYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tens
 def open_session(
     graph: bytes, *, threads: int = 1, fold: bool = True, provider: Provider | None = None
 ) -> ort.InferenceSession:
-    """A session that takes little memory and gives the same results each time. Raises `GraphRefused`.
+    """Opens a session that takes little memory and gives the same results each time. Raises `GraphRefused`.
 
-    :param fold: whether what follows from constants alone is computed once and kept.
-    :param provider: what executes all operators that it can; None, and for the others: the processor.
+    :param fold: whether values that depend only on constants are computed once and kept.
+    :param provider: executes all operators that it can; the processor executes the others, or all of them with None.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # The format is named because ONNX Runtime would otherwise guess it, and read some protobufs as its own
-    # format, past all checks that were made on the protobuf.
+    # The format is given because ONNX Runtime would otherwise guess it, and read some protobufs as its own
+    # format, so that the checks of the protobuf would not apply.
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    # Measured: planning memory ahead for a batch size costs 10 MiB and gains nothing; doing without the arena leaves
-    # the peak as it is, and makes steps half as long again by page faults.
+    # Measured: planning memory ahead for a batch size costs 10 MiB and has no advantage; without the arena the peak
+    # stays the same, and steps take 1.5 times as long because of page faults.
     options.enable_mem_pattern = False
     try:
         left_out = [] if fold else ["ConstantFolding"]
         providers = ["CPUExecutionProvider"] if provider is None else [provider, "CPUExecutionProvider"]
         session = ort.InferenceSession(graph, options, providers, disabled_optimizers=left_out, enable_fallback=0)
-    except Exception as error:  # the binding raises a class of its own for every kind of failure
+    except Exception as error:  # the binding raises its own class for every kind of failure
         raise GraphRefused(f"ONNX Runtime cannot load the graph: {error}") from error
     if provider is not None and provider[0] not in session.get_providers():  # its libraries do not load
         raise GraphRefused(f"ONNX Runtime cannot use its {provider[0]} here")
-    session._model_bytes = b""  # the file, kept for other providers to be tried; there are none
+    session._model_bytes = b""  # the file's bytes are kept to try other providers, but there are none
     return session
 
 
@@ -74,7 +74,7 @@ class _BoundGraph:
         threads: int,
         provider: Provider | None = None,
     ) -> None:
-        """:param outputs: the names and shapes that the graph must have; None where a shape is not fixed."""
+        """:param outputs: the names and shapes that the graph must have; None if a shape is not fixed."""
         self.layout = layout
         self.session = open_session(graph, threads=threads, provider=provider)
         self.inputs = {value.name: value for value in self.session.get_inputs()}
@@ -94,7 +94,7 @@ class _BoundGraph:
                 raise GraphRefused(f"the graph's input {name!r} is a {self.inputs[name].type}")
 
     def bind(self, params: np.ndarray, batched: dict[str, np.ndarray]) -> ort.IOBinding:
-        """A binding with all inputs in place; the arrays must outlive the run."""
+        """Returns a binding with all inputs; the arrays must exist until the run has ended."""
         check_array("params", params, np.dtype(np.float32), (self.layout.size,))
         if set(batched) != set(self.batched):
             raise GraphRefused(f"the graph takes {sorted(self.batched)} besides parameters, not {sorted(batched)}")
@@ -113,12 +113,12 @@ class _BoundGraph:
     def run(self, binding: ort.IOBinding) -> None:
         try:
             self.session.run_with_iobinding(binding)
-        except Exception as error:  # the binding raises a class of its own for every kind of failure
+        except Exception as error:  # the binding raises its own class for every kind of failure
             raise GraphRefused(f"ONNX Runtime cannot execute the graph on this batch: {error}") from error
 
 
 def check_array(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    """Raises ValueError unless `array` can be handed to ONNX Runtime by address alone."""
+    """Raises ValueError unless `array` can be passed to ONNX Runtime by its address alone."""
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
         found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
         raise ValueError(f"{name} must be a NumPy array {dtype} {shape}, not {found}")
@@ -133,12 +133,12 @@ def _require_float(value: ort.NodeArg, shape: tuple[int, ...] | None) -> None:
 
 
 class GradientGraph:
-    """`(params, x, y, dropout, out) -> (loss, gradient)` by ONNX Runtime.
+    """`(params, x, y, dropout, out) -> (loss, gradient)` with ONNX Runtime.
 
-    `clipped_sum` is there for one linear layer alone; see `hushfleet.gradients.batch.GradientFunction`.
+    `clipped_sum` exists only for one linear layer; see `hushfleet.gradients.batch.GradientFunction`.
 
     :param graph: an ONNX file that `check_graph` accepted.
-    :param objective: whose gradient it is, without a teacher.
+    :param objective: the objective of the gradient, without a teacher.
     :raises GraphRefused: the graph does not load, or does not fit `layout` or the objective's targets.
     """
 
@@ -165,7 +165,7 @@ class GradientGraph:
             key=lambda name: int(name.removeprefix("dropout.")),
         )
         self.distills = "teacher" in self._graph.batched
-        # Of one linear layer single gradients follow from logits, and a graph a record would take most of a round.
+        # For one linear layer each record's gradient follows from its logits; a graph run per record would be slow.
         closed_form = is_linear(layout) and not self.distills
         self.clipped_sum = LinearClipping(layout, objective) if closed_form else None
 
@@ -179,15 +179,15 @@ class GradientGraph:
         teacher: np.ndarray | None = None,
         distill: np.ndarray | None = None,
     ) -> tuple[float, np.ndarray]:
-        """The batch's mean loss and its gradient float32 `[d]`.
+        """Computes the batch's mean loss and its gradient float32 `[d]`.
 
         :param params: float32 `[d]`.
         :param x: float32 `[B, C, H, W]`; `y`: int64 `[B]`, or float32 `[B, outputs]`.
-        :param dropout: one mask `[B, *shape]` for each input `dropout.<i>`; none at all: nothing is dropped.
-        :param out: where the gradient is written; a new vector if not given.
+        :param dropout: one mask `[B, *shape]` for each input `dropout.<i>`; empty: nothing is dropped.
+        :param out: the memory for the gradient; a new vector if not given.
         :param teacher: logits float32 `[B, classes]`, and `distill`: the distillation's weight for each sample,
-            float32 `[B]`; none at all: the loss without a teacher. Only for a graph that distils.
-        :raises ValueError: an array has another shape, type or memory order than the graph takes.
+            float32 `[B]`; both None: the loss without a teacher. Only for a graph that distils.
+        :raises ValueError: an array has a shape, type or memory order that the graph does not accept.
         """
         if dropout and len(dropout) != len(self.masks):
             raise ValueError(f"the graph takes {len(self.masks)} dropout masks or none, not {len(dropout)}")
@@ -215,13 +215,13 @@ class GradientGraph:
 
 
 class InferenceGraph:
-    """`(params, x) -> logits` by ONNX Runtime."""
+    """`(params, x) -> logits` with ONNX Runtime."""
 
     def __init__(self, graph: bytes, layout: ParamLayout, *, threads: int = 1) -> None:
         self._graph = _BoundGraph(graph, layout, outputs={"logits": None}, threads=threads)
 
     def __call__(self, params: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Logits float32 `[B, classes]` of images float32 `[B, C, H, W]` at `params` float32 `[d]`."""
+        """Returns logits float32 `[B, classes]` for images float32 `[B, C, H, W]` with `params` float32 `[d]`."""
         binding = self._graph.bind(params, {"x": x})
         binding.bind_output("logits")
         self._graph.run(binding)

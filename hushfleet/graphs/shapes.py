@@ -1,16 +1,16 @@
-"""Bounds the memory and work of a graph by its shapes, before ONNX Runtime sees a byte.
+"""Bounds the memory and work of a graph from its shapes, before ONNX Runtime reads a byte.
 
-Every size is followed for all batch sizes at once (`hushfleet.graphs.sizes`), and looked at where it is largest, at the
-largest batch. Refused is a graph with a size that cannot be told, and one above a cap:
+Every size is tracked for all batch sizes at once (`hushfleet.graphs.sizes`), and evaluated at the largest batch, where
+it is largest. A graph is refused if a size is not known, or if it exceeds a cap:
 
-- `memory`: what is held at once when nodes run in the file's order, without the parameters and gradients, which are the
-  caller's, but with masks of dropout and a teacher's logits. A kernel's own copies count where kernels make them. No
-  single tensor may be larger either.
-- `MAX_REORDERED` times `memory`: all that the graph ever computes. ONNX Runtime may choose another order; in whichever,
-  no more than this can be held.
+- `memory`: the memory in use at once when nodes run in the file's order. Parameters and gradients, which belong to the
+  caller, do not count; dropout masks, a teacher's logits and a kernel's own copies do. No single tensor may be larger
+  either.
+- `MAX_REORDERED` times `memory`: everything that the graph computes. ONNX Runtime may choose another order; in every
+  order, no more than this can be in memory.
 - `MAX_WORK_PER_SAMPLE` multiply-adds for each sample of a batch, and `MAX_WORK` in one run.
 
-This interpreter goes when the board trains in a process of its own with a memory and time limit.
+This interpreter can be removed when the board trains in a separate process with a memory and time limit.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from hushfleet.graphs.operators import apply
 from hushfleet.graphs.safety import ELEMENT_BYTES, ELEMENT_KINDS, GraphFacts
 from hushfleet.graphs.sizes import BATCH, Size, at
 
-MEMORY_BYTES = 2 << 30  # where no device says how much it has
+MEMORY_BYTES = 2 << 30  # if no device says how much it has
 MAX_REORDERED = 16
 MAX_WORK_PER_SAMPLE = 1 << 36
 MAX_WORK = 1 << 42
-_MADE_HERE = ("dropout.", "teacher")  # inputs that a device makes as large as the graph says
-_MOST_ELEMENTS = 1 << 62  # of a tensor that is followed: a product of larger sizes would fill the memory by itself
+_MADE_HERE = ("dropout.", "teacher")  # inputs that a device allocates with the size in the graph
+_MOST_ELEMENTS = 1 << 62  # of a tracked tensor: otherwise products of sizes would become huge integers
 
 
 @dataclass(frozen=True)
 class GraphCost:
-    """The upper bounds of one run at some batch size.
+    """Upper bounds of one run at some batch size.
 
-    :param largest_bytes: of one tensor; `held_bytes`: at once, in the file's order; `all_bytes`: of all together.
+    :param largest_bytes: of one tensor; `held_bytes`: at once, in the file's order; `all_bytes`: of all tensors.
     :param work: multiply-adds.
     """
 
@@ -101,7 +101,7 @@ def graph_cost(facts: GraphFacts, batch: int) -> GraphCost:
 
 
 def shapes(facts: GraphFacts) -> Mapping[str, tuple[Size, ...]]:
-    """The shape of everything that the graph computes. Raises `GraphRefused`."""
+    """Returns the shape of everything that the graph computes. Raises `GraphRefused`."""
     return {name: t.shape for step in _steps(facts) for name, t in zip(step.node.outputs, step.outputs, strict=False)}
 
 
@@ -129,7 +129,7 @@ def _steps(facts: GraphFacts) -> list[_Step]:
 
 
 def _inputs(facts: GraphFacts) -> dict[str, Tensor]:
-    """The batch is the first size, and only that may be open."""
+    """Returns the inputs as tensors; the batch is the first size, and only this size may be open."""
     inputs = {}
     for name, value in facts.inputs.items():
         shape: list[Size] = []

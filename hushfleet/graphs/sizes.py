@@ -1,10 +1,9 @@
-"""Sizes of tensors where the batch is open: numbers, or polynomials of the batch size.
+"""Represents tensor sizes for an open batch size: numbers, or polynomials of the batch size.
 
-No coefficient is negative, so every size, and all that is added up and multiplied of sizes, is largest where the batch
-is largest. One look at the largest batch therefore bounds all batches, and says nothing about how many samples a
-device has.
+No coefficient is negative, so every size, and every sum and product of sizes, is largest at the largest batch. So one
+check of the largest batch bounds all batches, and does not reveal how many samples a device has.
 
-This interpreter goes when the board trains in a process of its own with a memory and time limit.
+This interpreter can be removed when the board trains in a separate process with a memory and time limit.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from itertools import zip_longest
 from hushfleet.errors import GraphRefused
 
 MAX_DEGREE = 4
-MAX_COEFFICIENT = 1 << 256  # of what is still compared and added; everything above any cap is refused long before
+MAX_COEFFICIENT = 1 << 256  # limit of the calculation; it is far above all caps that refuse a graph
 
 
 class Open:
@@ -26,7 +25,7 @@ class Open:
         self.terms = terms
 
     def at(self, batch: int) -> int:
-        """Computes the size for a batch of so many samples."""
+        """Computes the size for a batch of `batch` samples."""
         return sum(term * batch**power for power, term in enumerate(self.terms))
 
     def __add__(self, other: Size) -> Size:
@@ -70,14 +69,14 @@ def at(size: Size, batch: int) -> int:
 
 
 def fixed(size: Size) -> int:
-    """A size that must not depend on the batch. Raises `GraphRefused`."""
+    """Returns the size as a number. Raises `GraphRefused` if it depends on the batch."""
     if isinstance(size, Open):
         raise GraphRefused(f"a size of {size!r} stands where one is needed that does not depend on the batch")
     return size
 
 
 def divide(size: Size, by: Size) -> Size | None:
-    """`size / by` where that is a size for every batch, else None; `by` is not 0."""
+    """Returns `size / by` if that is a size for every batch, else None; `by` is not 0."""
     *below, factor = _terms(by)
     terms, power = _terms(size), len(below)
     if any(below) or any(terms[:power]) or any(term % factor for term in terms):

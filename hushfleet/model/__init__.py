@@ -1,1 +1,1 @@
-"""The model as a flat vector, the loss as data, and how both are evaluated."""
+"""Evaluates models, and makes a device's own head, its anomaly threshold and a model for other classes."""

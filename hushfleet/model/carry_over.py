@@ -1,4 +1,4 @@
-"""A model for other classes: the layers below the last stay, and each class that both tasks have keeps its outputs."""
+"""Adapts a model to other classes: only the last layer changes, and classes that both tasks have keep their outputs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from hushfleet.params import ParamLayout
 
 
 def output_names(names: Sequence[str], layout: ParamLayout, *, are_inputs: bool) -> tuple[str, ...]:
-    """The names by which outputs are matched: of the classes; of an autoencoder's, which are the values of a sample,
-    their places.
+    """Returns the names for matching outputs: the classes' names; for an autoencoder, the places of a sample's values.
 
-    :param names: of the classes, or what a label of an autoencoder's task marks.
+    :param names: the names of the classes, or the meaning of a label in an autoencoder's task.
     """
     return tuple(map(str, range(layout.shapes[-1][0]))) if are_inputs else tuple(names)
 
 
 def with_outputs(layout: ParamLayout, count: int) -> ParamLayout:
-    """The same network with `count` outputs."""
+    """Returns the layout of the same network with `count` outputs."""
     last = layout.layers[-1].name
     shapes = zip(layout.names, layout.shapes, strict=True)
     return ParamLayout(
@@ -33,10 +32,10 @@ def with_outputs(layout: ParamLayout, count: int) -> ParamLayout:
 def carry_over(
     vector: np.ndarray, names: Sequence[str], *, layout: ParamLayout, to_names: Sequence[str], softmax: bool
 ) -> np.ndarray:
-    """The vector float32 `[d']` of `layout`, whose outputs are `to_names`, from `vector` float32 `[d]` for `names`.
+    """Converts `vector` float32 `[d]` for outputs `names` to float32 `[d']` of `layout` for outputs `to_names`.
 
-    A class that has gone loses its outputs. A new one begins with the mean of the old ones in a softmax, which leaves
-    the old classes' probabilities relative to each other as they were, and else with zeros.
+    The outputs of a removed class are dropped. With a softmax, a new class starts with the mean of the old ones, which
+    does not change the old classes' probabilities relative to each other; otherwise it starts with zeros.
 
     Raises `BadInput` for a vector of another length.
     """

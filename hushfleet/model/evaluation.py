@@ -1,4 +1,4 @@
-"""Score and loss of a model on labelled samples, in batches."""
+"""Computes score and loss of a model on labelled samples, in batches."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ EVALUATION_BATCH = 256
 
 
 class Evaluation(NamedTuple):
-    """`accuracy` in 0..1, the share of right answers or what else the score is (`hushfleet.data.targets`), and the mean
-    `loss`, of a cross-entropy in nats; NaN where there are no samples, or none that have a score."""
+    """`accuracy` in 0..1: the share of right answers or another score (`hushfleet.data.targets`). `loss`: the mean; for
+    a cross-entropy in nats. NaN if there are no samples, or none with a score."""
 
     accuracy: float
     loss: float
 
 
 class Evaluations(NamedTuple):
-    """The result of each sample: `correct` bool `[n]` as `Targets.right` marks it, `losses` float64 `[n]`."""
+    """The result of each sample: `correct` bool `[n]` from `Targets.right`, `losses` float64 `[n]`."""
 
     correct: np.ndarray
     losses: np.ndarray
     targets: Targets
 
     def mean(self) -> Evaluation:
-        """Gives score and mean loss, of a reconstruction that of normal samples; NaN without samples."""
+        """Returns score and mean loss (for a reconstruction, of normal samples only); NaN without samples."""
         counted = self.losses[self.correct] if self.targets.are_inputs else self.losses
         loss = float(counted.mean()) if len(counted) else float("nan")
         return Evaluation(self.targets.scored(self.correct, self.losses), loss)
 
     def take(self, indices: np.ndarray) -> Evaluations:
-        """Gives the samples at these indices, int `[k]`."""
+        """Returns the results of the samples at these indices, int `[k]`."""
         return Evaluations(self.correct[indices], self.losses[indices], self.targets)
 
 
@@ -50,7 +50,7 @@ def evaluate(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) 
 
 
 def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamples) -> Evaluations:
-    """The same for every sample, for means over parts of a test set."""
+    """Evaluates every sample, for means over parts of a test set."""
     objective = samples.targets.objective(CROSS_ENTROPY)
     correct, losses = np.empty(len(samples), bool), np.empty(len(samples))
     for first in range(0, len(samples), EVALUATION_BATCH):
@@ -65,7 +65,7 @@ def evaluate_each(logits_of: LogitsOf, params: np.ndarray, samples: LabelledSamp
 def accuracies_on_parts(
     logits_of: LogitsOfModels, models: Sequence[np.ndarray], samples: LabelledSamples, parts: Sequence[np.ndarray]
 ) -> list[float]:
-    """Each model's accuracy on its part of the samples, as `evaluate` gives it, with all models tested at once.
+    """Returns each model's accuracy on its part of the samples, like `evaluate`, but tests all models at once.
 
     :param logits_of: (models `[d]` each, images `[b, C, H, W]`) -> logits `[models, b, classes]`.
     :param parts: for each model indices into `samples`, ascending.

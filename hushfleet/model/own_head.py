@@ -1,22 +1,23 @@
-"""The head that a device predicts with: a mixture of the shared head, heads pulled to it, and one trained alone.
+"""Makes the head that a device predicts with: a mixture of the shared head, heads pulled to it, and one trained alone.
 
-What stays on a board costs no privacy (Jain et al., Differentially Private Model Personalization, NeurIPS 2021), and
-nothing that is computed here may leave it. The seven heads lie on one path. It begins with the shared head H. Then come
-heads that are pulled to it by falling penalties (mean regularisation, Liu et al., On Privacy and Personalization in
-Cross-Silo Federated Learning, NeurIPS 2022): logits of H, and D phi, where D minimises the cross-entropy on the own
-images and penalty / 2 |D|^2. It ends with a head that knows nothing of H.
+Data that stays on a board costs no privacy (Jain et al., Differentially Private Model Personalization, NeurIPS 2021),
+and nothing that is computed here may leave the board. The seven heads form one path. It starts with the shared head H.
+Then come heads that decreasing penalties pull to H (mean regularisation, Liu et al., On Privacy and Personalization in
+Cross-Silo Federated Learning, NeurIPS 2022): their logits are the logits of H plus D phi, where D minimises the
+cross-entropy on the own images plus penalty / 2 |D|^2. The path ends with a head that does not use H.
 
-Two things weigh a head. The noise that H carries is public, and says where on the path a device should be without
-images; each step away from there costs `STEP`. The own images say the rest: `EVIDENCE` times the log loss of a head on
-those that it was not fitted to. A choice of one head by twenty images would often be wrong, and their mean, weighted by
-exp(-both), is a head again, since logits add up.
+Two terms determine the weight of a head. First, the noise in H is public, and determines where on the path a device
+should be without images; each step away from there costs `STEP`. Second, the own images: `EVIDENCE` times the log loss
+of a head on images that it was not fitted to. Twenty images are too few to choose one head reliably. So the heads are
+averaged with weights exp(-both terms); the mean is a head again, because logits add up.
 
-Few images of alike classes have unlike counts by chance. A head fitted to them learns these counts, and predicts the
-classes that happened to be frequent. `mix_of` says how likely chance explains the counts. What the images have beside
-the mix that it finds is an offset of each fit, and not of the head (logit adjustment: Menon et al., Long-tail learning
-via logit adjustment, ICLR 2021). Where classes do differ, H gets `SHIFT` times the logarithm of the mix.
+A few images of equally frequent classes have different counts by chance. A head fitted to them learns these counts, and
+predicts the classes that happened to be frequent. `mix_of` computes how likely chance explains the counts, and
+estimates the true class mix. The difference of the counts from this mix is an offset in each fit, but not in the head
+(logit adjustment: Menon et al., Long-tail learning via logit adjustment, ICLR 2021). If the class shares really differ,
+`SHIFT` times the logarithm of the mix is added to H.
 
-Where H is noisy and the owner has named images without labels, their soft means have half of the head (`soft_means`).
+If H is noisy and the owner has named images without labels, their soft means are half of the head (`soft_means`).
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ from hushfleet.schema import Checked, Count
 
 FOLDS = 5
 PENALTIES = (0.1, 0.03, 0.01, 0.003, 0.001)
-"""On the distance from the shared head, along the path; with more than `IMAGES`, so much less for each."""
+"""Penalties on the distance from the shared head, along the path; with more than `IMAGES` images, smaller in
+proportion."""
 PENALTY_ALONE = 0.001
 IMAGES = 20
 EVIDENCE = 0.5
 STEP = 0.7
 UNLIKE, CONCENTRATION = 0.2, 0.3
-"""How likely the classes' shares differ before any label is seen; the concentration for each class of the Dirichlet
-distribution that differing shares are drawn by."""
+"""The prior probability that the classes' shares differ; the concentration for each class of the Dirichlet distribution
+of differing shares."""
 SHIFT, STEPS_OF_UNLIKE = 0.3, 1.5
-"""Where classes differ for certain: the part of log(mix) that H gets; steps from the default towards alone, since few
-classes are learned alone more easily."""
+"""If the class shares certainly differ: the part of log(mix) that is added to H; the steps from the default towards the
+head trained alone, because a few classes are easier to learn alone."""
 _SIGNALS = (9.0, 13.0, 17.5, 22.0, 35.0, 100.0)
-"""The r (`hushfleet.methods.hush_rule`) at each of which the default is one step nearer to the shared head."""
+"""At each of these values of r (`hushfleet.methods.hush_rule`) the default is one step nearer to the shared head."""
 UNLABELLED_BELOW = 20.0
-"""The r from which images without labels are of no use."""
+"""The value of r from which on images without labels do not help."""
 WEIGHT, PRIOR = "head.weight", "prior"
 
 Part = Annotated[float, Meta(ge=0, le=1, description="in [0, 1]")]
@@ -59,14 +61,15 @@ Part = Annotated[float, Meta(ge=0, le=1, description="in [0, 1]")]
 
 @dataclass(frozen=True)
 class HeadChoice(Checked):
-    """The choice of a device and its reasons. It is private, like the images that decided it.
+    """A device's choice of its head, and the reasons. It is private, like the images that determined it.
 
-    :param images: how many there were.
-    :param shared: the weight of the shared head in the mixture; `pulled`: of the heads pulled to it; `alone`: of the
-        one trained alone.
-    :param right: how many of the images the mixture got right in the cross-validation; likewise `right_shared` of the
-        shared head, and `right_alone` of the one trained alone.
-    :param unlabelled: how many images without labels have half of the head; what is above is said of the other half.
+    :param images: the number of images.
+    :param shared: the weight of the shared head in the mixture; `pulled`: the weight of the heads pulled to it;
+        `alone`: the weight of the head trained alone.
+    :param right: how many of the images the mixture got right in the cross-validation; likewise `right_shared` for the
+        shared head, and `right_alone` for the one trained alone.
+    :param unlabelled: the number of images without labels that determine half of the head; the fields above describe
+        the other half.
     """
 
     images: Count = 0
@@ -106,7 +109,8 @@ class HeadChoice(Checked):
 class DeviceHead:
     """The head that a device predicts with.
 
-    :param params: float32, as a linear model's flat vector, of all features where the shared head takes the first ones.
+    :param params: float32, the flat vector of a linear model; for all features, even if the shared head takes only the
+        first ones.
     """
 
     choice: HeadChoice
@@ -114,7 +118,7 @@ class DeviceHead:
 
 
 class Mixture(NamedTuple):
-    """logits = scale times those of the shared head, and pull phi, and prior.
+    """A mixture of heads: logits = scale * (the shared head's logits) + pull phi + prior.
 
     :param pull: float32 `[C, F]`.
     :param prior: float32 `[C]`.
@@ -127,10 +131,10 @@ class Mixture(NamedTuple):
 
 
 class Mix(NamedTuple):
-    """The shares of the classes that a device's images come from, as far as their labels say.
+    """The estimated class shares of a device's data, from the labels of its images.
 
     :param shares: float64 `[C]`.
-    :param unlike: how likely it is that the classes' shares differ.
+    :param unlike: the probability that the classes' shares differ.
     """
 
     shares: np.ndarray
@@ -138,13 +142,13 @@ class Mix(NamedTuple):
 
 
 def is_linear(layout: ParamLayout) -> bool:
-    """Whether the model is one linear layer on features, `models/linear.py`: a device then makes its own head."""
+    """Returns whether the model is one linear layer on features (`models/linear.py`); a device then makes its head."""
     (weight, *others), names = layout.shapes, layout.names
     return names == (WEIGHT, PRIOR) and len(weight) == 2 and others == [weight[:1]]
 
 
 def takes_unlabelled(signal: float | None, classes: int) -> bool:
-    """Whether images without labels make the head better.
+    """Returns whether images without labels improve the head.
 
     :param signal: `TaskSpec.signal`.
     """
@@ -158,11 +162,11 @@ def own_head_of(
     signal: float | None,
     unlabelled: LabelledSamples | None = None,
 ) -> DeviceHead:
-    """The head that a device keeps, by its samples.
+    """Makes a device's own head from its samples.
 
     :param params: float32 `[d]`, the global model, of a linear layout.
     :param signal: `TaskSpec.signal`.
-    :param unlabelled: samples whose labels say nothing, for a task that `takes_unlabelled`.
+    :param unlabelled: samples whose labels have no meaning, for a task that `takes_unlabelled`.
     """
     shared = layout.unflatten(params)
 
@@ -182,7 +186,7 @@ def own_head_of(
 
 
 def alone_head_of(samples: LabelledSamples, classes: int) -> np.ndarray:
-    """The head that knows nothing of the shared one, the last of the path, as `DeviceHead.params`.
+    """Returns the head that does not use the shared one, the last of the path, in the form of `DeviceHead.params`.
 
     :param samples: at least one.
     """
@@ -195,12 +199,12 @@ def alone_head_of(samples: LabelledSamples, classes: int) -> np.ndarray:
 
 
 def inputs_of_own(samples: LabelledSamples) -> LabelledSamples:
-    """Samples whose `x` is what an own head takes: of features all, the shared head's and then the device's own."""
+    """Returns samples whose `x` is an own head's input: all features, the shared head's and then the device's own."""
     return replace(samples, given=None) if isinstance(samples, FeatureSamples) else samples
 
 
 def own_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Logits `[n, C]` of `DeviceHead.params`; `x` as `inputs_of_own` gives it."""
+    """Returns logits `[n, C]` of `DeviceHead.params`; `x` is in the form that `inputs_of_own` gives."""
     rows = x.reshape(len(x), math.prod(x.shape[1:]))
     classes = len(params) // (rows.shape[1] + 1)
     logits: np.ndarray = rows @ params[:-classes].reshape(classes, -1).T + params[-classes:]
@@ -208,7 +212,7 @@ def own_logits(params: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def features_of(samples: LabelledSamples) -> np.ndarray:
-    """float32 `[m, F]`, what a head that a device fits alone takes of them: of features with leading directions all."""
+    """Returns the input of a head that a device fits alone, float32 `[m, F]`."""
     if isinstance(samples, FeatureSamples):
         return samples.own
     x = samples.x
@@ -220,12 +224,12 @@ def _has_more(samples: LabelledSamples) -> bool:
 
 
 def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal: float | None) -> Mixture:
-    """The weighted mean of all heads on the path, each fitted to all own images.
+    """Returns the weighted mean of all heads on the path, each fitted to all own images.
 
-    :param features: float32 `[m, F]`, of the device's images.
+    :param features: float32 `[m, F]`, the features of the device's images.
     :param labels: int64 `[m]`, 0 to C - 1.
-    :param logits: float32 `[C, m]`, the shared head's.
-    :param signal: r; None where nobody knows it: the own images alone decide.
+    :param logits: float32 `[C, m]`, the shared head's logits.
+    :param signal: r; None if it is not known: the own images alone decide.
     """
     classes, images = logits.shape
     if not images:
@@ -235,7 +239,7 @@ def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal
     heads = np.stack([*[logits] * len(PENALTIES), np.zeros_like(logits)])
     penalties = np.array((*PENALTIES, PENALTY_ALONE)) * min(1.0, IMAGES / images)
     folds = np.empty(images, int)
-    folds[np.argsort(labels, kind="stable")] = np.arange(images) % FOLDS  # each has its part of every class
+    folds[np.argsort(labels, kind="stable")] = np.arange(images) % FOLDS  # each fold has its part of every class
     unseen = np.empty((1 + len(heads), classes, images), np.float32)
     for fold in range(min(FOLDS, images)):
         out = folds == fold
@@ -264,10 +268,10 @@ def mixture(features: np.ndarray, labels: np.ndarray, logits: np.ndarray, signal
 def with_unlabelled(
     head: Mixture, features: np.ndarray, labels: np.ndarray, unlabelled: np.ndarray, logits: np.ndarray
 ) -> Mixture:
-    """The mean of a mixture's logits and of those by the soft means of all images.
+    """Returns the mean of the mixture and the head from the soft means of all images.
 
     :param unlabelled: float32 `[u, F]`.
-    :param logits: float32 `[C, u]`, the shared head's for these.
+    :param logits: float32 `[C, u]`, the shared head's logits for these.
     """
     seen = head.scale * logits + head.pull @ unlabelled.T + head.prior[:, None]
     weight, bias = soft_means(features, labels, unlabelled, seen, mix_of(labels, len(logits)).unlike)
@@ -276,7 +280,7 @@ def with_unlabelled(
 
 
 def mix_of(labels: np.ndarray, classes: int) -> Mix:
-    """The mean of two guesses, weighted by how likely each makes the labels: equal shares, or differing ones."""
+    """Returns the mean of two estimates, equal and differing shares, weighted by their probability given the labels."""
     counts = np.bincount(labels, minlength=classes)
     images, least = len(labels), CONCENTRATION
     alike = math.log(1 - UNLIKE) - images * math.log(classes)
@@ -287,7 +291,7 @@ def mix_of(labels: np.ndarray, classes: int) -> Mix:
 
 
 def _offsets(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets of a fit's logits: float32 `[k, C, 1]`, which the head keeps, and `[C, 1]`, which it does not."""
+    """Returns offsets of a fit's logits: float32 `[k, C, 1]`, which the head keeps, and `[C, 1]`, which it drops."""
     mix = np.log(mix_of(labels, classes).shares * classes)
     counts = np.bincount(labels, minlength=classes) + 0.5
     of_shared = np.array([SHIFT] * len(PENALTIES) + [0.0])[:, None, None]
@@ -296,11 +300,11 @@ def _offsets(labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def default(signal: float, classes: int) -> int:
-    """The place on the path for a device without images: 0 is the shared head, the last one is trained alone."""
+    """Returns the place on the path for a device without images: 0 is the shared head, the last is trained alone."""
     return len(_SIGNALS) - bisect_right(_SIGNALS, _of_ten_classes(signal, classes))
 
 
 def _of_ten_classes(signal: float, classes: int) -> float:
-    """The r that ten classes would need, which all was measured with: each of more has less of an update, and as much
-    noise."""
+    """Returns the equivalent r for ten classes, with which everything was measured: with more classes, each has a
+    smaller part of an update, and the same noise."""
     return signal * min(1.0, 10 / classes)

@@ -1,9 +1,9 @@
-"""Softmax regression on fixed features with NumPy alone: many small fits at once, on any board.
+"""Fits softmax regression on fixed features with NumPy alone: many small fits at once, on any board.
 
-A fit minimises  mean_i CE(softmax(offset_i + D phi_i), y_i) + penalty / 2 |D|^2  over D [C, F]. It happens in the
-eigenbasis of the features' own second moments, which has min(m, F) axes: that is the dual form where a device has fewer
-images than features. There Boehning's bound on the Hessian (Multinomial logistic regression algorithm, 1992),
-1/2 (phi phi^T / m) for every class, is diagonal, and accelerated steps along it (Nesterov 1983, begun anew as by
+A fit minimises  mean_i CE(softmax(offset_i + D phi_i), y_i) + penalty / 2 |D|^2  over D [C, F]. It works in the
+eigenbasis of the features' own second moments, which has min(m, F) axes: this is the dual form if a device has fewer
+images than features. In this basis Boehning's bound on the Hessian (Multinomial logistic regression algorithm, 1992),
+1/2 (phi phi^T / m) for every class, is diagonal, and accelerated steps with it (Nesterov 1983, with the restarts of
 O'Donoghue and Candes 2015) need no step size.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 MOST_STEPS = 300
 TOLERANCE = 1e-3
-"""A fit ends when a step moves it by less than this part of its length."""
+"""A fit ends when a step is shorter than this part of its length."""
 
 
 class Rotated(NamedTuple):
@@ -32,7 +32,7 @@ class Rotated(NamedTuple):
 
 
 def rotated(features: np.ndarray) -> Rotated:
-    """:param features: `[m, F]`, finite."""
+    """Rotates finite features `[m, F]` to their eigenbasis."""
     wide = features.astype(np.float64)
     if len(wide) < wide.shape[1]:
         moments, images = np.linalg.eigh(wide @ wide.T)
@@ -49,10 +49,10 @@ def rotated(features: np.ndarray) -> Rotated:
 def fit(
     z: np.ndarray, moments: np.ndarray, labels: np.ndarray, offsets: np.ndarray, penalties: np.ndarray
 ) -> np.ndarray:
-    """D float32 `[k, C, r]` of k fits.
+    """Returns D float32 `[k, C, r]` of k fits.
 
-    :param z: float32 `[m, r]`, some or all rows of `Rotated.z`; of none, D is zero.
-    :param moments: `[r]`, of all rows.
+    :param z: float32 `[m, r]`, some or all rows of `Rotated.z`; without rows, D is zero.
+    :param moments: `[r]`, computed from all rows.
     :param labels: int `[m]`.
     :param offsets: float32 `[k, C, m]`.
     :param penalties: `[k]`, positive.
@@ -70,7 +70,7 @@ def fit(
         step = slope / (bound + penalty)
         new = ahead - step
         moved = new - found
-        theta = np.where((slope * moved).sum((1, 2), keepdims=True) > 0, np.float32(0), theta)  # begins to run anew
+        theta = np.where((slope * moved).sum((1, 2), keepdims=True) > 0, np.float32(0), theta)  # a restart
         following = (1 + np.sqrt(1 + 4 * theta * theta)) / 2
         ahead, found, theta = new + np.maximum(theta - 1, 0) / following * moved, new, following
         result[going] = found
@@ -84,7 +84,7 @@ def fit(
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """The logarithms of the softmax over the classes of `[..., C, m]`."""
+    """Returns the logarithms of the softmax over the classes of `[..., C, m]`."""
     shifted = logits - logits.max(-2, keepdims=True)
     normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(-2, keepdims=True))
     return normalized

@@ -1,7 +1,7 @@
-"""Releases of the board's software: one signed file for cards and for updates, `NAME.hfr`.
+"""Makes and checks releases of the board's software: one signed file for memory cards and for updates, `NAME.hfr`.
 
-The standard library alone, and `cryptography` where a signature is checked: this package is also part of `slots.pyz`
-(`firmware_profiles/cards/seed.py`), which lies on a board outside of any release.
+It uses only the standard library, and `cryptography` to check signatures, because this package is also part of
+`slots.pyz` (`firmware_profiles/cards/seed.py`), which is on a board outside of any release.
 """
 
 from hushfleet.release.archive import add_signature, check_payload, pack, place, read_head, unpack

@@ -1,9 +1,9 @@
-"""The payload of a release: packed by the operator, checked and unpacked on a board.
+"""Packs the payload of a release for the operator, and checks and unpacks it on a board.
 
-Nothing of a payload is read before its length and SHA-256 are those of the manifest. Then only plain files and folders
-with plain relative names are taken, no more than the manifest says: no links, no devices, no owners. The archive is of
-POSIX's first form (ustar), where an entry has one header of 512 bytes; `tarfile` reads the long names and further
-attributes of later forms into memory whole, of whatever size they are.
+A payload is not read before its length and SHA-256 match the manifest. Then only plain files and folders with plain
+relative names are accepted, no more than the manifest says: no links, no devices, no owners. The archive has POSIX's
+first format (ustar), in which an entry has one header of 512 bytes, because `tarfile` reads the long names and other
+attributes of later formats into memory as a whole, without a limit on their size.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from hushfleet.release.statements import Trust
 MANIFEST_NAME = "release.json"
 """Name of the manifest in the folder of a release; `slots.py` reads it."""
 _BLOCK = 1 << 18
-_NAME_CAP, _DEPTH_CAP = 240, 24  # bytes of a path, its parts
-_PRESET = 6  # a board needs 8 MiB to unpack it; 8 and extreme: 64 MiB, twice the time, and 1 % smaller
+_NAME_CAP, _DEPTH_CAP = 240, 24  # bytes of a path, and number of its parts
+_PRESET = 6  # a board needs 8 MiB to unpack it; preset 8 with extreme: 64 MiB, twice the time, and 1 % smaller
 _XZ_MEMORY_BYTES = 1 << 25
 
 
@@ -61,10 +61,10 @@ def pack(
     wheels: Mapping[str, str] | None = None,
     system: bool = False,
 ) -> Manifest:
-    """Writes `folder` as the release `out`, signed by `key` (None: by nobody yet); the rest is the manifest's.
+    """Writes `folder` as the release `out`, signed with `key` (None: not signed yet); the rest is for the manifest.
 
-    The same folder gives the same bytes: names are sorted, times and owners left out. Raises `BadInput` for a link, or
-    a path that is too long.
+    The same folder gives the same bytes: names are sorted, times and owners are left out. Raises `BadInput` for a link,
+    or a path that is too long.
     """
     payload = io.BytesIO()
     unpacked = entries = 0
@@ -106,7 +106,7 @@ def pack(
 
 
 def add_signature(path: Path, key: Signer) -> SignedManifest:
-    """Signs a release where it lies, after checking that it is whole; its head afterwards. Raises `Malformed`."""
+    """Checks that a release is complete, signs it in place, and returns its new head. Raises `Malformed`."""
     with path.open("rb") as file:
         head = read_head(file)
         check_payload(file, head.manifest)
@@ -126,14 +126,14 @@ def _entry(name: str) -> tarfile.TarInfo:
 
 
 def read_head(file: BinaryIO) -> SignedManifest:
-    """Reads the head of an open release, whose signatures are not checked yet; the file then stands at the payload."""
+    """Reads the head of an open release; its signatures are not checked yet. The file is then at the payload."""
     start = file.read(START_BYTES)
     body, count = file.read(manifest_length(start)), file.read(1)
     return SignedManifest.from_bytes(start + body + count + file.read(signatures_length(count)))
 
 
 def check_payload(file: BinaryIO, manifest: Manifest) -> None:
-    """Raises `Malformed` where what follows in `file` is not the payload; the file stands before it again."""
+    """Raises `Malformed` if the rest of `file` is not the payload; afterwards the file is at the payload again."""
     begin, seen, digest = file.tell(), 0, hashlib.sha256()
     while block := file.read(_BLOCK):
         seen += len(block)
@@ -150,7 +150,7 @@ def check_payload(file: BinaryIO, manifest: Manifest) -> None:
 
 
 def unpack(file: BinaryIO, manifest: Manifest, folder: Path) -> None:
-    """Unpacks a payload that `check_payload` has passed into the new `folder`. Raises `Malformed`, `TooLarge`."""
+    """Unpacks a payload, already checked by `check_payload`, into the new `folder`. Raises `Malformed`, `TooLarge`."""
     folder.mkdir(mode=0o755)
     left = manifest.unpacked_bytes
     try:
@@ -180,11 +180,11 @@ def unpack(file: BinaryIO, manifest: Manifest, folder: Path) -> None:
 def place(source: Path, releases: Path, *, trust: Trust | None) -> Manifest:
     """Puts a release into `releases/VERSION`, complete and with compiled caches, or leaves nothing.
 
-    `source` may belong to somebody else who changes it meanwhile: what is checked and unpacked is a copy. A folder of
-    that version that is there already is complete, and stays.
+    Another user may own `source` and change it meanwhile, so a copy is checked and unpacked. If a folder of that
+    version already exists, it is complete, and stays.
 
-    :param trust: who must have signed it; None: no more than the hash is checked, for a card's first start, where no
-        `cryptography` is and the release lies beside the keys that would vouch for it.
+    :param trust: the keys that must have signed it; None: only the hash is checked, for the first start of a memory
+        card: there is no `cryptography` yet, and the release and the keys to verify it are on the same card.
     Raises `BadSignature`, `Malformed`, `TooLarge`, `BadInput` for another platform, `StoreFull`.
     """
     releases.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -205,21 +205,21 @@ def place(source: Path, releases: Path, *, trust: Trust | None) -> Manifest:
         unpack(file, manifest, part)
     (part / MANIFEST_NAME).write_bytes(manifest.to_bytes())
     compileall.compile_dir(part, quiet=2, stripdir=str(part), prependdir=str(whole))
-    os.sync()  # thousands of files: one sync of all is quicker than one of each
+    os.sync()  # thousands of files: one sync of all is faster than one per file
     part.rename(whole)
     sync_folder(releases)
     return manifest
 
 
 def _has_payload(whole: Path, digest: str) -> bool:
-    """Whether the folder of a release was unpacked from the payload with this SHA-256."""
+    """Returns whether the folder of a release was unpacked from the payload with this SHA-256."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         return bool(json.loads((whole / MANIFEST_NAME).read_bytes())["payload_sha256"] == digest)
     return False
 
 
 def _copy(theirs: BinaryIO, ours: BinaryIO) -> None:
-    """Copies all of it, and `ours` stands at its start. Raises `TooLarge` also for a file that grows meanwhile."""
+    """Copies the whole file, and rewinds `ours`. Raises `TooLarge`, also for a file that grows meanwhile."""
     while block := theirs.read(_BLOCK):
         ours.write(block)
         if ours.tell() > RELEASE_CAP:
@@ -228,7 +228,7 @@ def _copy(theirs: BinaryIO, ours: BinaryIO) -> None:
 
 
 def _open_plain(path: Path) -> BinaryIO:
-    """Raises `BadInput` for what is no plain file, a link or a pipe, without waiting for it."""
+    """Opens a plain file. Raises `BadInput` for anything else, such as a link or a pipe, without waiting for it."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

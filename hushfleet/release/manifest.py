@@ -1,10 +1,10 @@
-"""The manifest of a release, and its signatures.
+"""Defines the manifest of a release, and its signatures.
 
     "HR", format, 0 | u32 manifest length | manifest (JSON) | u8 count | count signatures | payload (tar.xz)
 
-Integers are big-endian. A signature has 96 bytes: an Ed25519 public key, and its signature over all before the count.
-Another key can so sign later and elsewhere. Signatures stand in the order of their keys, each key once. All before the
-payload is the head: it is complete in itself, so a board can judge an offer before it fetches the payload.
+Integers are big-endian. A signature has 96 bytes: an Ed25519 public key, and its signature over all bytes before the
+count. So another key can sign later, on another machine. Signatures are in the order of their keys, each key once. All
+bytes before the payload are the head: it is complete, so a board can check an offer before it fetches the payload.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ START_BYTES = _START.size
 _KEY_BYTES = 32
 SIGNATURE_BYTES = _KEY_BYTES + 64  # with the key
 MOST_SIGNATURES = 8
-MANIFEST_CAP = 7 * 1024  # one of nine wheels has 1.5 KiB; an offer carries a head of at most 8 KiB
+MANIFEST_CAP = 7 * 1024  # a manifest with nine wheels has 1.5 KiB; an offer has room for a head of 8 KiB
 HEAD_CAP = START_BYTES + MANIFEST_CAP + 1 + MOST_SIGNATURES * SIGNATURE_BYTES
 RELEASE_CAP = 2**28  # bytes of the whole file
 VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _WORD = re.compile(r"[a-z0-9_]{1,32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WHEEL = re.compile(r"[A-Za-z0-9_.+-]{1,128}\.whl")
-_OF_32_BITS = {"aarch64": "armv8l", "x86_64": "i686"}  # a kernel's name -> that of 32-bit programs on it
+_OF_32_BITS = {"aarch64": "armv8l", "x86_64": "i686"}  # a kernel's machine name -> the name for 32-bit programs on it
 _MOST_NAMED = 32  # versions in `downgrade_from`
 _CAPS = {
     "payload_bytes": RELEASE_CAP - HEAD_CAP,
@@ -50,7 +50,7 @@ class Signer(Protocol):
     public_key: bytes
 
     def sign(self, data: bytes, /) -> bytes:
-        """Signs with Ed25519; gives 64 bytes."""
+        """Signs with Ed25519; returns 64 bytes."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ class Manifest:
     """The content of a release. Raises `Malformed` for a value that breaks a rule.
 
     :param version: two to four numbers, `0.3.0`; also the name of its folder on a board.
-    :param python: the only CPython that it runs with, as in wheels: `cp313`.
-    :param arch: `aarch64`, or what else `platform.machine()` says.
-    :param oldest_store: the oldest schema of a board's store that it can bring up to date.
-    :param store: the schema that it leaves behind.
-    :param downgrade_from: versions from which a board may go to this one although it has had a newer one; mostly none.
-    :param downgrade_serial: rises with each such permission, so that an older one ends: unix seconds of the signing. 0
-        where `downgrade_from` is empty.
-    :param wheels: file name -> SHA-256 (hex) of each wheel that the payload was made of. Boards do not use it, since
-        `payload_sha256` covers the files: it is for whoever asks later what a release contains.
-    :param system: whether its folder `system` renews what lies outside of releases, as root; root must sign it, too.
-    :param payload_sha256: hex, of the payload of `payload_bytes`.
-    :param unpacked_bytes: of all files together; `entries` is their number, folders included. Both are caps.
+    :param python: the only CPython that it runs with, in the form of wheel names: `cp313`.
+    :param arch: `aarch64`, or another value of `platform.machine()`.
+    :param oldest_store: the oldest schema of a board's store that it can upgrade.
+    :param store: the schema after the upgrade.
+    :param downgrade_from: versions from which a board may go to this one, even if it has had a newer one; mostly empty.
+    :param downgrade_serial: rises with each such permission, so that older permissions end: unix seconds of the
+        signing. 0 if `downgrade_from` is empty.
+    :param wheels: file name -> SHA-256 (hex) of each wheel in the payload. Boards do not use it, because
+        `payload_sha256` covers the files: it is for people who want to know later what a release contains.
+    :param system: whether its folder `system` updates, as root, files outside of releases; root must sign it, too.
+    :param payload_sha256: hex, SHA-256 of the payload, which has `payload_bytes` bytes.
+    :param unpacked_bytes: the bytes of all files together; `entries`: the number of files and folders. Both are caps.
     """
 
     version: str
@@ -108,7 +108,7 @@ class Manifest:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The version as numbers, to compare: 0.3 is 0.3.0.0."""
+        """The version as numbers, for comparisons: 0.3 is 0.3.0.0."""
         return version_order(self.version)
 
     def to_bytes(self) -> bytes:
@@ -117,7 +117,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Raises `Malformed` also where keys are missing or unknown."""
+        """Decodes a manifest. Raises `Malformed`, also for missing or unknown keys."""
         try:
             content = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -130,7 +130,7 @@ class Manifest:
         return cls(**{**content, "downgrade_from": tuple(named) if isinstance(named, list) else named})
 
     def require_platform(self, python: str, arch: str) -> None:
-        """Raises `BadInput` where it is made for another Python or another processor."""
+        """Raises `BadInput` if the release is for another Python or another processor."""
         if (self.python, self.arch) != (python, arch):
             bits = " (a 32-bit system: write its 64-bit image)" if arch in _OF_32_BITS.values() else ""
             here = f"here is {python} on {arch}{bits}"
@@ -150,13 +150,13 @@ class SignedManifest:
 
     @classmethod
     def sign(cls, manifest: Manifest, *keys: Signer) -> SignedManifest:
-        """Signs a manifest with these keys. Raises `TooLarge` as `also_signed` does."""
+        """Signs a manifest with these keys. Like `also_signed`, raises `TooLarge`."""
         body = manifest.to_bytes()
         signed = _START.pack(_MAGIC, _FORMAT, 0, len(body)) + body
         return cls(manifest, signed, {}).also_signed(*keys)
 
     def also_signed(self, *keys: Signer) -> SignedManifest:
-        """Gives the same head with the signatures of these keys too.
+        """Returns the same head with the signatures of these keys added.
 
         Raises `TooLarge` for more than `MOST_SIGNATURES`.
         """
@@ -166,7 +166,7 @@ class SignedManifest:
         return SignedManifest(self.manifest, self.signed, signatures)
 
     def to_bytes(self) -> bytes:
-        """Gives the head, at most `HEAD_CAP` bytes."""
+        """Encodes the head, at most `HEAD_CAP` bytes."""
         signatures = b"".join(key + signature for key, signature in sorted(self.signatures.items()))
         return self.signed + bytes([len(self.signatures)]) + signatures
 
@@ -184,9 +184,9 @@ class SignedManifest:
         return cls(Manifest.from_bytes(head[START_BYTES:length]), head[:length], signatures)
 
     def verify(self, keys: Iterable[str], threshold: int = 1) -> Manifest:
-        """Gives the manifest. Raises `BadSignature` where fewer than `threshold` of `keys` have signed it.
+        """Returns the manifest. Raises `BadSignature` if fewer than `threshold` of `keys` have signed it.
 
-        :param keys: public keys that are trusted, 64 hex digits each; what is no key does not count.
+        :param keys: public keys that are trusted, 64 hex digits each; other texts are ignored.
         """
         valid = [key for key in _read_keys(keys) if has_signed(key, self.signatures, self.signed)]
         if len(valid) < max(1, threshold):
@@ -196,12 +196,12 @@ class SignedManifest:
         return self.manifest
 
     def is_signed_by(self, key: str) -> bool:
-        """Whether this public key, 64 hex digits, has signed it."""
+        """Returns whether this public key, 64 hex digits, has signed it."""
         return has_signed(bytes.fromhex(key), self.signatures, self.signed)
 
 
 def has_signed(key: bytes, signatures: Mapping[bytes, bytes], signed: bytes) -> bool:
-    """Whether the signature of this Ed25519 key is there and right. Borrows `cryptography`."""
+    """Returns whether this Ed25519 key's signature is there and valid. Imports `cryptography` only here."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -213,7 +213,7 @@ def has_signed(key: bytes, signatures: Mapping[bytes, bytes], signed: bytes) -> 
 
 
 def manifest_length(start: bytes) -> int:
-    """Reads it from the first `START_BYTES` of a release. Raises `Malformed`, `OtherVersion`, `TooLarge`."""
+    """Reads the manifest's length from the first `START_BYTES`. Raises `Malformed`, `OtherVersion`, `TooLarge`."""
     if len(start) < START_BYTES or start[:2] != _MAGIC:
         raise Malformed("the file is not a release: it does not begin like a .hfr file")
     _, version, zero, length = _START.unpack_from(start)
@@ -230,22 +230,22 @@ def manifest_length(start: bytes) -> int:
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """Gives four numbers to compare versions by: 0.3 is 0.3.0.0."""
+    """Returns four numbers for the comparison of versions: 0.3 is 0.3.0.0."""
     numbers = [int(number) for number in version.split(".")]
     return tuple(numbers + [0] * (4 - len(numbers)))
 
 
 def signatures_length(count: bytes) -> int:
-    """Bytes of all signatures, from the byte after the manifest. Raises `Malformed`."""
+    """Returns the number of bytes of all signatures; `count` is the byte after the manifest. Raises `Malformed`."""
     if not count or count[0] > MOST_SIGNATURES:
         raise Malformed(f"the release must have 0 to {MOST_SIGNATURES} signatures")
     return count[0] * SIGNATURE_BYTES
 
 
 def this_platform() -> tuple[str, str]:
-    """Gives the Python and the processor of this process, as manifests name them: ("cp313", "aarch64").
+    """Returns the Python and the processor of this process in the manifests' form: ("cp313", "aarch64").
 
-    A 32-bit system on a 64-bit kernel names itself as wheels do: `platform.machine()` names the kernel's processor.
+    A 32-bit system on a 64-bit kernel gets the name that wheels use, because `platform.machine()` gives the kernel's.
     """
     machine = platform.machine()
     arch = machine if sys.maxsize > 2**32 else _OF_32_BITS.get(machine, machine)
@@ -268,7 +268,7 @@ def _is_wheel(item: tuple[object, object]) -> bool:
 
 
 def _is(kind: type, value: object) -> bool:
-    return type(value) is kind  # JSON's true is an int to isinstance
+    return type(value) is kind  # isinstance accepts JSON's true as an int
 
 
 def _require(holds: object, name: str, value: object, accepted: str) -> None:

@@ -1,8 +1,8 @@
-"""Signed statements about releases: which keys sign them, and which release is the newest.
+"""Defines signed statements about releases: which keys sign them, and which release is the newest.
 
-One line of JSON each, with the signatures beside what they are about. Only one form of a statement is accepted, the one
-that `to_line` gives. The root key signs `ReleaseKeys` and lies offline; a key that `ReleaseKeys` names signs `Newest`
-once a day. `Trust` is what a board makes of them.
+Each is one line of JSON, with the signatures beside the statement. Only one form of a statement is accepted: the form
+that `to_line` gives. The root key signs `ReleaseKeys` and is kept offline; a key that `ReleaseKeys` names signs
+`Newest` once a day. `Trust` holds the keys that a board trusts because of these statements.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hushfleet.errors import BadInput, BadSignature, Malformed, TooLarge
 from hushfleet.release.manifest import VERSION, Manifest, SignedManifest, Signer, has_signed
 
 ROOT_FILE = "root_key"
-"""The file of a card and of a board with root's public key, 64 hex digits."""
+"""The file with root's public key, 64 hex digits, on a memory card and on a board."""
 KEYS_FILE = "release_keys"
-"""The file with `Signed[ReleaseKeys]`, one in a line: the newest, and those that named another root before it."""
+"""The file with `Signed[ReleaseKeys]`, one per line: the newest, and before it those that named another root."""
 MOST_KEYS = 8
 LINE_CAP = 8192  # bytes of a statement with its signatures
-TEXT_CAP = 32 * 1024  # bytes of several
+TEXT_CAP = 32 * 1024  # bytes of several statements
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 _PLATFORM = re.compile(r"[a-z0-9_]{1,32}-[a-z0-9_]{1,32}")
@@ -32,15 +32,15 @@ _MOST_NUMBER = 2**53
 
 @dataclass(frozen=True)
 class ReleaseKeys:
-    """Root's word on who signs releases. All keys are Ed25519 public keys, 64 hex digits. Raises `Malformed`.
+    """Root's statement on the keys that sign releases: Ed25519 public keys, 64 hex digits. Raises `Malformed`.
 
-    A statement has no end date, since boards have no right clock: it holds until a higher number comes.
+    A statement has no end date, because boards have no reliable clock: it is valid until a higher number comes.
 
-    :param number: rises by one with each statement; a board takes no lower one.
+    :param number: rises by one with each statement; a board accepts no lower one.
     :param root: signs this statement.
     :param keys: sign releases; `threshold` of them must have signed each release.
-    :param newest_key: signs `Newest`, and nothing that is installed.
-    :param next_root: takes the place of `root` from the next statement on, and signs this one, too; empty: root stays.
+    :param newest_key: signs `Newest`, but nothing that is installed.
+    :param next_root: replaces `root` from the next statement on, and signs this one, too; empty: root stays.
     """
 
     context: ClassVar[str] = "hushfleet release keys 1"
@@ -60,27 +60,27 @@ class ReleaseKeys:
         named = [self.root, self.newest_key, *self.keys, *([self.next_root] if self.next_root != "" else [])]
         for key in named:
             _require(isinstance(key, str) and _KEY.fullmatch(key), "a key", key, "64 hex digits in lower case")
-        # a key that lies online, or one of several persons, must not be worth more than its part says
+        # an online key, or the key of one of several persons, must not have more than one role
         _require(len(set(named)) == len(named), "keys", min(named, key=named.index), "another key for each part")
         fits = _is_number(self.threshold) and 0 < self.threshold <= len(self.keys)
         _require(fits, "threshold", self.threshold, f"1 to {len(self.keys)}, as many as there are keys")
 
     @property
     def root_afterwards(self) -> str:
-        """Signs the statement after this one."""
+        """The root key that signs the statement after this one."""
         return self.next_root or self.root
 
     @property
     def signers(self) -> tuple[str, ...]:
-        """All of these must sign the statement."""
+        """The keys that must all sign the statement."""
         return (self.root, self.next_root) if self.next_root else (self.root,)
 
 
 @dataclass(frozen=True)
 class Newest:
-    """The fleet service's word on the newest release, given once a day. Raises `Malformed`.
+    """The fleet service's statement on the newest release, made once a day. Raises `Malformed`.
 
-    :param said_at: unix seconds of the service; higher with each statement.
+    :param said_at: unix seconds on the service's clock; higher with each statement.
     :param versions: the version that boards should run, by platform (`cp313-aarch64`).
     """
 
@@ -107,22 +107,22 @@ class Signed(Generic[S]):
     signatures: Mapping[str, str] = field(default_factory=dict)
 
     def with_signature(self, key: Signer) -> Signed[S]:
-        """Adds the signature of this key, in place of an earlier one of the same key."""
+        """Adds the signature of this key, and replaces an earlier one of the same key."""
         signature = key.sign(_signed_bytes(self.statement)).hex()
         return replace(self, signatures={**self.signatures, key.public_key.hex(): signature})
 
     def is_signed_by(self, public_key: str) -> bool:
-        """Whether this public key, 64 hex digits, has signed it."""
+        """Returns whether this public key, 64 hex digits, has signed it."""
         signatures = {bytes.fromhex(key): bytes.fromhex(signature) for key, signature in self.signatures.items()}
         return has_signed(bytes.fromhex(public_key), signatures, _signed_bytes(self.statement))
 
     def to_line(self) -> str:
-        """Gives the line, without its newline."""
+        """Returns the line, without its newline."""
         return _json({"signatures": dict(self.signatures), "statement": asdict(self.statement)})
 
     @classmethod
     def from_line(cls, kind: type[S], line: str) -> Signed[S]:
-        """Raises `Malformed`, `TooLarge`."""
+        """Parses a line. Raises `Malformed`, `TooLarge`."""
         if len(line) > LINE_CAP:
             raise TooLarge(f"a signed statement has {len(line)} characters; at most {LINE_CAP} are allowed")
         try:
@@ -143,7 +143,7 @@ class Signed(Generic[S]):
 
 
 def read_keys(text: str) -> list[Signed[ReleaseKeys]]:
-    """Gives the statements in the lines of `text`. Raises `Malformed`, `TooLarge`."""
+    """Returns the statements in the lines of `text`. Raises `Malformed`, `TooLarge`."""
     if len(text) > TEXT_CAP:
         raise TooLarge(f"statements about release keys have at most {TEXT_CAP} characters together")
     return [Signed.from_line(ReleaseKeys, line) for line in text.splitlines()]
@@ -151,10 +151,10 @@ def read_keys(text: str) -> list[Signed[ReleaseKeys]]:
 
 @dataclass(frozen=True)
 class Trust:
-    """The keys whose releases a board takes.
+    """The keys whose releases a board accepts.
 
     :param root: public key of root, which signs the next statement.
-    :param keys: the statement that holds; None: there was none yet, and no release is taken.
+    :param keys: the valid statement; None: there was none yet, and no release is accepted.
     :param line: the signed form of `keys`.
     """
 
@@ -164,15 +164,15 @@ class Trust:
 
     @classmethod
     def of_board(cls, folder: Path) -> Trust:
-        """Reads the trust of a board from the folder of `slots.py`."""
+        """Reads a board's trust from the folder of `slots.py`."""
         return cls.read(folder / ROOT_FILE, folder / KEYS_FILE)
 
     @classmethod
     def read(cls, root_file: Path, keys_file: Path) -> Trust:
-        """Reads statements that were checked before they came into these files. Raises `BadInput` where there is no
+        """Reads statements that were checked before they were written to these files. Raises `BadInput` without a
         public key of root.
 
-        A statement that cannot be read is as none: the next one that comes over the air mends it.
+        An unreadable statement counts as missing: the next one that arrives over the network replaces it.
         """
         try:
             *_, line = keys_file.read_text("utf-8").splitlines()
@@ -193,13 +193,13 @@ class Trust:
         return 0 if self.keys is None else self.keys.number
 
     def in_force(self) -> ReleaseKeys:
-        """Raises `BadInput` where there was no statement yet."""
+        """Returns the valid statement. Raises `BadInput` if there was none yet."""
         if self.keys is None:
             raise BadInput(f"root {self.root[:16]}... has named no release keys yet: no release is taken")
         return self.keys
 
     def verify(self, head: SignedManifest) -> Manifest:
-        """Gives the manifest of a release that may be installed.
+        """Returns the manifest of a release that may be installed.
 
         Raises `BadInput`, or `BadSignature` for too few signers.
         """
@@ -212,9 +212,9 @@ class Trust:
         return manifest
 
     def after(self, text: str) -> Trust:
-        """Gives the trust after the statements in `text`; lower numbers than the present one are skipped.
+        """Returns the trust after the statements in `text`; numbers up to the present one are skipped.
 
-        Raises `BadSignature` where root has not signed one, and `Malformed` or `TooLarge`.
+        Raises `BadSignature` if root has not signed one of them, and `Malformed` or `TooLarge`.
         """
         trust = self
         for signed in read_keys(text):
@@ -231,7 +231,7 @@ class Trust:
 
 
 def _signed_bytes(statement: ReleaseKeys | Newest) -> bytes:
-    """Gives the bytes to sign. The context is part of them, so a signature counts for one kind of statement only."""
+    """Returns the bytes to sign. They include the context, so a signature is valid for one kind of statement only."""
     return f"{statement.context}\n{_json(asdict(statement))}".encode()
 
 

@@ -1,1 +1,1 @@
-"""The traffic between devices and aggregator, to the byte (docs/wire.md)."""
+"""Defines the traffic between devices and aggregator, byte by byte (docs/wire.md)."""

@@ -1,4 +1,4 @@
-"""Fixed feature extractors that need no private data, as ONNX graphs for boards: images in, one vector each out."""
+"""Makes fixed feature extractors without private data, as ONNX graphs for boards: images in, one vector each out."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class FeatureExtractor:
     """A fixed function of an image.
 
     :param image_shape: channels, height, width; pixels are in [0, 1], or normalised for `hidden_features`.
-    :param count: features of an image, the bias among them.
+    :param count: the number of features of an image, including the bias.
     :param graph: ONNX file, `x` float32 `[batch, C, H, W]` -> `features` float32 `[batch, count]`.
-    :param shared: how many of them a shared head takes, the first ones. The others are for heads that devices keep.
-    :param about: the licence and the size of weights that somebody else trained; empty where there are none.
+    :param shared: how many of them, from the first on, a shared head takes. The others are for the devices' own heads.
+    :param about: the licence and the size of weights that somebody else trained; empty if there are none.
     """
 
     name: str
@@ -68,7 +68,7 @@ class FeatureExtractor:
 
 
 RawFeatures = Filters | Scattering
-"""What is whitened: the same function in PyTorch and as ONNX nodes, and the images to whiten it by."""
+"""Features before whitening: the same function in PyTorch and as ONNX nodes, and the images to fit the whitening."""
 
 _KINDS: dict[str, type[RawFeatures]] = {"filters": Filters, "scattering": Scattering}
 _BATCH = 100
@@ -82,17 +82,17 @@ def get_features(
     weights: Path | None = None,
     cache_dir: Path | None = None,
 ) -> FeatureExtractor:
-    """The extractor `filters` or `scattering`, a network of a package (`torchvision:NAME`, `timm:NAME`), or the user's
-    own network where `name` ends with `.onnx`.
+    """Returns the extractor `filters` or `scattering`, a network of a package (`torchvision:NAME`, `timm:NAME`), or the
+    user's own network if `name` ends with `.onnx`.
 
-    All but the last are made once and kept: whitening takes half a minute, and an export some seconds.
+    All except the last are made once and cached: whitening takes half a minute, and an export some seconds.
 
-    :param directions: how many leading directions of the projection a shared head is given, scaled to norm 1 for
-        themselves; None, or as many as there are: all.
-    :param weights: of a network of a package; None: where the package keeps what it has downloaded.
+    :param directions: how many leading directions of the projection a shared head takes, scaled to norm 1 by
+        themselves; None, or the number of all directions: all features.
+    :param weights: the file of a package's network; None: the package's own download folder.
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/graphs`, or `~/.cache/hushfleet/graphs`.
     :raises BadInput: there is none of that name, or it does not take such images.
-    :raises GraphRefused: a device would refuse the graph, or it computes something else than PyTorch.
+    :raises GraphRefused: a device would refuse the graph, or its results differ from PyTorch's.
     """
     about = ""
     if name in _KINDS:
@@ -127,16 +127,16 @@ def get_features(
 
 
 def have_order(name: str) -> bool:
-    """Whether these features begin with those that say most of an image. Raises `BadInput`."""
+    """Returns whether these features start with the most informative ones. Raises `BadInput`."""
     return backbone.has_classifier(Path(name)) if name.endswith(".onnx") else True
 
 
 def hidden_features(model: Model, params: np.ndarray, *, cache_dir: Path | None = None) -> FeatureExtractor:
-    """The input of a network's last layer as features, for images that are normalised as the network's are.
+    """Returns the input of a network's last layer as features, for images with the network's normalisation.
 
     :param params: float32 `[d]`, of the whole network.
 
-    Raises as `get_features`.
+    Raises the same errors as `get_features`.
     """
     key = f"{content_key(model)} {hashlib.sha256(params.tobytes()).hexdigest()}"
     graph = _kept(lambda: hidden_graph(model, params), key, cache_dir)
@@ -157,13 +157,13 @@ def _kept(make: Callable[[], bytes], key: str, cache_dir: Path | None) -> bytes:
     data = read_cached(path)
     if data is None:
         data = make()
-        with contextlib.suppress(OSError):  # where nothing can be written, it is made again each time
+        with contextlib.suppress(OSError):  # if nothing can be written, it is made again each time
             write_cached(path, data)
     return data
 
 
 def fit(raw: RawFeatures) -> Whitening:
-    """The whitening of `raw` by its public images."""
+    """Fits the whitening of `raw` on its public images."""
     images = torch.from_numpy(raw.public_images())
     with torch.no_grad():
         values = [raw(images[first : first + _BATCH]).numpy() for first in range(0, len(images), _BATCH)]
@@ -171,7 +171,7 @@ def fit(raw: RawFeatures) -> Whitening:
 
 
 def make_graph(raw: RawFeatures, white: Whitening) -> bytes:
-    """The ONNX file of both, compared with PyTorch on random images. Raises `GraphRefused`."""
+    """Returns the ONNX file of both, compared with PyTorch on random images. Raises `GraphRefused`."""
     made, shape = Graph(), raw.image_shape
     data = made.to_bytes(white.add(made, raw.add(made, "x")), shape, white.count)
     session, rng = open_session(data), np.random.default_rng(0)
@@ -186,7 +186,7 @@ def make_graph(raw: RawFeatures, white: Whitening) -> bytes:
 
 
 def _content_key(key: str) -> str:
-    """Hex digest of whatever decides what is in the graph: `key`, the code and its versions."""
+    """Returns the hex digest of everything that determines the graph: `key`, the code and the package versions."""
     parts = [f"{package.__name__} {package.__version__}" for package in (torch, onnx, onnxruntime, np)]
     parts += map(inspect.getsource, (filters, hidden, onnx_nodes, pretrained, scattering, synthetic, whitening))
     return hashlib.sha256("\0".join([*parts, key]).encode()).hexdigest()[:32]

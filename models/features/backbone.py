@@ -1,7 +1,7 @@
-"""A network as features: any ONNX file that takes the task's images and gives one vector for each.
+"""Uses a network for features: any ONNX file that takes the task's images and gives one vector for each.
 
-Where the file ends with a classifier, features are what its last layer is given, projected by that layer
-(`models.features.classifier`), so that they have an order. Elsewhere they are the file's output.
+If the file ends with a classifier, the features are the input of its last layer, projected by that layer
+(`models.features.classifier`), so that they have an order. Otherwise they are the file's output.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hushfleet.models.features.whitening import Whitening, add_unit_with_bias
 from hushfleet.models.onnx_nodes import Graph, without_traces
 
 Shape = tuple[int, int, int]
-_LARGE = 1024  # values of a constant, from which on its floats are worth to be made bytes
+_LARGE = 1024  # a constant with at least this many float values is converted to bytes
 
 
 @dataclass(frozen=True)
 class FeatureBackbone:
     """A graph that makes features.
 
-    :param count: features of an image, the bias among them.
-    :param has_order: whether those come first that tell most things apart.
+    :param count: the number of features of an image, including the bias.
+    :param has_order: whether the features that distinguish classes best come first.
     """
 
     graph: bytes
@@ -42,21 +42,21 @@ def from_file(path: Path, image_shape: Shape) -> FeatureBackbone:
 
 
 def has_classifier(path: Path) -> bool:
-    """Whether features of this file have an order; of a file that is not there, no. Raises `BadInput`."""
+    """Returns whether features of this file have an order; False if the file is missing. Raises `BadInput`."""
     if not path.is_file():
         return False
     return classifier.find(_model(_read(path), what=f"model.features = {str(path)!r}").graph) is not None
 
 
 def from_bytes(data: bytes, image_shape: Shape, *, what: str, projected: bool = True) -> FeatureBackbone:
-    """The graph with unit norm and bias behind it. Raises `BadInput`.
+    """Returns the graph, followed by unit norm and bias. Raises `BadInput`.
 
-    :param what: for errors.
-    :param projected: whether a last linear layer is taken for a classifier.
+    :param what: its name in error texts.
+    :param projected: whether a last linear layer is treated as a classifier.
 
-    The file has one input, float32 `[batch, C, H, W]` of pixels in [0, 1], and its first output is `[batch, F]`; what
-    the network wants subtracted and divided belongs into it. Weights below a classifier, and of a file that is too
-    large for boards, are rounded to bytes: a board then needs less memory, and some ms more an image.
+    The file has one input, float32 `[batch, C, H, W]` of pixels in [0, 1], and its first output is `[batch, F]`; it
+    must contain its own normalisation. Weights below a classifier, and all weights of a file that is too large for
+    boards, are rounded to bytes: a board then needs less memory, but some ms more per image.
     """
     if len(data) > 4 * MAX_GRAPH_BYTES:
         raise BadInput(
@@ -102,7 +102,7 @@ def _model(data: bytes, *, what: str) -> onnx.ModelProto:
 
 
 def _to_bytes(graph: onnx.GraphProto) -> None:
-    """Large float32 constants as int8 and a scale for each entry of their first axis (an output channel), in place."""
+    """Converts large float32 constants to int8 and a scale per entry of the first axis (output channel), in place."""
     made = []
     for constant in list(graph.initializer):
         if constant.data_type != onnx.TensorProto.FLOAT or np.prod(constant.dims) < _LARGE:
@@ -118,5 +118,5 @@ def _to_bytes(graph: onnx.GraphProto) -> None:
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int]:
-    """The sizes of a value; 0 if a size is open."""
+    """Returns the sizes of a value; 0 if a size is open."""
     return [size.dim_value for size in value.type.tensor_type.shape.dim]

@@ -1,8 +1,8 @@
-"""The last linear layer of a trained network as a projection of what it is given.
+"""Uses the last linear layer of a trained network as a projection of its input.
 
-A network for many classes has learned in its last layer which directions of its inner features tell things apart. So
-its weights, without their mean over the classes, order these directions by a singular value decomposition, and no data
-are needed: W - mean = U s V^T, and features f become f V s, those of the largest s first.
+A network for many classes has learned in its last layer which directions of its inner features distinguish things. So a
+singular value decomposition of its weights, without their mean over the classes, orders these directions, and no data
+are needed: W - mean = U s V^T, and features f become f V s, those with the largest s first.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import onnx
 from onnx import helper, numpy_helper
 
 LEAST = 32
-"""Directions from which on a classifier is taken for a projection: one of ten classes says too little of others."""
+"""The least number of directions for a projection: a classifier of ten classes says too little about other classes."""
 MOST = 512
 _AFTER = ("Identity", "LogSoftmax", "Sigmoid", "Softmax")  # what may follow the last layer
-_LEAST_VALUE = 1e-3  # of the largest: what rounding leaves of a direction that all classes share
+_LEAST_VALUE = 1e-3  # share of the largest: below it is the rounding error of a direction that all classes share
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Classifier:
     weight: np.ndarray
 
     def projection(self) -> np.ndarray:
-        """float64 `[F, k]`, V s; k is at most `MOST`."""
+        """Returns V s, float64 `[F, k]`; k is at most `MOST`."""
         centred = self.weight.astype(np.float64) - self.weight.mean(0, dtype=np.float64)
         _, values, axes = np.linalg.svd(centred, full_matrices=False)
         kept = min(MOST, int((values > _LEAST_VALUE * values[0]).sum()))
@@ -41,7 +41,7 @@ class Classifier:
 
 
 def find(graph: onnx.GraphProto) -> Classifier | None:
-    """The layer that gives the graph's first output; None where that is none, or one of too few outputs."""
+    """Finds the linear layer that gives the graph's first output; None if there is none, or it has too few outputs."""
     made = {name: node for node in graph.node for name in node.output}
     node = made.get(graph.output[0].name)
     while node is not None and node.op_type in _AFTER:
@@ -60,7 +60,7 @@ def find(graph: onnx.GraphProto) -> Classifier | None:
 
 
 def _constant(graph: onnx.GraphProto, made: dict[str, onnx.NodeProto], name: str) -> np.ndarray | None:
-    """A constant's value; None where the name is of something else."""
+    """Returns a constant's value; None if the name is not of a constant."""
     for constant in graph.initializer:
         if constant.name == name:
             return numpy_helper.to_array(constant)
@@ -74,7 +74,7 @@ def _constant(graph: onnx.GraphProto, made: dict[str, onnx.NodeProto], name: str
 
 
 def cut(graph: onnx.GraphProto, result: str) -> None:
-    """Removes all that `result` does not need, in place."""
+    """Removes everything that `result` does not need, in place."""
     needed, kept = {result}, []
     for node in reversed(graph.node):
         if needed & set(node.output):

@@ -1,6 +1,6 @@
-"""Random filters for tiny images: one convolution, its positive and its negative part, mean pooling.
+"""Computes random filters for tiny images: one convolution, its positive and its negative part, mean pooling.
 
-Random convolutions are near to learned ones where images are small (Coates, Lee, Ng, An Analysis of Single-Layer
+For small images, random convolutions are nearly as good as learned ones (Coates, Lee, Ng, An Analysis of Single-Layer
 Networks in Unsupervised Feature Learning, AISTATS 2011).
 """
 
@@ -44,23 +44,23 @@ class Filters:
         return 2 * FILTERS * (height // 2 - 1) * (width // 2 - 1)
 
     def public_images(self) -> np.ndarray:
-        """The public images for whitening, float64 `[n, C, H, W]`."""
+        """Returns the public images for whitening, float64 `[n, C, H, W]`."""
         channels, side, _ = self.image_shape
         grey = synthetic.strokes(1200, side, np.random.default_rng(synthetic.SEED))
         return np.repeat(grey[:, None], channels, 1) if channels == 1 else synthetic.mixed(1200, self.image_shape)
 
     def kernels(self) -> np.ndarray:
-        """float64 `[48, C, 3, 3]`."""
+        """Returns the kernels, float64 `[48, C, 3, 3]`."""
         rng = np.random.default_rng(_SEED)
         return rng.standard_normal((FILTERS, self.image_shape[0], 3, 3)) / 3
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`[n, C, H, W]` -> `[n, size]`, in the type of `x`."""
+        """Computes `[n, C, H, W]` -> `[n, size]`, in the type of `x`."""
         waves = F.conv2d(x, torch.from_numpy(self.kernels()).to(x))
         return F.avg_pool2d(torch.cat((F.relu(waves), F.relu(-waves)), 1), 2).flatten(1)
 
     def add(self, graph: Graph, x: str) -> str:
-        """The same as ONNX nodes; the name of their result."""
+        """Adds the same function as ONNX nodes; returns the name of their result."""
         kernels = self.kernels().astype(np.float32)
         both = graph.constant(np.concatenate((kernels, -kernels)))
         parts = graph.node("Relu", graph.node("Conv", x, both))

@@ -1,4 +1,4 @@
-"""A network without its last layer, as an ONNX file: the other layers are fixed, and nobody sends them."""
+"""Exports a network without its last layer as an ONNX file: the other layers are fixed, and no device sends them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hushfleet.params import ParamLayout
 
 
 def without_last(model: Model) -> Model:
-    """The network up to what its last layer is given, `[B, F]` in place of logits. Raises `BadInput`."""
+    """Returns the network up to the input of its last layer, `[B, F]` in place of logits. Raises `BadInput`."""
     if model.hidden is None:
         raise BadInput(f"model.name = {model.name!r} has no layers below its last one: leave out model.share")
     layout = model.layout
@@ -30,11 +30,11 @@ def without_last(model: Model) -> Model:
 
 
 def hidden_graph(model: Model, params: np.ndarray) -> bytes:
-    """The ONNX file, `x` float32 `[batch, C, H, W]` -> `logits` float32 `[batch, F]`, compared with PyTorch.
+    """Returns the ONNX file, `x` float32 `[batch, C, H, W]` -> `logits` float32 `[batch, F]`, compared with PyTorch.
 
     :param params: float32 `[d]`, of the whole network.
 
-    Raises `BadInput` for a network without other layers, and `GraphRefused` where the file computes something else.
+    Raises `BadInput` for a network without other layers, and `GraphRefused` if the file's results differ.
     """
     from hushfleet.models.tracing import export_inference  # takes seconds to import
 
@@ -54,7 +54,7 @@ def hidden_graph(model: Model, params: np.ndarray) -> bytes:
 
 
 def read_weights(path: Path, layout: ParamLayout) -> np.ndarray:
-    """float32 `[d]` of a safetensors file, as runs keep their global models. Raises `BadInput`.
+    """Reads float32 `[d]` from a safetensors file, the format of a run's global models. Raises `BadInput`.
 
     The last layer may be missing, or have another shape: it is not used.
     """

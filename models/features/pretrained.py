@@ -1,7 +1,6 @@
-"""Networks that others have trained: of torchvision, or of timm, an extra. Weights are never downloaded here.
+"""Loads networks that others have trained: of torchvision, or of timm, an extra. Weights are never downloaded here.
 
-A download belongs to the person who agrees to the licence. Where weights are missing, the error says which file to put
-where.
+The person who agrees to the licence must download them. If weights are missing, the error says which file to put where.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _TORCHVISION_LICENCE = "torchvision's terms: the weights may have those of the d
 class Pretrained:
     """A network with its weights.
 
-    :param mean, std: of each channel, which it wants subtracted and divided.
+    :param mean, std: of each channel, for the normalisation of its input.
     :param digest: SHA-256 of the file of weights, in hex.
     :param about: the licence and the size of the weights, for people.
     """
@@ -57,14 +56,14 @@ class _OnPixels(nn.Module):
 
 
 def is_known(name: str) -> bool:
-    """Whether this is the name of a package's network."""
+    """Returns whether this is the name of a package's network."""
     return name.startswith((TORCHVISION, TIMM))
 
 
 def find(name: str, weights: Path | None) -> Pretrained:
-    """The network `torchvision:NAME` or `timm:NAME`. Raises `BadInput`.
+    """Returns the network `torchvision:NAME` or `timm:NAME`. Raises `BadInput`.
 
-    :param weights: the file of weights; None: where the package keeps what it has downloaded.
+    :param weights: the file of weights; None: the package's own download folder.
     """
     try:
         if name.startswith(TORCHVISION):
@@ -95,7 +94,7 @@ def _of_torchvision(name: str, weights: Path | None) -> Pretrained:
 
 
 def _of_timm(name: str, weights: Path | None) -> Pretrained:
-    import_torchvision()  # which timm imports
+    import_torchvision()  # timm imports it
     import timm
     from huggingface_hub import try_to_load_from_cache
 
@@ -119,7 +118,7 @@ def _of_timm(name: str, weights: Path | None) -> Pretrained:
 
 
 def _there(name: str, weights: Path | None, cached: Path | None, origin: str) -> Path:
-    """The file of weights. Raises `BadInput` that says which file to put where."""
+    """Returns the file of weights. Raises `BadInput` that says which file to put where."""
     path = weights or cached
     if path is not None and path.is_file():
         return path
@@ -141,7 +140,7 @@ def _pretrained(
 
 
 def export(given: Pretrained, image_shape: tuple[int, int, int]) -> bytes:
-    """The ONNX file, pixels in [0, 1] to logits, with an open batch size. Raises `BadInput`."""
+    """Returns the ONNX file, pixels in [0, 1] to logits, with an open batch size. Raises `BadInput`."""
     from hushfleet.models.tracing import quiet  # takes seconds to import
 
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
@@ -157,9 +156,9 @@ def export(given: Pretrained, image_shape: tuple[int, int, int]) -> bytes:
                 output_names=["logits"],
                 dynamic_shapes=({0: batch},),
             )
-    except Exception as error:  # of PyTorch's tracer, and of networks that take other images
+    except Exception as error:  # from PyTorch's tracer, or because the network takes other images
         reason = str(error.__cause__ or error).partition("\n")[0]
         raise BadInput(f"{given.name} cannot be exported for images of {image_shape}: {reason}") from error
-    assert exported is not None  # what `dynamo=True` gives without a file
+    assert exported is not None  # not None with `dynamo=True` and without a file
     model: onnx.ModelProto = without_traces(exported.model_proto)
     return model.SerializeToString(deterministic=True)

@@ -1,8 +1,8 @@
-"""Order-2 scattering: what a convolutional network of two fixed layers sees, with wavelets in place of learned filters.
+"""Computes order-2 scattering: a convolutional network of two fixed layers, with wavelets in place of learned filters.
 
 Bruna and Mallat, Invariant Scattering Convolution Networks, TPAMI 2013, with J = 2 scales and L = 8 angles. The
-wavelets are Morlet's as the package Kymatio has them (Andreux et al., JMLR 2020), cut to small kernels, so that all
-is a few convolutions; images are mirrored at their borders.
+wavelets are Morlet wavelets as in the package Kymatio (Andreux et al., JMLR 2020), cut to small kernels, so that a few
+convolutions are enough; images are mirrored at their borders.
 
 S0 = x * phi, S1 = |x * psi_a| * phi, S2 = ||x * psi_a| * psi_b| * phi with the scale of b above that of a:
 1 + 16 + 64 numbers at every fourth pixel of each row and column.
@@ -26,11 +26,11 @@ ANGLES = 8
 MAPS = 1 + 2 * ANGLES + ANGLES**2
 SIDES = range(16, 65, 4)
 RADII = (3, 6)
-"""Of the kernels of both scales, in pixels: two standard deviations of the longer axis."""
+"""The radii of the kernels of both scales, in pixels: two standard deviations of the longer axis."""
 
 
 def wavelets(scale: int) -> np.ndarray:
-    """Real, then imaginary parts, float64 `[2 * 8, 1, size, size]`, each of sum zero."""
+    """Returns the real, then the imaginary parts, float64 `[2 * 8, 1, size, size]`, each with sum zero."""
     width, slant, frequency = 0.8 * 2**scale, 4 / ANGLES, 0.75 * math.pi / 2**scale
     row, column = _grid(RADII[scale])
     parts = []
@@ -47,7 +47,7 @@ def wavelets(scale: int) -> np.ndarray:
 
 
 def low_pass(scale: int) -> np.ndarray:
-    """A Gaussian of sum 1 with a standard deviation of 0.8 times 2^scale pixels, float64 `[1, 1, size, size]`."""
+    """Returns a Gaussian, sum 1, standard deviation 0.8 times 2^scale pixels, float64 `[1, 1, size, size]`."""
     width = 0.8 * 2**scale
     row, column = _grid(RADII[scale])
     bell = np.exp(-(row**2 + column**2) / (2 * width**2))
@@ -61,7 +61,7 @@ def _grid(radius: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Scattering:
-    """Order-2 scattering of images of (channels, height, width), each channel for itself."""
+    """Order-2 scattering of images of (channels, height, width), each channel separately."""
 
     image_shape: tuple[int, int, int]
     kept: int = 512
@@ -82,11 +82,11 @@ class Scattering:
         return channels * MAPS * (height // 4) * (width // 4)
 
     def public_images(self) -> np.ndarray:
-        """The public images for whitening, float64 `[n, C, H, W]`."""
+        """Returns the public images for whitening, float64 `[n, C, H, W]`."""
         return synthetic.mixed(3000, self.image_shape)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`[n, C, H, W]` -> `[n, size]`, in the type of `x`."""
+        """Computes `[n, C, H, W]` -> `[n, size]`, in the type of `x`."""
         _, _, height, width = x.shape
         images = x.reshape(-1, 1, height, width)
         first = torch.cat((images, _modulus(images, 0, 1)), 1)
@@ -95,11 +95,11 @@ class Scattering:
         return maps.reshape(len(x), -1)
 
     def add(self, graph: Graph, x: str) -> str:
-        """The same as ONNX nodes; the name of their result."""
+        """Adds the same function as ONNX nodes; returns the name of their result."""
         _, height, width = self.image_shape
 
         def convolve(value: str, kernel: np.ndarray, stride: int, size: tuple[int, int]) -> str:
-            """Every channel of `value` for itself, images of `size`."""
+            """Convolves every channel of `value` separately, images of `size`."""
             radius = kernel.shape[-1] // 2
             images = graph.node("Reshape", value, graph.constant(np.array([-1, 1, *size])))
             pads = graph.constant(np.array([0, 0, radius, radius] * 2))

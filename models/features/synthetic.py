@@ -1,4 +1,4 @@
-"""Synthetic images from a fixed seed: features are whitened by them, so that no data set is needed."""
+"""Generates synthetic images from a fixed seed, to fit the whitening of features, so that no data set is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SEED = 20130221
 
 
 def strokes(count: int, side: int, rng: np.random.Generator) -> np.ndarray:
-    """float64 `[count, side, side]` in [0, 1]: one or two bent lines of a few straight parts, as a pen draws them."""
+    """Returns float64 `[count, side, side]` in [0, 1]: one or two pen-like lines of a few straight parts each."""
     row, column = np.mgrid[:side, :side] / (side - 1)
     images = np.zeros((count, side, side))
     for image in images:
@@ -24,12 +24,12 @@ def strokes(count: int, side: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def textures(count: int, side: int, rng: np.random.Generator) -> np.ndarray:
-    """float64 `[count, side, side]` in [0, 1]: noise whose spectrum falls as that of photographs, about 1/f."""
+    """Returns float64 `[count, side, side]` in [0, 1]: noise with a spectrum like photographs, about 1/f."""
     return np.clip(0.5 + 0.25 * _noise(side, rng.uniform(0.9, 1.8, count), rng), 0, 1)
 
 
 def shapes(count: int, side: int, rng: np.random.Generator) -> np.ndarray:
-    """float64 `[count, side, side]` in [0, 1]: blots with soft edges on black, each with a texture of its own."""
+    """Returns float64 `[count, side, side]` in [0, 1]: spots with soft edges on black, each with its own texture."""
     outline = _noise(side, rng.uniform(2, 3.5, count), rng) - rng.uniform(-0.5, 1, (count, 1, 1))
     inside = 1 / (1 + np.exp(-outline * rng.uniform(4, 30, (count, 1, 1))))
     texture = _noise(side, rng.uniform(0.5, 2, count), rng) * rng.uniform(0, 0.2, (count, 1, 1))
@@ -37,9 +37,9 @@ def shapes(count: int, side: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def mixed(count: int, image_shape: tuple[int, int, int]) -> np.ndarray:
-    """float64 `[count, C, H, W]` in [0, 1]: strokes, textures and shapes in equal parts; `H` equals `W`.
+    """Returns float64 `[count, C, H, W]` in [0, 1]: strokes, textures and shapes in equal parts; `H` equals `W`.
 
-    With more than one channel each image is a grey one in a colour of its own, and another of its kind in a second.
+    With several channels, each image is a grey image in a random colour, plus another of its kind in a second colour.
     """
     channels, side, _ = image_shape
     rng = np.random.default_rng(SEED)
@@ -55,7 +55,7 @@ def mixed(count: int, image_shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def _noise(side: int, exponents: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """float64 `[n, side, side]` of mean 0 and deviation 1, with amplitudes that fall as 1/f^exponent `[n]`."""
+    """Returns float64 `[n, side, side]` with mean 0, deviation 1, and amplitudes falling as 1/f^exponent `[n]`."""
     frequency = np.hypot(*np.meshgrid(*2 * [np.fft.fftfreq(side)]))
     frequency[0, 0] = 1 / side
     white = np.fft.fft2(rng.standard_normal((len(exponents), side, side)))

@@ -1,8 +1,9 @@
-"""Raw features made ready for one linear layer: standardised, projected, partly whitened, of norm 1, with a bias.
+"""Prepares raw features for one linear layer: standardised, projected, partly whitened, with norm 1 and a bias.
 
-PCA keeps the leading directions and divides each by the square root of its standard deviation. To divide by all of it,
-as whitening does, spends a head's noise on directions that say little: measured on Fashion-MNIST (100 devices of 20
-images, epsilon 2), half of it gave 73 % where the whole gave 70, and as much without noise.
+PCA keeps the leading directions and divides each by the square root of its standard deviation. Full whitening divides
+by the whole standard deviation; then directions with little information get a large part of a head's noise. Measured on
+Fashion-MNIST (100 devices of 20 images, epsilon 2): the square root gave 73 %, full whitening 70 %; without noise both
+gave the same.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from hushfleet.models.onnx_nodes import Graph
 
 BIAS = 0.3
 POWER = 0.5
-"""Of a direction's standard deviation, which it is divided by: 0 is PCA alone, 1 is whitening."""
+"""Each direction is divided by this power of its standard deviation: 0 is PCA alone, 1 is whitening."""
 LEVELS = 127
-_LEAST_STD = 0.03  # of the largest: what public images hardly show must not be blown up
+_LEAST_STD = 0.03  # share of the largest: values that hardly vary in public images must not be amplified
 _LEAST_NORM = 1e-6
-_BLOCK = 64  # columns that are floats at the same time on a board
+_BLOCK = 64  # number of columns that a board holds as floats at the same time
 
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """`raw -> raw @ matrix * scale + offset`, in bytes: a float's precision changes no accuracy, and weighs four times.
+    """`raw -> raw @ matrix * scale + offset`, with bytes: floats take four times the size, and accuracy is the same.
 
     :param matrix: int8 `[raw, kept]`.
     :param scale: float32 `[kept]`.
@@ -46,9 +47,9 @@ class Whitening:
 
     @classmethod
     def fit(cls, raw: np.ndarray, kept: int) -> Whitening:
-        """From raw features float64 `[n, raw]` of public images, n > kept.
+        """Fits on raw features float64 `[n, raw]` of public images, n > kept.
 
-        Float64 and rounding to bytes make it the same wherever it is fitted.
+        Because of float64 and the rounding to bytes, the result is the same on every machine.
         """
         mean, std = raw.mean(0), raw.std(0)
         std = np.maximum(std, _LEAST_STD * std.max())
@@ -60,23 +61,23 @@ class Whitening:
 
     @classmethod
     def of(cls, matrix: np.ndarray, mean: np.ndarray) -> Whitening:
-        """`(raw - mean) @ matrix`, rounded to bytes, with the sign of each column as makes its largest entry positive.
+        """Rounds `(raw - mean) @ matrix` to bytes; each column gets the sign that makes its largest entry positive.
 
         :param matrix: float64 `[raw, kept]`.
         :param mean: float64 `[raw]`.
         """
         largest = np.take_along_axis(matrix, np.abs(matrix).argmax(0)[None], 0)[0]
-        scale = largest / LEVELS  # with its sign, which eigenvectors leave open
+        scale = largest / LEVELS  # with its sign, because the sign of an eigenvector is arbitrary
         whole = np.rint(matrix / scale).astype(np.int8)
         return cls(whole, scale.astype(np.float32), (-(mean @ (whole * scale))).astype(np.float32))
 
     def __call__(self, raw: Tensor) -> Tensor:
-        """Features `[n, count]` of raw ones `[n, raw]`."""
+        """Returns features `[n, count]` of raw ones `[n, raw]`."""
         matrix, scale, offset = (torch.from_numpy(array).to(raw) for array in (self.matrix, self.scale, self.offset))
         return unit_with_bias(raw @ matrix * scale + offset)
 
     def add(self, graph: Graph, raw: str) -> str:
-        """The same as ONNX nodes; the name of their result."""
+        """Adds the same function as ONNX nodes; returns the name of their result."""
         starts = range(0, self.matrix.shape[1], _BLOCK)
         blocks = [graph.constant(np.ascontiguousarray(self.matrix[:, first : first + _BLOCK])) for first in starts]
         parts = [graph.node("MatMul", raw, graph.node("Cast", block, to=1)) for block in blocks]
@@ -85,14 +86,14 @@ class Whitening:
 
 
 def unit_with_bias(features: Tensor) -> Tensor:
-    """`[..., count]` -> `[..., count + 1]`: each row divided by its norm, and a constant for the bias."""
+    """Divides each row by its norm and appends a constant for the bias: `[..., count]` -> `[..., count + 1]`."""
     norms = torch.linalg.vector_norm(features, dim=-1, keepdim=True).clamp_min(_LEAST_NORM)
     return F.pad(features / norms, (0, 1), value=BIAS)
 
 
 def with_leading(made: bytes, directions: int, image_shape: tuple[int, int, int], count: int) -> bytes:
-    """The graph `made`, whose features are of norm 1 with a bias, and before them the first `directions` of these
-    alone, of norm 1 with a bias again: `[batch, directions + 1 + count]`."""
+    """Extends the graph `made`, whose features have norm 1 and a bias: before them come the first `directions` of them,
+    again with norm 1 and a bias: `[batch, directions + 1 + count]`."""
     ends, model = Graph(), onnx.load_from_string(made)
     model = onnx.compose.add_prefix(model, "whole.", rename_inputs=False)
     bounds = (ends.constant(np.array([each])) for each in (0, directions, 1))
@@ -102,8 +103,8 @@ def with_leading(made: bytes, directions: int, image_shape: tuple[int, int, int]
 
 
 def add_unit_with_bias(graph: Graph, features: str) -> str:
-    """Divides each row of `features [b, F]` by its norm and appends the bias; gives the result's name, `[b, F + 1]`."""
-    squares = graph.node("Mul", features, features)  # as operator sets from 13 on have it
+    """Divides each row of `features [b, F]` by its norm and appends the bias; returns the name of `[b, F + 1]`."""
+    squares = graph.node("Mul", features, features)  # the form of operator sets from 13 on
     norms = graph.node("Sqrt", graph.node("ReduceSum", squares, graph.constant(np.array([1])), keepdims=1))
     positive = graph.node("Max", norms, graph.constant(np.array([_LEAST_NORM], np.float32)))
     unit = graph.node("Div", features, positive)

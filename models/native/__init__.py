@@ -1,7 +1,7 @@
-"""Gradients, optimizer steps and noise of simulations in compiled C, where there is a C compiler; all works without.
+"""Runs gradients, optimizer steps and noise of simulations in compiled C; without a C compiler all still works.
 
-A network that is described by layers (`layers`) becomes a C program of its own, built at first use and kept in
-the user's cache. It computes what PyTorch computes, up to rounding, several times faster on one core.
+A network that is described by layers (`layers`) becomes its own C program, which is built at first use and stored in
+the user's cache. It computes the same as PyTorch, up to rounding, several times faster on one core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["NativeAdam", "NativeNoise", "NativeSGD", "make_native_optimizer", "u
 
 
 def unavailable(model: Model | None = None) -> str | None:
-    """Why there is no compiled gradient of `model`, or without a model no compiled code at all; None if there is."""
+    """Returns why there is no compiled gradient of `model` (without a model: no compiled code); None if there is."""
     try:
         if model is None:
             NativeSGD(0.0)

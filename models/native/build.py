@@ -1,7 +1,7 @@
-"""C source to a loaded library: built where a compiler is found, kept in the user's cache, never required.
+"""Builds a library from C source and loads it, if there is a compiler; it is stored in the cache and never required.
 
-The key of a library covers its source, the flags and what the compiler says of itself and of this machine's processor
-(its predefined macros), so a cache that travels to another machine is no danger, and nothing is invalidated by hand.
+The key of a library covers its source, the flags and the compiler's predefined macros, which describe the compiler and
+this machine's processor. So a cache from another machine does no harm, and nobody has to clear the cache.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from hushfleet.user_files import read_cached, user_cache_dir, write_cached
 
 COMPILERS = ("cc", "gcc", "clang")
 BUILD_TIMEOUT_S = 300
-# Not -ffast-math: it would assume that no value is NaN, and where GCC links with it, denormals of the whole process
-# become zeros. What the kernels reorder, they reorder themselves.
+# Not -ffast-math: it would assume that no value is NaN, and if GCC links with it, denormals of the whole process
+# become zeros. The kernels do their reordering themselves.
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
-NATIVE = ("-march=native", "-mcpu=native")  # one of them, or neither, is what a compiler understands
+NATIVE = ("-march=native", "-mcpu=native")  # a compiler knows one of them, or neither
 
 
 @dataclass(frozen=True)
 class Compiler:
     """A compiler that makes code for this machine's processor.
 
-    :param macros: what it predefines there, as text; also its version.
+    :param macros: its predefined macros for this processor, as text; they include its version.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """The first of cc, gcc and clang on the path that works. Raises `HushfleetError` with the reason if none does."""
+    """Returns the first of cc, gcc and clang on the path that works. Raises `HushfleetError` if none works."""
     return _first_compiler(os.environ.get("PATH", ""))
 
 
@@ -66,7 +66,7 @@ def _first_compiler(search_path: str) -> Compiler:
 
 
 def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | None = None) -> ctypes.CDLL:
-    """The library of one C source text, from the cache if it was built before.
+    """Returns the library of one C source text, from the cache if it was built before.
 
     :param cache_dir: default `$XDG_CACHE_HOME/hushfleet/native`, or `~/.cache/hushfleet/native`.
     :raises HushfleetError: there is no compiler, or it refuses; the text says which and why.
@@ -81,19 +81,19 @@ def load_library(source: str, *, flags: tuple[str, ...] = (), cache_dir: Path | 
     with tempfile.TemporaryDirectory(prefix="hushfleet-native-") as folder, compiling:
         built = Path(folder) / "library.so"
         _run([*command, "-x", "c", "-", "-o", str(built), "-lm"], source)
-        with contextlib.suppress(OSError):  # where nothing can be written, builds take longer
+        with contextlib.suppress(OSError):  # if nothing can be written, the next start builds again
             write_cached(cached, built.read_bytes())
         try:
             return ctypes.CDLL(str(built))
         except OSError as error:
-            if (library := _load_cached(cached)) is not None:  # many a /tmp forbids execution
+            if (library := _load_cached(cached)) is not None:  # /tmp may forbid execution
                 return library
             raise HushfleetError(f"the compiled library cannot be loaded: {error}") from error
 
 
 def _load_cached(path: Path) -> ctypes.CDLL | None:
-    """Loads a cached library; None if it is missing or cannot be loaded, as from a folder that forbids execution."""
-    if read_cached(path) is not None:  # loaders do not mind the digest after a library's end
+    """Loads a cached library; None if it is missing or cannot be loaded (the folder may forbid execution)."""
+    if read_cached(path) is not None:  # loaders ignore the digest after a library's end
         with contextlib.suppress(OSError):
             return ctypes.CDLL(str(path))
     return None

@@ -1,4 +1,4 @@
-"""Loss and flat gradient of a described network by its compiled program: one thread, fixed order, reused memory."""
+"""Computes loss and flat gradient of a described network in compiled C: one thread, fixed order, reused memory."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ FLOAT, INT = np.dtype(np.float32), np.dtype(np.int64)
 
 
 class NativeGradient:
-    """`(params, x, y, dropout, out) -> (loss, gradient)` of `model` under a batch's mean loss by `objective`.
+    """`(params, x, y, dropout, out) -> (loss, gradient)` of `model` for a batch's mean loss of `objective`.
 
-    The cross-entropy is compiled; any other loss is NumPy's, between the two halves of the program.
-    The same inputs give the same bits, whatever was computed before. Threads take turns.
+    The cross-entropy is compiled; NumPy computes any other loss, between the two halves of the program.
+    The same inputs always give the same bits. Only one thread computes at a time.
 
-    :cvar takes_part: a call may ask for a part of the gradient alone, which is quicker; see `part` of a call.
+    :cvar takes_part: a call may request only a part of the gradient, which is faster; see `part` of a call.
 
-    Building it takes seconds the first time; afterwards it comes from the user's cache.
+    The first build takes seconds; later the program comes from the user's cache.
 
     :raises BadInput: the model is not described by layers that the kernels know.
     :raises HushfleetError: there is no compiler, or it refuses.
@@ -61,9 +61,9 @@ class NativeGradient:
         distill: np.ndarray | None = None,
         part: slice = WHOLE,
     ) -> tuple[float, np.ndarray]:
-        """The batch's mean loss and its gradient float32 `[d]`; the arrays are those of `GradientGraph`.
+        """Computes the batch's mean loss and its gradient float32 `[d]`; the arrays are the same as in `GradientGraph`.
 
-        :param part: the entries whose gradient is wanted. A layer without any is not differentiated, and gets zeros.
+        :param part: the entries whose gradient is wanted. A layer without such entries is skipped, and gets zeros.
         :raises ValueError: an array has another shape, type or memory order, or a label is no class.
         """
         out = self._check_out(out, params)
@@ -99,15 +99,15 @@ class NativeGradient:
         part: slice = WHOLE,
         summed: slice | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Each sample's loss and the norm of its gradient; into `out` the sum of gradients clipped to `clip_norm`.
+        """Returns each sample's loss and gradient norm; writes the sum of gradients clipped to `clip_norm` into `out`.
 
-        No sample's gradient is ever written out as a whole, so this takes little longer than a batch's gradient. The
-        first call compiles a program of its own, unless it is in the cache.
+        No sample's gradient is ever stored as a whole, so this takes little longer than a batch's gradient. The
+        first call compiles a separate program, unless it is in the cache.
 
-        :param dropout: and the other arrays: as for a call; a batch may be empty.
-        :param clip_norm: C, positive; the sum is of g_i * min(1, C / |g_i|). A function is given the norms and
+        :param dropout: this and the other arrays: as for a call; a batch may be empty.
+        :param clip_norm: C, positive; the terms of the sum are g_i * min(1, C / |g_i|). A function gets the norms and
             returns C; then there is a second backward pass, through the layers of `summed`.
-        :param out: float32 `[d]`, needed; or float64, into which the float32 sum is copied.
+        :param out: float32 `[d]`, required; or float64, into which the float32 sum is copied.
         :param part: whole layers; g_i is their part of the gradient, and `out` gets zeros everywhere else.
         :param summed: the entries of `part` whose sum is wanted; with a function, other layers get zeros.
         :return: losses float64 `[B]` and norms float64 `[B]`, before clipping.
@@ -147,9 +147,9 @@ class NativeGradient:
         return losses, norms
 
     def squared_sum(self, params: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """The sum over the samples of each one's squared gradient, without dropout and teacher: float32 `[d]`.
+        """Returns the sum of the samples' squared gradients, without dropout and teacher: float32 `[d]`.
 
-        As with `clipped_sum`, no linear layer's gradient of one sample is written out.
+        As in `clipped_sum`, a linear layer's gradient of one sample is never stored.
 
         :raises ValueError: as a call does.
         """
@@ -176,7 +176,7 @@ class NativeGradient:
         teacher: np.ndarray | None,
         distill: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Each sample's loss and its derivative by that sample's logits; activations stay in `scratch`."""
+        """Returns each sample's loss and its derivative by that sample's logits; activations stay in `scratch`."""
         if self.objective.of_classes and (wrong := (y < 0) | (y >= self.model.classes)).any():
             raise self._no_class(y, int(wrong.argmax()))
         logits = np.empty((len(y), self.model.classes), np.float32)
@@ -184,7 +184,7 @@ class NativeGradient:
         return self.objective.loss_and_cotangent(logits, y, teacher, distill)
 
     def _layers(self, part: slice) -> tuple[int, int]:
-        """The numbers of the first layer that has entries in `part`, and of the one after the last that has any."""
+        """Returns the number of the first layer with entries in `part`, and the last such layer's number plus one."""
         first, end, step = part.indices(self.layout.size)
         if step != 1:
             raise ValueError(f"part = {part}: must be a range without gaps")
@@ -205,13 +205,13 @@ class NativeGradient:
         return ValueError(f"y[{index}] = {y[index]}: labels must be in 0 .. {self.model.classes - 1}")
 
     def logits(self, params: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Logits float32 `[B, classes]` of images float32 `[B, C, H, W]` at `params` float32 `[d]`, without dropout."""
+        """Returns logits float32 `[B, classes]`, no dropout; images float32 `[B, C, H, W]`, `params` float32 `[d]`."""
         return self.logits_of_models([params], x)[0]
 
     def logits_of_models(self, models: Sequence[np.ndarray], x: np.ndarray) -> np.ndarray:
-        """Logits float32 `[m, B, classes]` of the same images by each of `models`, as `logits` gives them one by one.
+        """Returns logits float32 `[m, B, classes]` of the same images for each of `models`, the same as `logits` gives.
 
-        The first layers, as far as all models have the same, are computed once.
+        The first layers that are equal in all models are computed once.
         """
         batch = self._check_inputs(models[0], x)
         for params in models[1:]:
@@ -236,7 +236,7 @@ class NativeGradient:
     def _check_batch(
         self, params: np.ndarray, x: np.ndarray, y: np.ndarray, dropout: Sequence[np.ndarray]
     ) -> tuple[Any, ...]:
-        """The batch as the program takes it: params, images, batch, masks."""
+        """Returns the program's arguments for the batch: params, images, batch, masks."""
         specs = self.model.dropout
         if dropout and len(dropout) != len(specs):
             raise ValueError(f"{self.model.name} takes {len(specs)} dropout masks or none, not {len(dropout)}")
@@ -277,7 +277,7 @@ class _Program:
 
     @contextmanager
     def scratch(self, batch: int) -> Iterator[tuple[ctypes.CDLL, ctypes.c_void_p]]:
-        """Memory for the largest batch so far. It begins as zeros, which the frames of images stay."""
+        """Yields memory for the largest batch so far. It starts as zeros; the padding of images stays zero."""
         with self._lock:
             if batch > self._capacity:
                 self._memory = np.zeros(self._library.scratch_bytes(batch) + ALIGNMENT, np.uint8)
@@ -288,7 +288,7 @@ class _Program:
 
 
 def _target(macros: frozenset[str]) -> VectorUnit:
-    """The same choice as in kernels/vectors.h."""
+    """Makes the same choice as kernels/vectors.h."""
     if "__AVX512F__" in macros:
         return VectorUnit(lanes=16, registers=32)
     if "__AVX__" in macros:

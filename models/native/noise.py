@@ -1,4 +1,4 @@
-"""The noise of simulations, compiled: the bits of `SeededNoise` in less than half of the time."""
+"""Draws the noise of simulations in compiled C: the same bits as `SeededNoise` in less than half of the time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hushfleet.privacy.noise import SeededNoise
 
 FLAGS = ("-ffp-contract=off",)
 SOURCES = ("ziggurat.h", "noise.c")
-_TRIAL = 1 << 14  # values, of which some two hundred are from the edges of their layers or the tail
+_TRIAL = 1 << 14  # values; about two hundred of them are from the edges of their layers or the tail
 
 
 class NativeNoise(SeededNoise):
-    """`hushfleet.privacy.noise.SeededNoise`, bit for bit. FOR SIMULATION ONLY, as that is.
+    """The same as `hushfleet.privacy.noise.SeededNoise`, bit for bit. Like it, FOR SIMULATION ONLY.
 
     :raises HushfleetError: there is no compiler, or it refuses, or this NumPy draws other values.
     """
@@ -40,7 +40,7 @@ def _library() -> ctypes.CDLL:
     folder = resources.files("hushfleet.models.native") / "kernels"
     library = load_library("\n".join((folder / name).read_text("utf-8") for name in SOURCES), flags=FLAGS)
     library.stream_bytes.restype = ctypes.c_size_t
-    # NumPy promises no stream for ever (NEP 19); and its C library's logarithm may not be ours.
+    # NumPy may change its streams (NEP 19), and its C library's logarithm may differ from ours.
     generator = np.random.Generator(np.random.Philox(_TRIAL))
     stream = _begun(library, generator)
     if not np.array_equal(_drawn(library.draw_normal, stream, np.empty(_TRIAL)), generator.standard_normal(_TRIAL)):
@@ -49,7 +49,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _begun(library: ctypes.CDLL, generator: np.random.Generator) -> np.ndarray:
-    """A stream with the generator's key, from its beginning."""
+    """Returns a stream with the generator's key, at its start."""
     key = generator.bit_generator.state["state"]["key"]
     stream = np.zeros(library.stream_bytes() // 8, np.uint64)
     library.begin(_pointer(stream), _pointer(key))

@@ -1,6 +1,6 @@
-"""Adam and SGD of `hushfleet.gradients.optim`, compiled: the same bits in a fraction of the time, for every runtime.
+"""Compiles Adam and SGD of `hushfleet.gradients.optim`: the same bits in a fraction of the time, for every runtime.
 
-NumPy computes Adam's step in a dozen passes over cache-sized blocks; here it is one pass over memory.
+NumPy computes Adam's step in a dozen passes over cache-sized blocks; this code makes one pass over memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NativeSGD(SGD):
         self._step, self._momentum_step = _library().sgd_step, _library().momentum_step
 
     def step(self, params: np.ndarray, gradient: np.ndarray) -> None:
-        """Moves `params [..., d]` in place. Raises ValueError for arrays that are not as said above."""
+        """Moves `params [..., d]` in place. Raises ValueError for other arrays (see the class)."""
         if not self.momentum:
             self._step(*_addresses(params, gradient), params.size, self.learning_rate)
             return
@@ -61,12 +61,12 @@ class NativeAdam(Adam):
         self._step = _library().adam_step
 
     def step(self, params: np.ndarray, gradient: np.ndarray) -> None:
-        """Moves `params [..., d]` in place. Raises ValueError for arrays that are not as said above."""
+        """Moves `params [..., d]` in place. Raises ValueError for other arrays (see the class)."""
         if self.first is None:
             self.first, self.second = np.zeros_like(params), np.zeros_like(params)
         addresses = _addresses(params, gradient, self.first, self.second)
         self.steps += 1
-        # NumPy rounds a Python number to float32 before it meets an array; ctypes rounds it alike.
+        # NumPy rounds a Python number to float32 before it combines it with an array; ctypes rounds in the same way.
         self._step(
             *addresses,
             params.size,
@@ -81,7 +81,7 @@ class NativeAdam(Adam):
 
 
 make_native_optimizer = partial(make_optimizer, sgd=NativeSGD, adam=NativeAdam)
-"""As `hushfleet.gradients.optim.make_optimizer`. Raises `HushfleetError` where nothing can be compiled."""
+"""Like `hushfleet.gradients.optim.make_optimizer`. Raises `HushfleetError` if nothing can be compiled."""
 
 
 def _addresses(params: np.ndarray, *others: np.ndarray) -> list[int]:

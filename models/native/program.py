@@ -1,4 +1,4 @@
-"""A described network as a C program: its sizes become constants, and the kernels are inlined around them."""
+"""Writes a described network as a C program: its sizes become constants, and the kernels are inlined around them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ KERNELS = ("vectors.h", "convolution.h", "winograd.h", "linear.h", "loss.h", "si
 def write_program(
     model: Model, target: VectorUnit, objective: Objective = CROSS_ENTROPY, *, singles: bool = False
 ) -> str:
-    """C source text of `gradient` and `logits`, and of a gradient's second half if the objective is not
+    """Returns the C source text of `gradient` and `logits`, and of a gradient's second half if the objective is not
     the cross-entropy.
 
-    :param singles: instead, of sums of each sample's clipped or squared gradient, under any objective.
+    :param singles: writes sums of each sample's clipped or squared gradient instead, for any objective.
     :raises BadInput: the kernels do not know a layer.
     """
     folder = resources.files("hushfleet.models.native") / "kernels"

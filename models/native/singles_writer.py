@@ -1,6 +1,6 @@
-"""The parts of a program for sums of each sample's clipped or squared gradient.
+"""Writes the parts of a program for sums of each sample's clipped or squared gradient.
 
-A sample's convolutions are written out, its linear layers never (see kernels/singles.h).
+A sample's gradient of the convolutions is stored, that of the linear layers never (see kernels/singles.h).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class SinglesWriter(ProgramWriter):
             yield f"float grad_bias{stage.number}[{stage.outputs}]"
 
     def _single_backward(self) -> Iterator[str]:
-        """Without `norms` squares are summed; without `out` only norms are computed, which leave all that a second call
-        takes for the sum, with `normed`."""
+        """Writes the backward pass. Without `norms`, squares are summed; without `out`, only norms are computed, and a
+        second call with `normed` computes the sum from the stored values."""
         convs = self.stages.convs
         for linear in reversed(self.stages.linears):
             number = self._number(linear)
@@ -92,7 +92,7 @@ class SinglesWriter(ProgramWriter):
         yield "continue;"
 
     def _single_gradient(self) -> Iterator[str]:
-        """The gradient of one sample by the convolutions' weights and biases."""
+        """Writes the gradient of one sample by the convolutions' weights and biases."""
         convs = self.stages.convs
         for stage in convs:
             for field in (f"grad_weight{stage.number}", f"grad_bias{stage.number}"):

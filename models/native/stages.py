@@ -1,6 +1,6 @@
-"""A described network as the stages that the compiled kernels know, with the sizes of each stage's tiles.
+"""Converts a described network to the stages that the compiled kernels know, with the sizes of each stage's tiles.
 
-A tile is what a kernel keeps in registers; its best size depends on the layer and on the processor's registers.
+A tile is the data that a kernel keeps in registers; its best size depends on the layer and the processor's registers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hushfleet.models.model import Model
 
 L = TypeVar("L", Conv, Pool, Dropout, Linear)
 WIDTH = 16  # channels and hidden units come in multiples of this, the widest vector of any target
-CACHE_FLOATS = 8 << 10  # what a kernel's working set may take of a first-level cache
+CACHE_FLOATS = 8 << 10  # maximum size of a kernel's working set in a first-level cache
 MAX_PIXELS = 16  # of a tile
 WINOGRAD_SIDE = 6
 WINOGRAD_POINTS = WINOGRAD_SIDE**2
-MIN_WINOGRAD_TILES = 4  # with fewer at a time, the products wait for one another
+MIN_WINOGRAD_TILES = 4  # with fewer at a time, the products wait for each other
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class VectorUnit:
 class ConvTiles:
     """The tiles of a convolution.
 
-    :param rows: of outputs at a time; Winograd's way if they are more than `window`.
-    :param pixels: of each row (with Winograd: its tiles), times `vectors` of outputs: the accumulators forward.
+    :param rows: rows of outputs at a time; more than `window` means Winograd's algorithm.
+    :param pixels: pixels of each row (with Winograd: its tiles), times `vectors` of outputs: the forward accumulators.
     :param run: accumulators of the weights' gradient, taps for the first layer and vectors for the others.
     :param band: pooled rows whose inputs stay in the first-level cache.
     """
@@ -49,7 +49,7 @@ class ConvTiles:
 
 @dataclass(frozen=True)
 class ConvStage:
-    """A convolution with its ReLU and, where `window` is 2, the pooling that follows."""
+    """A convolution with its ReLU and, if `window` is 2, the pooling that follows."""
 
     number: int
     conv: Conv
@@ -70,7 +70,7 @@ class ConvStage:
 
     @property
     def patch(self) -> int:
-        """Inputs of one output."""
+        """The number of inputs of one output."""
         return self.input_shape[0] * self.conv.kernel**2
 
     @property
@@ -96,7 +96,7 @@ class ConvStage:
 
     @property
     def words(self) -> int:
-        """One bit for each output, in words of 64 bits, at each corner of each pooled pixel's window."""
+        """The number of 64-bit words for one bit per output, at each corner of each pooled pixel's window."""
         return math.prod(self.pooled) * self.window**2 * self.outputs // self.word
 
     @property
@@ -106,7 +106,7 @@ class ConvStage:
 
     @property
     def winograd_rows(self) -> int:
-        """How many rows of outputs Winograd's way takes at a time; 0 where its tiles do not fit or are too few."""
+        """The number of output rows that Winograd's algorithm takes at a time; 0 if tiles do not fit or are too few."""
         height, width = self.grid
         step = WINOGRAD_SIDE + 1 - self.conv.kernel
         if self.first or self.conv.kernel not in (3, 5) or height % step or width % step:
@@ -132,10 +132,10 @@ class ConvStage:
         return ConvTiles(self.winograd_rows or rows, pixels, vectors, run, min(max(band, 1), self.pooled[0]))
 
     def _forward_tile(self, target: VectorUnit) -> tuple[int, int, int]:
-        """Rows, pixels and vectors of accumulators with which the forward kernel takes the fewest cycles.
+        """Returns the rows, pixels and vectors of accumulators with which the forward kernel needs the fewest cycles.
 
         A step multiplies each of the tile's pixels with each of its vectors of weights. Two products or two loads
-        start in a cycle, and eight accumulators hide a product's latency; weights from the second-level cache and the
+        start per cycle, and eight accumulators hide a product's latency; weights from the second-level cache and the
         loop itself cost a little more.
         """
         far = 0.25 if self.patch * self.outputs > CACHE_FLOATS else 0
@@ -164,9 +164,9 @@ class ConvStage:
 
 @dataclass(frozen=True)
 class LinearStage:
-    """A linear layer with what follows it.
+    """A linear layer with its ReLU and dropout.
 
-    :param mask: which dropout mask its outputs are multiplied by.
+    :param mask: the number of the dropout mask that multiplies its outputs.
     """
 
     name: str
@@ -178,9 +178,9 @@ class LinearStage:
 
 @dataclass(frozen=True)
 class Stages:
-    """A network as the C program sees it.
+    """A network in the form of the C program.
 
-    :param flat_mask: which dropout mask the last convolution's outputs are multiplied by.
+    :param flat_mask: the number of the dropout mask that multiplies the last convolution's outputs.
     """
 
     convs: tuple[ConvStage, ...]
@@ -189,7 +189,7 @@ class Stages:
 
 
 def stages_of(model: Model) -> Stages:
-    """The model's layers in the form that the kernels have. Raises `BadInput` with the reason where they have none."""
+    """Converts the model's layers to the kernels' form. Raises `BadInput` with the reason if this is not possible."""
     network = model.function
     if not isinstance(network, Layered):
         raise BadInput(f"{model.name} is written as PyTorch code, not as a list of layers that could be compiled")

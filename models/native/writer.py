@@ -1,11 +1,11 @@
 """Writes the parts of a program that depend on the network: sizes, the order of calls, the layout of memory.
 
-The arithmetic is in `kernels/`. Each sample keeps what its backward pass will read; all samples share the packed
-weights and the sums of the gradients.
+The arithmetic is in `kernels/`. Each sample keeps the data that its backward pass will read; all samples share the
+packed weights and the sums of the gradients.
 
 Layers are numbered from 0, convolutions first. A backward pass is for the layers `from` to `until - 1`: it goes down to
-`from` and no further. What it leaves in `out` for any other layer means nothing. A forward pass begins at the layer
-`from`, all convolutions counting as one, with what the pass before it has left of the layers below.
+`from` and no further. The content of `out` for all other layers is undefined. A forward pass starts at the layer
+`from`, and all convolutions count as one; the values of the layers below are those of the previous pass.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ProgramWriter:
         return f"static const Conv {stage.name} = {{{fields}}};"
 
     def _sample(self) -> Iterator[str]:
-        """The fields of one sample's memory. The logits become their own gradient."""
+        """Yields the fields of one sample's memory. The gradient overwrites the logits."""
         for stage in self.stages.convs:
             if not stage.first or stage.conv.padding:
                 yield f"float x{stage.number}[{stage.input_size}]"
@@ -82,7 +82,7 @@ class ProgramWriter:
                 yield f"float grad_{linear.name}[{linear.outputs}]"
 
     def _shared(self) -> Iterator[str]:
-        """The fields of the memory that samples use one after the other."""
+        """Yields the fields of the memory that samples use one after the other."""
         rows = 0
         for stage in self.stages.convs:
             n, weights, channels = stage.number, stage.patch * stage.outputs, stage.input_shape[0]
@@ -183,7 +183,7 @@ class ProgramWriter:
         )
 
     def _backward_sample(self, biases: Mapping[int, str]) -> Iterator[str]:
-        """:param biases: where each convolution adds its gradient by the bias."""
+        """:param biases: the place where each convolution adds its gradient by the bias."""
         yield f"unflatten(sample->grad_flat, {self._flat_mask}, shared->grad_y, {self._flat_shape});"
         for stage in reversed(self.stages.convs):
             number = self._number(stage)
@@ -233,7 +233,7 @@ class ProgramWriter:
         return "image" if stage.first and not stage.conv.padding else f"sample->x{stage.number}"
 
     def _outputs(self, stage: ConvStage, inner: str, last: str) -> str:
-        """The place of a stage's outputs, or their gradients: inside the next one's padded inputs."""
+        """Returns the place of a stage's outputs, or of their gradients: inside the next stage's padded inputs."""
         following = self._following(stage)
         if following is None:
             return last
@@ -267,14 +267,14 @@ class ProgramWriter:
 
 
 def where(condition: str, lines: Iterable[str]) -> Iterator[str]:
-    """Yields the lines under an `if`; nothing where there are none."""
+    """Yields the lines under an `if`; nothing if there are no lines."""
     lines = [f"    {line}" for line in lines]
     if lines:
         yield from (f"if ({condition}) {{", *lines, "}")
 
 
 def grad_of(stage: LinearStage) -> str:
-    """The field of the gradient by a layer's outputs; the logits become their own."""
+    """Returns the field of the gradient by a layer's outputs; for the logits it is their own field."""
     return f"grad_{stage.name}" if stage.relu else stage.name
 
 

@@ -1,1 +1,1 @@
-"""Messages, chunks, encoded updates and model differences, as bytes."""
+"""Encodes messages, chunks, updates and model differences as bytes."""

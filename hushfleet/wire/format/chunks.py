@@ -1,8 +1,8 @@
-"""Large bytes in small pieces: content-addressed chunks, and their reassembly in any order.
+"""Splits large blobs into content-addressed chunks, and reassembles them in any order.
 
-Hosted brokers cap a message at 128 kB and every broker buffers a whole message several times, so nothing
-large is ever one PUBLISH. Each frame describes itself (digest of the whole, geometry, CRC), so chunks may be
-lost, doubled or reordered, come from several senders, and a transfer resumes from what is missing.
+Hosted brokers cap a message at 128 kB, and every broker buffers a whole message several times, so a large
+blob is never sent as one PUBLISH. Each frame describes itself (digest of the blob, sizes, CRC). So chunks may
+be lost, doubled or reordered, may come from several senders, and a transfer resumes with the missing chunks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hushfleet.errors import Malformed, TooLarge
 MAGIC = b"HC"
 VERSION = 1
 MAX_CHUNK_BYTES = 1 << 20
-MAX_BLOB_BYTES = 5 << 28  # the largest model (2^28 float32) and a quarter of room for what goes with it
+MAX_BLOB_BYTES = 5 << 28  # the largest model (2^28 float32), and a quarter more for other data
 MAX_CHUNKS = 1 << 20
 MAX_RANGES = 2048
 DEFAULT_CHUNK_BYTES = 60 * 1024
@@ -52,7 +52,7 @@ def chunk_count(size: int, chunk_bytes: int) -> int:
 
 
 def check_ranges(ranges: Ranges) -> None:
-    """Raises ValueError unless the ranges rise and do not touch."""
+    """Raises ValueError unless the ranges are in rising order and do not touch."""
     last = -1
     for start, stop in ranges:
         if not last < start < stop <= MAX_CHUNKS:
@@ -61,7 +61,7 @@ def check_ranges(ranges: Ranges) -> None:
 
 
 def expand(ranges: Ranges, count: int) -> Iterator[int]:
-    """The chunk indices in `ranges`; no ranges mean all `count`. Raises `Malformed` beyond `count`."""
+    """Yields the chunk indices in `ranges`; empty ranges mean all `count`. Raises `Malformed` beyond `count`."""
     if ranges and ranges[-1][1] > count:
         raise Malformed(f"chunk {ranges[-1][1] - 1} was asked for, but the blob has {count}")
     for start, stop in ranges or ((0, count),):
@@ -75,9 +75,9 @@ def split(
     *,
     digest: bytes | None = None,
 ) -> Iterator[bytes]:
-    """The frames of `blob`, all or those with the given indices.
+    """Yields the frames of `blob`: all, or only those with the given indices.
 
-    :param digest: SHA-256 of the blob where it is known already, to save computing it.
+    :param digest: SHA-256 of the blob if it is already known, to save computing it.
 
     Raises `TooLarge` for a blob or a chunk size above its cap.
     """
@@ -120,8 +120,8 @@ class Assembler:
 
     :param digest: SHA-256 of the whole, from a signed message.
     :param size: its size, from the same message.
-    :param chunk_bytes: the chunk size; None takes it from the first chunk that comes.
-    :param max_blob_bytes: `TooLarge` is raised above it, before anything is allocated.
+    :param chunk_bytes: the chunk size; None takes it from the first chunk that arrives.
+    :param max_blob_bytes: for a larger blob `TooLarge` is raised, before anything is allocated.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class Assembler:
         self._start()
 
     def add(self, frame: bytes | Chunk) -> bool:
-        """Take one chunk; False if it was there already. Raises `Malformed` or `TooLarge`.
+        """Adds one chunk; returns False if it was already there. Raises `Malformed` or `TooLarge`.
 
-        Where chunks name two chunk sizes, everything is forgotten, as in `blob`.
+        If chunks name two different chunk sizes, all chunks are discarded, as in `blob`.
         """
         chunk = frame if isinstance(frame, Chunk) else parse_frame(frame)
         if chunk.digest != self.digest or chunk.size != self.size:
@@ -155,7 +155,7 @@ class Assembler:
             self._begin(chunk.chunk_bytes)
         if chunk.chunk_bytes != self.chunk_bytes:
             words = f"a chunk says that chunks have {chunk.chunk_bytes} bytes, and those before it {self.chunk_bytes}"
-            if self._fixed_chunk_bytes is None:  # either may be forged: a first one must not shut out all others
+            if self._fixed_chunk_bytes is None:  # either may be forged: the first must not block all others
                 self._start()
             raise Malformed(words)
         if self._have[chunk.index]:
@@ -167,9 +167,9 @@ class Assembler:
         return True
 
     def missing(self, *, limit: int = MAX_RANGES) -> Ranges:
-        """The ranges of chunks that are not there, the first `limit` of them.
+        """Returns the first `limit` ranges of missing chunks.
 
-        Empty while nothing came (which asks for everything) and when nothing is missing: see `complete`.
+        Empty in two cases: no chunk has arrived yet (an empty request asks for all), or none is missing (`complete`).
         """
         ranges: list[tuple[int, int]] = []
         start = self._have.find(0)
@@ -182,14 +182,14 @@ class Assembler:
 
     @property
     def complete(self) -> bool:
-        """Whether all chunks have come; `blob` says whether they are the right ones."""
+        """True if all chunks have arrived; `blob` checks whether they are the right ones."""
         return bool(self._have) and self.received == len(self._have)
 
     def blob(self) -> bytes:
-        """The whole. Raises `Malformed` while incomplete, or when the digest does not fit.
+        """Returns the whole blob. Raises `Malformed` if it is incomplete, or if the digest does not match.
 
-        In the latter case everything is forgotten, so that the transfer can begin anew: without the
-        broker's access list, anyone may have mixed in a chunk.
+        If the digest does not match, all chunks are discarded, so that the transfer can start again: without
+        the broker's access list, anyone may have sent a false chunk.
         """
         name = f"{self.digest.hex()[:16]}..."
         if not self.complete:
@@ -202,7 +202,7 @@ class Assembler:
     def _start(self) -> None:
         self.received = 0
         self.chunk_bytes: int | None = None
-        self._have = bytearray()  # one byte a chunk, 1 where it is there; empty before the first
+        self._have = bytearray()  # one byte per chunk, 1 if it is there; empty before the first
         self._data = bytearray()
         if self._fixed_chunk_bytes is not None:
             self._begin(self._fixed_chunk_bytes)
@@ -214,7 +214,7 @@ class Assembler:
 
 
 def _check_geometry(size: int, chunk_bytes: int) -> int:
-    """The number of chunks. Raises `Malformed` or `TooLarge`."""
+    """Returns the number of chunks. Raises `TooLarge`."""
     if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
         raise TooLarge(f"chunks of {chunk_bytes} bytes: 1 to {MAX_CHUNK_BYTES} are accepted")
     if not 1 <= size <= MAX_BLOB_BYTES:

@@ -1,12 +1,12 @@
-"""The difference between two global models: a content-addressed blob, a tenth of a whole model.
+"""Encodes the difference between two global models: a content-addressed blob, a tenth of the size of a whole model.
 
-    "HD", version, 0 | u32 header length | header (msgpack) | coded values
+    "HD", version, 0 | u32 header length | header (msgpack) | encoded values
 
-The new global model is defined as old + decoded difference, on the aggregator as well. So who applies differences
-and who fetches the whole model hold the same bits, and the digests in the header prove it.
+The new global model is defined as old + decoded difference, on the aggregator as well. So a device that applies
+differences and a device that fetches the whole model hold the same bits; the digests in the header prove it.
 
-No dither: an entry that did not change must stay as it is, and the noise that an aggregate carries is a dither.
-Layers without a change are left out. The blob is not signed: its digest comes from the signed round plan.
+There is no dither, because an entry that did not change must stay the same, and the noise in an aggregate already acts
+as a dither. Layers without a change are left out. The blob is not signed: its digest is in the signed round plan.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class DifferenceHeader(Checked):
-    """Header of a difference: the two models that it is between.
+    """Header of a difference: it names the two models.
 
-    :param round: the round whose close made `result` of `base`.
-    :param base: SHA-256 of the model that it is applied to, float32 `[d]` as it travels.
-    :param result: SHA-256 of the model that it gives.
-    :param steps: quantisation step of each layer; 0 where nothing of the layer changed.
+    :param round: the round whose close changed the model from `base` to `result`.
+    :param base: SHA-256 of the model that the difference is applied to, float32 `[d]` as it is sent.
+    :param result: SHA-256 of the model that results.
+    :param steps: quantisation step of each layer; 0 if the layer did not change.
     """
 
     task: TaskId
@@ -52,12 +52,12 @@ class DifferenceHeader(Checked):
         super().__post_init__()
         for step in self.steps:
             fits = step == 0 or quantized.MIN_STEP <= step <= quantized.MAX_STEP
-            # one form only: -0.0 equals 0 and is written otherwise
+            # only one form is accepted: -0.0 equals 0 but has other bytes
             require(fits and math.copysign(1, step) > 0, "step", step, "0, or 2^-100 to 2^40")
 
 
 class EncodedDifference(NamedTuple):
-    """`result` float32 `[d]` is exactly what everyone gets who applies `data`."""
+    """An encoded difference: everyone who applies `data` gets exactly `result`, float32 `[d]`."""
 
     data: bytes
     result: np.ndarray
@@ -67,10 +67,10 @@ class EncodedDifference(NamedTuple):
 def encode_difference(
     base: np.ndarray, target: np.ndarray, *, task: str, round: int, counts: Sequence[int], steps: Sequence[float]
 ) -> EncodedDifference:
-    """The blob that leads from `base` to within half a step of `target`, both float32 `[d]`.
+    """Encodes the difference that leads from `base` to within half a step of `target`, both float32 `[d]`.
 
     :param counts: how many values each layer has, in order; their sum is d.
-    :param steps: the quantisation step of each layer; those of layers without a change are not used.
+    :param steps: the quantisation step of each layer; steps of layers without a change are not used.
 
     Raises `Malformed` for a difference that is not finite or too large for its step.
     """
@@ -83,19 +83,19 @@ def encode_difference(
         for start, count, step in zip(_starts(counts), counts, steps, strict=True)
     )
     coded = quantized.encode_values(_of_changed(difference, counts, used), _coding(counts, used))
-    # decoded, as a device will, rather than computed beside it: there is one way to the new model's bits
+    # the result is decoded, as a device does it, and not computed in another way, so that the bits are the same
     result = _moved(base, coded, counts, used)
     header = DifferenceHeader(task, round, params_digest(base), params_digest(result), used)
     return EncodedDifference(headed(MAGIC, VERSION, pack(header)) + coded, result, header)
 
 
 def apply_difference(data: bytes, base: np.ndarray, *, task: str, counts: Sequence[int]) -> np.ndarray:
-    """The model float32 `[d]` that `data` makes of `base` float32 `[d]`.
+    """Applies the difference `data` to `base` float32 `[d]`; returns the new model float32 `[d]`.
 
     :param counts: how many values each layer has, in order.
 
-    Raises `Malformed` or `TooLarge`, and nothing else: also for another base than the difference was made for, and
-    where the result is not the one that it names. Allocates in proportion to d, whatever `data` says.
+    Raises `Malformed` or `TooLarge`, and nothing else: also if the difference is for another base, or if the result is
+    not the model that the header names. Allocates in proportion to d, whatever `data` contains.
     """
     _check_shapes(base, counts)
     if len(data) > max_difference_bytes(base.size):
@@ -114,22 +114,22 @@ def apply_difference(data: bytes, base: np.ndarray, *, task: str, counts: Sequen
 
 
 def read_difference_header(data: bytes) -> DifferenceHeader:
-    """The header alone. Raises `Malformed` or `TooLarge`."""
+    """Reads the header alone. Raises `Malformed` or `TooLarge`."""
     return _sections(data)[0]
 
 
 def max_difference_bytes(size: int) -> int:
-    """The most bytes of a difference between models of `size` parameters."""
+    """Returns the maximum number of bytes of a difference between models of `size` parameters."""
     return HEAD_BYTES + MAX_HEADER_BYTES + quantized.max_coded_bytes(size)
 
 
 def params_digest(params: np.ndarray) -> bytes:
-    """SHA-256 of a global model as it travels: little-endian float32."""
+    """Returns the SHA-256 of a global model as it is sent: little-endian float32."""
     return hashlib.sha256(np.ascontiguousarray(params, "<f4").data).digest()
 
 
 def _moved(base: np.ndarray, coded: bytes | memoryview, counts: Sequence[int], steps: Sequence[float]) -> np.ndarray:
-    """`base` plus the decoded difference, with one rounding to float32."""
+    """Returns `base` plus the decoded difference, rounded once to float32."""
     moves = quantized.decode_values(coded, _coding(counts, steps))
     result = np.array(base, np.float32)
     at = 0
@@ -144,7 +144,7 @@ def _moved(base: np.ndarray, coded: bytes | memoryview, counts: Sequence[int], s
 
 
 def _of_changed(values: np.ndarray, counts: Sequence[int], steps: Sequence[float]) -> np.ndarray:
-    """The values of the layers that changed, one after the other."""
+    """Returns the values of the layers that changed, one after the other."""
     spans = zip(_starts(counts), counts, steps, strict=True)
     parts = [values[start : start + count] for start, count, step in spans if step]
     return np.concatenate(parts) if parts else values[:0]

@@ -1,4 +1,4 @@
-"""Types of fields that several messages have."""
+"""Defines the types of fields that several messages have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DeclineCode = Literal[
 
 @dataclass(frozen=True)
 class WithReason(Checked):
-    """Base of answers with a `reason`, which is cut to one line."""
+    """Base of answers with a `reason`, which is shortened to one line."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", _one_line(self.reason))  # type: ignore[attr-defined]
@@ -33,9 +33,9 @@ class WithReason(Checked):
 
 
 def _one_line(text: str) -> str:
-    """`text` as one line of at most `MAX_REASON` characters.
+    """Returns `text` as one line of at most `MAX_REASON` characters.
 
-    An error's text must never stop an answer from being sent, nor forge a line of the receiver's log.
+    An error text must never prevent an answer from being sent, nor forge a line of the receiver's log.
     """
     line = "".join(character if character.isprintable() else " " for character in text)
     return line if len(line) <= MAX_REASON else f"{line[: MAX_REASON - 3]}..."

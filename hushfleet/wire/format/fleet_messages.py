@@ -1,4 +1,4 @@
-"""Messages between a board and the fleet service: enrolment and releases (docs/wire.md, "Fleet")."""
+"""Defines the messages between a board and the fleet service: enrolment and releases (docs/wire.md, "Fleet")."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROOF_BYTES = 64
 MAX_CSR_BYTES = 2048
 MAX_CERTIFICATE_BYTES = 16 * 1024
 MAX_CARRIED = 1000
-MAX_CARRIED_BYTES = 40 * 1024  # that are told in one answer, beside its certificate
+MAX_CARRIED_BYTES = 40 * 1024  # of carried rounds in one answer, besides its certificate
 MAX_MANIFEST_BYTES = 8 * 1024
 MAX_RELEASE_BYTES = 256 << 20
 MAX_KEYS_BYTES = 32 * 1024
@@ -35,10 +35,10 @@ class EnrolRequest(Checked):
     """A board asks for a certificate: its first one, with the proof of a token, or the next one.
 
     :param csr: a certificate signing request (PKCS #10, DER) for the board's TLS key; its common name is the device id.
-    :param public_key: of the board's identity, which signs this frame.
-    :param proof: a signature of `proven_by_token` by the token's key. Empty: it has no token, as for a renewal.
-    :param nonce: the answer names it.
-    :param after: only what was spent after this task and round is still to be told (`EnrolAnswer.up_to`).
+    :param public_key: the public key of the board's identity, which signs this frame.
+    :param proof: a signature of `proven_by_token` by the token's key. Empty: without a token, as for a renewal.
+    :param nonce: the answer repeats it.
+    :param after: the board still needs only the charges after this task and round (`EnrolAnswer.up_to`).
     """
 
     device: Name
@@ -52,9 +52,9 @@ class EnrolRequest(Checked):
 
 
 def token_seed(token_digest: bytes) -> bytes:
-    """Seed of the Ed25519 key that a token stands for, 32 secret bytes.
+    """Returns the seed of the Ed25519 key that belongs to a token, 32 secret bytes.
 
-    The fleet service keeps the public key alone, which checks a proof and cannot make one.
+    The fleet service keeps only the public key, which can check a proof but cannot make one.
 
     :param token_digest: SHA-256 of the token.
     """
@@ -62,9 +62,9 @@ def token_seed(token_digest: bytes) -> bytes:
 
 
 def proven_by_token(*, federation: str, device: str, csr: bytes, public_key: bytes) -> bytes:
-    """The bytes that a board signs by its token's key, to show that it has the token without sending it.
+    """Returns the bytes that a board signs with its token's key, to prove that it has the token without sending it.
 
-    :param public_key: of the board's identity.
+    :param public_key: the public key of the board's identity.
     """
     fields = (b"hushfleet enrolment", federation.encode(), device.encode(), public_key, csr)
     return b"\0".join(hashlib.sha256(field).digest() for field in fields)
@@ -72,9 +72,9 @@ def proven_by_token(*, federation: str, device: str, csr: bytes, public_key: byt
 
 @dataclass(frozen=True)
 class CarriedRounds(Checked):
-    """Rounds in which a board has spent privacy with an earlier card: the fields of a `Charge`, for each of them.
+    """Rounds in which a board has spent privacy with an earlier memory card; each has the same fields of a `Charge`.
 
-    :param rounds: ranges `(start, stop)` of round numbers, rising and apart.
+    :param rounds: ranges `(start, stop)` of round numbers, in rising order, with gaps between them.
     """
 
     task: TaskId
@@ -100,9 +100,9 @@ class EnrolAnswer(WithReason):
 
     :param certificate: PEM, with intermediate ones if there are any; empty unless the verdict is `granted`.
     :param retry_s: seconds after which the board may ask again.
-    :param carried: what was spent under this id with earlier cards, for the ledger of a board that is new.
-    :param up_to: `carried` ends with this task and round, in their order, and there is more; the board asks for it with
-        this as `after`.
+    :param carried: charges under this id with earlier memory cards, for the ledger of a new board.
+    :param up_to: `carried` ends with this task and round, in order, and there is more; the board asks for the rest with
+        this value as `after`.
     """
 
     device: Name
@@ -122,11 +122,11 @@ class EnrolAnswer(WithReason):
 
 @dataclass(frozen=True)
 class ReleaseOffer(Checked):
-    """A board should run this release. Signed by the fleet service's key, and said again while it stands.
+    """A board should run this release. It is signed with the fleet service's key, and sent again while it is valid.
 
     :param manifest: the head of the release, with the signature of the release key (`hushfleet.release`).
-    :param digest, size: of the whole release file, whose chunks the fleet service serves.
-    :param attempt: a board takes each attempt once, and no lower one after it; a higher one says that it should try
+    :param digest, size: SHA-256 and size of the whole release file, whose chunks the fleet service serves.
+    :param attempt: a board takes each attempt once, and no lower one after it; a higher number tells the board to try
         again.
     """
 
@@ -140,10 +140,11 @@ class ReleaseOffer(Checked):
 
 @dataclass(frozen=True)
 class ReleaseNews(Checked):
-    """The keys that sign releases, and the newest release. The fleet service signs it, and others the content.
+    """The keys that sign releases, and the newest release. The fleet service signs the message, others its content.
 
-    :param keys: statements that root has signed, one a line, the newest last (`hushfleet.release.statements`).
-    :param newest: the word of the day, signed by the key that the newest of `keys` names for this; the same format.
+    :param keys: statements that root has signed, one per line, the newest last (`hushfleet.release.statements`).
+    :param newest: the daily statement of the newest release, in the same format, signed by the key that the newest of
+        `keys` names for it.
     """
 
     keys: Annotated[bytes, Meta(min_length=1, max_length=MAX_KEYS_BYTES)]

@@ -1,4 +1,4 @@
-"""The beginning of blobs with a header: two bytes of magic, version, 0, u32 header length, header (msgpack)."""
+"""Writes and reads the start of blobs: two magic bytes, version, 0, u32 header length, header (msgpack)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ HEAD_BYTES = _HEAD.size
 
 
 def headed(magic: bytes, version: int, header: bytes | memoryview) -> bytes:
-    """Returns the beginning of a blob with this header. Raises `TooLarge`."""
+    """Returns the start of a blob with this header. Raises `TooLarge`."""
     _check_length(len(header), magic)
     return _HEAD.pack(magic, version, 0, len(header)) + header
 
 
 def cut_header(data: bytes | memoryview, magic: bytes, version: int) -> tuple[memoryview, memoryview]:
-    """The header, still packed, and what follows it. Raises `Malformed` or `TooLarge`."""
+    """Returns the header, still packed, and the bytes after it. Raises `Malformed` or `TooLarge`."""
     view = memoryview(data)
     if len(view) < HEAD_BYTES:
         raise Malformed(f"a blob {magic!r} of {len(view)} bytes is too short")
@@ -31,7 +31,7 @@ def cut_header(data: bytes | memoryview, magic: bytes, version: int) -> tuple[me
 
 
 def cut(view: memoryview, length: int) -> tuple[memoryview, memoryview]:
-    """The first `length` bytes, and the rest. Raises `Malformed`."""
+    """Returns the first `length` bytes, and the rest. Raises `Malformed`."""
     if length > len(view):
         raise Malformed(f"a section of {length} bytes is announced where {len(view)} are left")
     return view[:length], view[length:]

@@ -1,7 +1,7 @@
-"""A board's health, and how each of its fields is shown to people and to other programs.
+"""Defines a board's health message, and how each field is shown to people and to other programs.
 
-A new field is one entry at the end of `Health`, with its `HealthFormat` and `later(DEFAULT)`. The table, the page,
-`/metrics`, Home Assistant and the advice follow from it. The board reads its value in `edge_client/fleet/health.py`.
+To add a field, write one entry at the end of `Health`, with its `HealthFormat` and `later(DEFAULT)`. The table, the
+page, `/metrics`, Home Assistant and the advice use it. The board reads its value in `edge_client/fleet/health.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Freeze = Literal["", "unheard", "older"]
 class Problem:
     """A problem that a person may have to solve.
 
-    :param what: the problem, in metadata with `{}` for the value; `advice`: what to do about it.
+    :param what: the problem; in field metadata, `{}` stands for the value. `advice`: what to do about it.
     :param urgent: the problem stays until somebody acts.
     """
 
@@ -38,14 +38,15 @@ class Problem:
 class HealthFormat:
     """How a health field is shown.
 
-    :param text: words with `{}` for the value, or words by value; empty: not in the table and the page.
+    :param text: words with `{}` for the value, or a table of words by value; empty: not in the table and the page.
     :param column: the column of the table that has the text.
     :param metric: the name after `hushfleet_board_`, with its unit at the end; empty: no metric.
     :param help: meaning of the metric.
     :param per: units of the field in one unit of the metric; `flag`: the metric is 1 or 0.
-    :param limit: lowest value of a number, or of a flag as 0 or 1, that raises `alarm`.
-    :param alarm: for numbers and flags; `alarms`: by code.
-    :param shows_work: whether the value could show how long a board trains. With `limits.constant_time` it is None.
+    :param limit: the lowest value that raises `alarm`; a flag counts as 0 or 1.
+    :param alarm: the alarm of a number or flag; `alarms`: the alarm for each code.
+    :param shows_work: whether the value could show how long a board trains; if so, `limits.constant_time` sets it to
+        None.
     """
 
     text: str | Mapping[Any, str] = ""
@@ -68,20 +69,20 @@ _FAILED = "had an error since its client started: {}"
 class Health(Checked):
     """A retained message with a board's health. No field depends on the board's images (docs/privacy.md, "Health").
 
-    :param session: as in the board's `Birth`.
+    :param session: the session of the board's `Birth`.
     :param uptime_s: seconds since the client started.
-    :param disk_percent, memory_percent: used share, in steps of ten; None: not known, or not told.
-    :param temperature_c: the processor's, in steps of five.
-    :param throttled: whether the board slows its processor down, for heat or weak power.
+    :param disk_percent, memory_percent: used share, in steps of ten; None: not known, or not reported.
+    :param temperature_c: the processor's temperature, in steps of five.
+    :param throttled: whether the board slows its processor down, because of heat or weak power.
     :param last_decline, last_error: codes, never texts.
     :param certificate_end: unix seconds; 0: no certificate.
     :param slot: state of the release that was offered last: `returned` means that it was refused, or failed and was
         undone; `none`: this board takes no releases.
-    :param platform: the board's Python, as manifests of releases name it: `cp313-aarch64`.
-    :param tried, attempt: the version and the `ReleaseOffer.attempt` that `slot` is about; empty before the first.
-    :param accelerator: what a trial on random numbers chose for the task; empty where there was nothing to choose.
-    :param freeze: what has been so for a week in which the client ran: `unheard`: no new word of the newest release has
-        come; `older`: the board runs an older release than the newest. Somebody may hold back what it should hear.
+    :param platform: the board's Python, in the form that release manifests use: `cp313-aarch64`.
+    :param tried, attempt: the version and the `ReleaseOffer.attempt` that `slot` describes; empty before the first.
+    :param accelerator: the choice that a trial on random numbers made for the task; empty if there was no choice.
+    :param freeze: a state that has lasted for a week in which the client ran: `unheard`: no new statement of the newest
+        release has come; `older`: the board's release is older than the newest. Somebody may hold back messages.
     """
 
     device: Name
@@ -190,7 +191,7 @@ SHOWN: Mapping[str, HealthFormat] = {
 
 
 def described(health: Health, column: str) -> Iterator[str]:
-    """Yields the texts of a column of the table; fields that are not known have none."""
+    """Yields the texts of a column of the table; unknown fields have none."""
     for name, shown in SHOWN.items():
         value = getattr(health, name)
         if shown.column == column and value is not None:
@@ -200,7 +201,7 @@ def described(health: Health, column: str) -> Iterator[str]:
 
 
 def alarms(health: Health) -> Iterator[Problem]:
-    """Yields what a person has to see to."""
+    """Yields the problems that a person has to solve."""
     for name, shown in SHOWN.items():
         value = getattr(health, name)
         raised = shown.alarms.get(value)
@@ -211,7 +212,7 @@ def alarms(health: Health) -> Iterator[Problem]:
 
 
 def metric_value(health: Health, name: str) -> float | None:
-    """Gives the value of a field's metric: a number in the metric's unit, 1 or 0 for a text. None: not known."""
+    """Returns the value of a field's metric: a number in the metric's unit, 1 or 0 for a text. None: not known."""
     value: int | str | None = getattr(health, name)
     if value is None or isinstance(value, str):
         return None if value is None else bool(value)

@@ -1,7 +1,7 @@
-"""Ed25519 identities: who signed a message or an update.
+"""Provides Ed25519 identities, which prove who signed a message or an update.
 
 A device makes its key at its first start and keeps it; the aggregator does the same. Each pins the
-other's public key at first sight or takes it from its configuration (docs/wire.md, "Trust").
+other's public key at first contact or reads it from its configuration (docs/wire.md, "Trust").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIGNATURE_BYTES = 64
 
 
 class Identity:
-    """A private key and what is done with it. Compare and store it by `to_bytes()`, 32 secret bytes."""
+    """A private key and its operations. Compare and store it as `to_bytes()`, 32 secret bytes."""
 
     def __init__(self, private_key: Ed25519PrivateKey) -> None:
         self._private_key = private_key
@@ -27,12 +27,12 @@ class Identity:
 
     @classmethod
     def generate(cls) -> Identity:
-        """A new key from the operating system's secure source."""
+        """Generates a new key from the operating system's secure random source."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Identity:
-        """The key that `to_bytes` gave. Raises `BadInput` unless it has 32 bytes."""
+        """Loads a key that `to_bytes` returned. Raises `BadInput` unless it has 32 bytes."""
         if len(data) != KEY_BYTES:
             raise BadInput(f"a private key has {KEY_BYTES} bytes, not {len(data)}; the key file is damaged")
         return cls(Ed25519PrivateKey.from_private_bytes(data))
@@ -42,14 +42,14 @@ class Identity:
         return self._private_key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
 
     def sign(self, data: bytes | bytearray | memoryview) -> bytes:
-        """The signature, 64 bytes; the same key and data always give the same one."""
+        """Returns the signature, 64 bytes; the same key and data always give the same signature."""
         return self._private_key.sign(data)
 
     def client_id(self, name: str) -> str:
-        """An MQTT client id that begins with `name`, the same after each restart, that only the key's owner can tell.
+        """Returns an MQTT client id that starts with `name`. It is the same after each restart, and secret.
 
-        Who connects with another's client id takes its session. A broker that binds client ids to certificates takes
-        the certificate's name instead of this one; every other broker believes whatever it is told.
+        Only the key's owner can compute it, because anyone who connects with a client's id takes over its session. A
+        broker that binds client ids to certificates uses the certificate's name instead; other brokers accept any id.
         """
         return f"{name}-{hashlib.sha256(b'hushfleet client id' + self.to_bytes()).hexdigest()[:16]}"
 

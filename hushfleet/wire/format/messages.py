@@ -1,9 +1,9 @@
-"""The small messages of rounds, and the signed frame that they and those of the fleet travel in.
+"""Defines the small messages of rounds, and the signed frame of these messages and of the fleet's messages.
 
-Frame: "HF", version, kind, u32 body length, msgpack body, Ed25519 signature over the federation's name and all before
-it: what was signed for one federation verifies in no other.
+Frame: "HF", version, kind, u32 body length, msgpack body, Ed25519 signature over the federation's name and all bytes
+before the signature. So a frame that is signed for one federation is not valid in any other.
 A frame is accepted only in the one form that the encoder gives: the decoded message is encoded again and
-must be the same bytes. So repeated keys, padded integers, fields in another order and texts that the
+must give the same bytes. So repeated keys, padded integers, fields in another order and texts that the
 encoder would have cleaned are refused without a rule for each.
 """
 
@@ -37,8 +37,8 @@ from hushfleet.wire.format.topics import NAME_RULE, Name, is_name
 MAGIC = b"HF"
 VERSION = 3
 FLEET_VERSION = 2
-"""Version of the messages of enrolment, health and releases: a board of an earlier version must still be heard, and be
-offered the release that it lacks."""
+"""Version of the messages of enrolment, health and releases. It is separate, because the fleet service must still
+understand a board of an earlier version, and offer it the newer release."""
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_COHORT = 4096
 MAX_CONTROLS = 16
@@ -60,7 +60,7 @@ ControlName = Annotated[str, Meta(pattern=r"^[^\W\d]\w{0,31}\Z", description="a 
 
 @dataclass(frozen=True)
 class _OfUpdate(Checked):
-    """Base of messages about one update: of which round of which task, and its SHA-256."""
+    """Base of messages about one update: its task, its round and its SHA-256."""
 
     task: TaskId
     round: RoundNumber
@@ -71,7 +71,7 @@ class _OfUpdate(Checked):
 class ServerState(Checked):
     """Retained: the aggregator is there, and this is its key.
 
-    :param epoch: grows at each start of any run of this key; a device refuses what names an older one.
+    :param epoch: grows at each start of any run with this key; a device refuses messages with an older epoch.
     """
 
     epoch: Count
@@ -83,7 +83,7 @@ class ServerState(Checked):
 class TaskNotice(Checked):
     """Retained: the task package is the blob with this SHA-256 and size.
 
-    :param epoch: of the aggregator, as in `ServerState`.
+    :param epoch: the aggregator's epoch, as in `ServerState`.
     """
 
     task: TaskId
@@ -95,9 +95,9 @@ class TaskNotice(Checked):
 class DifferenceRef(NamedTuple):
     """Reference to the difference between two global models (`hushfleet.wire.format.difference`).
 
-    :param base: the first 8 bytes of the SHA-256 of the model that it is applied to.
+    :param base: the first 8 bytes of the SHA-256 of the model that the difference is applied to.
     :param digest: SHA-256 of the blob.
-    :param size: its bytes.
+    :param size: the number of bytes of the blob.
     """
 
     base: Annotated[bytes, Meta(min_length=BASE_BYTES, max_length=BASE_BYTES)]
@@ -107,13 +107,13 @@ class DifferenceRef(NamedTuple):
 
 @dataclass(frozen=True)
 class SecurePlan(Checked):
-    """The parameters of a round's secure sum: they determine who takes part, whatever the size of the fleet.
+    """The parameters of a round's secure sum: they determine the devices that take part, for a fleet of any size.
 
     :param roster: the blob that lists devices and keys (`hushfleet.secure.roster`).
-    :param rate: the probability that a device of the roster is in the cohort. The roster and the round decide which
-        devices are, so that the aggregator has no choice among them.
-    :param included: in the phase `unmask`, a bit for each device of the cohort, in the roster's order (the first is the
-        highest bit of the first byte): whether its update is in the sum. Empty before.
+    :param rate: the probability that a device of the roster is in the cohort. The roster and the round determine the
+        cohort, so that the aggregator cannot choose the devices.
+    :param included: in the phase `unmask`, one bit per device of the cohort, in the roster's order (the first is the
+        highest bit of the first byte): whether its update is in the sum. Empty before this phase.
     """
 
     roster: BlobRef
@@ -123,21 +123,21 @@ class SecurePlan(Checked):
 
 @dataclass(frozen=True)
 class RoundPlan(Checked):
-    """Retained: who takes part in which round, from which global model, until when.
+    """Retained: which devices take part in which round, from which global model, until when.
 
-    :param global_digest: SHA-256 of the global model, `d` little-endian float32 values, and of the method's vectors, as
-        many each, behind it.
-    :param global_bytes: its size.
-    :param cohort: device id -> digest (16 bytes) of the `PublicState` that the aggregator holds of it.
-    :param noise_split: between how many devices the round's noise is divided.
+    :param global_digest: SHA-256 of the global model, `d` little-endian float32 values, followed by the method's
+        vectors, `d` values each.
+    :param global_bytes: the size of these values in bytes.
+    :param cohort: device id -> digest (16 bytes) of the `PublicState` that the aggregator holds of the device.
+    :param noise_split: the number of devices that share the round's noise.
     :param deadline_s: seconds, not negative.
     :param controls: numbers that the method's server half chose for this round, by name.
-    :param differences: each applied to the model that the one before it gives; the last one gives the global model.
-        Together they are smaller than it is.
-    :param epoch: of the aggregator that announces it, as in `ServerState`; 0 in a simulation without a network.
-    :param secure: of a round with a secure sum, whose plan names nobody: `cohort` is empty.
-    :param max_staleness: of a buffered round, whose plan names nobody either, since any device may take part: an update
-        of a round that is so many rounds older is still taken. 0: the round is not buffered.
+    :param differences: each is applied to the result of the one before it; the last one gives the global model.
+        Together they are smaller than the global model.
+    :param epoch: the epoch of the announcing aggregator, as in `ServerState`; 0 in a simulation without a network.
+    :param secure: the plan of a round with a secure sum, which names no device: `cohort` is empty.
+    :param max_staleness: for a buffered round, which names no device either, because any device may take part: an
+        update that is at most this many rounds older is still accepted. 0: the round is not buffered.
     """
 
     task: TaskId
@@ -172,17 +172,19 @@ class RoundPlan(Checked):
         require(together < self.global_bytes, "differences", together, f"below global_bytes = {self.global_bytes}")
 
     def names(self, device: str) -> bool:
-        """Whether the device may be in the round, as far as the plan alone says; a secure sum's roster says more."""
+        """Returns whether the plan alone allows the device in the round; a secure sum's roster decides further."""
         return self.secure is not None or self.max_staleness > 0 or device in self.cohort
 
     def takes(self, task: str, round: int) -> bool:
-        """Whether an update of that round belongs to this one: of the same, or of one that is not too old."""
+        """Returns whether an update of that round belongs to this plan: it is for the same round, or not too old."""
         return task == self.task and self.round - self.max_staleness <= round <= self.round
 
     def differences_from(self, held: Collection[bytes]) -> tuple[DifferenceRef, ...] | None:
         """Returns the fewest differences that lead from a blob in `held` to the global model; None if none do.
 
-        :param held: SHA-256 of each blob that there is. Empty differences: the global model is among them.
+        The result is empty if the global model itself is in `held`.
+
+        :param held: SHA-256 of each blob that is already there.
         """
         if self.global_digest in held:
             return ()
@@ -193,9 +195,9 @@ class RoundPlan(Checked):
 
 @dataclass(frozen=True)
 class Birth(Checked):
-    """Retained, and the will with state `lost`: a device is there, and this is its key.
+    """Retained: a device is there, and this is its key. With state `lost`, it is the device's MQTT will.
 
-    :param session: grows by one at each start of the device; a `lost` of an older session is void.
+    :param session: grows by one at each start of the device; a `lost` of an older session is ignored.
     """
 
     device: Name
@@ -211,7 +213,7 @@ class Birth(Checked):
 class Want(Checked):
     """A device asks for chunks of a blob.
 
-    :param missing: ranges `(start, stop)` of chunk indices, rising and apart; empty means everything.
+    :param missing: ranges `(start, stop)` of chunk indices, in rising order, with gaps; empty means all chunks.
     """
 
     digest: Digest
@@ -232,7 +234,7 @@ class Offer(_OfUpdate):
 
 @dataclass(frozen=True)
 class Decline(WithReason):
-    """A device says why it sends no update for this round; `reason` is cut to one line."""
+    """A device says why it sends no update for this round; `reason` is shortened to one line."""
 
     task: TaskId
     round: RoundNumber
@@ -258,7 +260,7 @@ class Missing(_OfUpdate):
 
 @dataclass(frozen=True)
 class Refused(WithReason, _OfUpdate):
-    """The aggregator will not take the update; `reason` is cut to one line."""
+    """The aggregator refuses the update; `reason` is shortened to one line."""
 
     code: RefusedCode
     reason: Reason
@@ -266,7 +268,7 @@ class Refused(WithReason, _OfUpdate):
 
 @dataclass(frozen=True)
 class NotEnrolled(WithReason):
-    """The aggregator does not accept the device that announced itself with this key; `reason` is cut to one line."""
+    """The aggregator does not accept the device that announced this key; `reason` is shortened to one line."""
 
     device: Name
     public_key: PublicKey
@@ -275,9 +277,9 @@ class NotEnrolled(WithReason):
 
 @dataclass(frozen=True)
 class Ask(Checked):
-    """A device that has connected asks what the aggregator knows of it, before it trains or sends an update.
+    """A device that has connected asks what the aggregator knows about it, before it trains or sends an update.
 
-    :param session: of this process, as in its `Birth`.
+    :param session: the session of this process, as in its `Birth`.
     :param nonce: 16 random bytes, drawn once for this process.
     """
 
@@ -287,14 +289,14 @@ class Ask(Checked):
 
 @dataclass(frozen=True)
 class Known(Checked):
-    """The answer to an `Ask`: the aggregator's knowledge of a device.
+    """The answer to an `Ask`: what the aggregator knows about a device.
 
-    :param epoch: of the aggregator.
-    :param nonce: of the `Ask`, so that no earlier answer can be given for this one.
-    :param session: the newest of this device.
-    :param yours: whether it is the asking process's own.
-    :param task, round, phase: of the plan that is announced.
-    :param last_round: the newest round of the task of which the aggregator has an update of this device, or was
+    :param epoch: the aggregator's epoch.
+    :param nonce: the nonce of the `Ask`, so that no earlier answer can replace this one.
+    :param session: the newest session of this device.
+    :param yours: whether that session is the asking process's own.
+    :param task, round, phase: those of the announced plan.
+    :param last_round: the newest round of the task for which the aggregator has an update of this device, or was
         offered one; 0 for none.
     :param last_digest: SHA-256 of that update; empty for none.
     """
@@ -327,9 +329,9 @@ _WITH_KEY = (Birth, ServerState, EnrolRequest)
 
 
 def encode_message(message: Message, identity: Identity, *, federation: str) -> bytes:
-    """The signed frame. Raises `TooLarge` above `MAX_MESSAGE_BYTES`, which only a huge cohort reaches.
+    """Returns the signed frame. Raises `TooLarge` above `MAX_MESSAGE_BYTES`, which only a huge cohort reaches.
 
-    :param federation: the name of the one that the message is for; it is signed, and not sent.
+    :param federation: the name of the federation that the message is for; it is signed, but not sent.
     """
     head_and_body = _head_and_body(message)
     size = len(head_and_body) + SIGNATURE_BYTES
@@ -342,7 +344,7 @@ def encode_message(message: Message, identity: Identity, *, federation: str) -> 
 
 
 def peek_kind(data: bytes) -> type[Message]:
-    """Which message a frame claims to hold; nothing is verified. Raises `Malformed` or `TooLarge`."""
+    """Returns the message type that a frame claims; nothing is verified. Raises `Malformed` or `TooLarge`."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise TooLarge(f"a message of {len(data)} bytes is above the cap of {MAX_MESSAGE_BYTES}")
     if len(data) < _HEAD.size + SIGNATURE_BYTES:
@@ -362,11 +364,11 @@ def peek_kind(data: bytes) -> type[Message]:
 
 
 def decode_message(data: bytes, *, federation: str, public_key: bytes | None = None) -> Message:
-    """The message in a frame, checked field by field.
+    """Decodes the message in a frame, and checks it field by field.
 
-    :param federation: for which it must have been signed.
-    :param public_key: who must have signed it. None: only `Birth`, `ServerState` and `EnrolRequest` are accepted, by
-        the key that they hold; whether that key is to be trusted is the caller's decision.
+    :param federation: the federation for which it must have been signed.
+    :param public_key: the key that must have signed it. None: only `Birth`, `ServerState` and `EnrolRequest` are
+        accepted, and checked with the key that they contain; the caller decides whether to trust that key.
 
     Raises `Malformed`, `TooLarge` or `BadSignature`, and nothing else.
     """
@@ -386,7 +388,7 @@ def decode_message(data: bytes, *, federation: str, public_key: bytes | None = N
 
 
 def version_of(kind: int) -> int:
-    """The wire version of messages of this kind: that of a fleet's service, or that of rounds."""
+    """Returns the wire version of messages of this kind: the version of fleet messages, or of round messages."""
     return FLEET_VERSION if kind in _OF_FLEET else VERSION
 
 
@@ -396,7 +398,7 @@ def _head_and_body(message: Message) -> bytes:
 
 
 def _context(federation: str) -> bytes:
-    """Returns the prefix of signed bytes. A name has no zero byte, so no two federations sign the same bytes."""
+    """Returns the prefix of signed bytes; names have no zero byte, so no two federations sign the same bytes."""
     return b"hushfleet " + federation.encode() + b"\0"
 
 

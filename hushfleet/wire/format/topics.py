@@ -1,8 +1,8 @@
-"""The topic tree: `hushfleet/1/<federation>/...`, at most six slashes (hosted brokers allow seven).
+"""Defines the topic tree: `hushfleet/1/<federation>/...`, at most six slashes (hosted brokers allow seven).
 
 A device writes only below `c/<its id>/up/` and reads `server`, `task`, `round`, `blob/+`, `release/+`,
 `c/<its id>/down` and `c/<its id>/fleet`, so a broker's access list needs few patterns (docs/wire.md). A board without a
-certificate reaches `enrol/<its id>/` alone.
+certificate can use only `enrol/<its id>/`.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class ParsedTopic(NamedTuple):
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` can be a device id or a federation's name."""
+    """Returns whether `text` can be a device id or a federation's name."""
     return NAME.fullmatch(text) is not None
 
 
 def check_name(text: str, role: str) -> str:
-    """`text` itself. Raises `BadInput` that names the `role` ("device id")."""
+    """Returns `text` itself. Raises `BadInput` that names the `role` ("device id") if it is not a name."""
     if not is_name(text):
         raise BadInput(f"{role} {text!r} cannot be used in a topic: it needs {NAME_RULE}")
     return text
 
 
 def check_new_name(text: str, role: str) -> str:
-    """`text` itself, as `check_name`; but a new name has no ".", which RabbitMQ 3.10 delivers as "/" (measured)."""
+    """Checks like `check_name`, but a new name has no ".", because RabbitMQ 3.10 delivers it as "/" (measured)."""
     if "." in check_name(text, role):
         instead = text.replace(".", "-")
         raise BadInput(f"{role} {text!r} has a '.', by which some brokers separate topics: take {instead!r}")
@@ -65,7 +65,7 @@ def check_new_name(text: str, role: str) -> str:
 class Topics:
     """All topics of one federation.
 
-    :param federation: its name; raises `BadInput` where it does not fit `NAME_RULE`.
+    :param federation: its name; raises `BadInput` if it does not match `NAME_RULE`.
     """
 
     def __init__(self, federation: str) -> None:
@@ -83,59 +83,59 @@ class Topics:
         self.all_wants = f"{self.prefix}/c/+/up/wants"
 
     def blob(self, digest: bytes) -> str:
-        """Topic of the chunks of the blob with this SHA-256 (32 bytes)."""
+        """Returns the topic of the chunks of the blob with this SHA-256 (32 bytes)."""
         if len(digest) != DIGEST_BYTES:
             raise BadInput(f"a blob's digest has {DIGEST_BYTES} bytes, not {len(digest)}")
         return f"{self.prefix}/blob/{digest.hex()}"
 
     def state(self, device: str) -> str:
-        """Topic of a device's presence, retained."""
+        """Returns the topic of a device's presence, retained."""
         return f"{self._client(device)}/up/state"
 
     def msg(self, device: str) -> str:
-        """Topic of a device's messages."""
+        """Returns the topic of a device's messages."""
         return f"{self._client(device)}/up/msg"
 
     def chunk(self, device: str) -> str:
-        """Topic of the chunks that a device sends."""
+        """Returns the topic of the chunks that a device sends."""
         return f"{self._client(device)}/up/chunk"
 
     def down(self, device: str) -> str:
-        """Topic of the messages to a device."""
+        """Returns the topic of the messages to a device."""
         return f"{self._client(device)}/down"
 
     # between a board and the fleet service
 
     def request(self, device: str) -> str:
-        """Topic on which a board without a certificate asks for one."""
+        """Returns the topic on which a board without a certificate asks for one."""
         return f"{self.prefix}/enrol/{check_name(device, 'the device id')}/up"
 
     def answer(self, device: str) -> str:
-        """Topic of the answer to such a request."""
+        """Returns the topic of the answer to such a request."""
         return f"{self.prefix}/enrol/{check_name(device, 'the device id')}/down"
 
     def renewal(self, device: str) -> str:
-        """Topic on which a board asks for a new certificate."""
+        """Returns the topic on which a board asks for a new certificate."""
         return f"{self._client(device)}/up/enrol"
 
     def health(self, device: str) -> str:
-        """Topic of a board's health."""
+        """Returns the topic of a board's health."""
         return f"{self._client(device)}/up/health"
 
     def wants(self, device: str) -> str:
-        """Topic on which a board asks the fleet service for chunks of a release."""
+        """Returns the topic on which a board asks the fleet service for chunks of a release."""
         return f"{self._client(device)}/up/wants"
 
     def fleet(self, device: str) -> str:
-        """Topic of the messages from the fleet service to one board."""
+        """Returns the topic of the messages from the fleet service to one board."""
         return f"{self._client(device)}/fleet"
 
     def release(self, digest: bytes) -> str:
-        """Topic of the chunks of the release with this SHA-256 (32 bytes)."""
+        """Returns the topic of the chunks of the release with this SHA-256 (32 bytes)."""
         return f"{self.prefix}/release/{digest.hex()}"
 
     def parse(self, topic: str) -> ParsedTopic:
-        """The inverse of the above. Raises `Malformed` for any topic that is not of this federation."""
+        """Parses a topic, the inverse of the methods above. Raises `Malformed` for a topic of another federation."""
         root, _, rest = topic.partition(f"{self.prefix}/")
         parts = rest.split("/")
         if root == "" and rest:

@@ -1,10 +1,10 @@
-"""The update blob: what a device sends once a round, whole and signed.
+"""Encodes the update blob, which a device sends once per round, whole and signed.
 
     "HU", version, 0 | u32 header length | header (msgpack) | u32 values length | values
                      | u32 public length | public state (may be empty) | Ed25519 signature over all before it
 
-The values are encoded once, when they are noised, and stored; the section with the device's public state may
-be attached or left out afterwards without touching them, so nothing is ever noised twice.
+The values are encoded once, when the noise is added, and stored. Later the section with the device's public
+state can be attached or left out without a change of the values, so noise is never added twice.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class UpdateHeader(Checked):
-    """Header of an update: all that the aggregator must know before it reads the values.
+    """Header of an update: everything that the aggregator must know before it reads the values.
 
     :param value_count: k, the number of values: the shared parameters only, in the flat vector's order.
-    :param steps: of each layer, the quantisation step, or the magnitude with `one-bit`; empty for plain floats.
-    :param noise_stds: standard deviation of the noise per coordinate, of each layer; 0 is no noise.
-    :param clip_norms: bound that each layer's noise was scaled to; inf is no bound.
+    :param steps: each layer's quantisation step, or its magnitude with `one-bit`; empty for plain floats.
+    :param noise_stds: each layer's standard deviation of the noise per coordinate; 0 is no noise.
+    :param clip_norms: the clip norm that each layer's noise was scaled to; inf is no bound.
     :param public_digest: 16 bytes, digest of the device's `PublicState` before this update.
     :param rounds_charged: rounds in the device's privacy ledger for this task, this one included.
-    :param epsilon_server: what the device has spent against the aggregator; inf without noise.
-    :param multiplier_server: noise multiplier of this round as the aggregator sees it; 0 without noise.
-    :param noise_split: between how many devices the round's noise was divided.
-    :param report: a few numbers for the method's server half, covered by the same charge.
+    :param epsilon_server: the epsilon that the device has spent against the aggregator; inf without noise.
+    :param multiplier_server: noise multiplier of this round from the aggregator's view; 0 without noise.
+    :param noise_split: the number of devices that shared the round's noise.
+    :param report: a few numbers for the method's server half; the same charge covers them.
     """
 
     task: TaskId
@@ -67,7 +67,7 @@ class UpdateHeader(Checked):
     report: Annotated[tuple[Finite, ...], Meta(max_length=16)] = later(())
 
     def __post_init__(self) -> None:
-        # lists and NumPy scalars of the caller become what the wire has, so that equal headers compare equal
+        # lists and NumPy scalars of the caller become the wire's types, so that equal headers compare equal
         for name in ("steps", "noise_stds", "clip_norms", "report"):
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
         super().__post_init__()
@@ -78,23 +78,26 @@ class UpdateHeader(Checked):
 
     @property
     def dither_key(self) -> bytes:
-        """16 bytes, different for every update there is."""
+        """16 bytes, different for each update."""
         return hashlib.sha256(f"{self.task}|{self.round}|{self.device}".encode()).digest()[:16]
 
     def coding(self, counts: Sequence[int]) -> Coding:
-        """Returns what the codec needs to know of an update with so many values in each layer."""
+        """Returns the codec's parameters for an update.
+
+        :param counts: the number of values in each layer.
+        """
         return Coding(counts, self.steps, self.dither_key)
 
 
 class EncodedUpdate(NamedTuple):
-    """`sent` float32 `[k]` is exactly what the aggregator decodes from `data`."""
+    """An encoded update: the aggregator decodes exactly `sent`, float32 `[k]`, from `data`."""
 
     data: bytes
     sent: np.ndarray
 
 
 class DecodedUpdate(NamedTuple):
-    """`values` float32 `[k]`, finite; `public` is the attached public state, if any."""
+    """A decoded update: `values` float32 `[k]` are finite; `public` is the attached public state, if any."""
 
     header: UpdateHeader
     values: np.ndarray
@@ -117,10 +120,10 @@ def encode_update(
     identity: Identity,
     public: bytes | None = None,
 ) -> EncodedUpdate:
-    """The signed blob for `values` float32 `[k]`.
+    """Returns the signed blob for `values` float32 `[k]`.
 
     :param counts: how many of the k values belong to each layer, in order.
-    :param public: the device's public state, where the aggregator does not hold it.
+    :param public: the device's public state, if the aggregator does not hold it.
 
     Raises `Malformed` for values that are not finite or do not fit the header, and `TooLarge`.
     """
@@ -134,7 +137,7 @@ def encode_update(
 
 
 class UpdateFormat:
-    """The way of a plain sum's update from a device to the aggregator: coded and signed, as in the field."""
+    """The format of an update for a plain sum on its way to the aggregator: encoded and signed, as on real devices."""
 
     def encode(
         self, header: UpdateHeader, values: np.ndarray, *, counts: Sequence[int], identity: Identity
@@ -157,7 +160,7 @@ class UpdateFormat:
         return _values(header, _sections(data), counts, None)
 
     def sent_bytes(self, data: bytes) -> int:
-        """Returns the bytes that an update takes on its way; 0: not known."""
+        """Returns the number of bytes that an update takes on the wire; 0: not known."""
         return len(data)
 
 
@@ -165,60 +168,60 @@ SIGNED = UpdateFormat()
 
 
 def unsigned(header: UpdateHeader, values: bytes) -> bytes:
-    """Assembles a blob of coded values with zeros for a signature. FOR SIMULATION ONLY."""
+    """Assembles a blob of encoded values, with zeros as the signature. FOR SIMULATION ONLY."""
     return _assembled(pack(header), values, b"", None)
 
 
 def read_coded(data: bytes) -> memoryview:
-    """The coded values alone; the signature is NOT checked. Raises `Malformed`."""
+    """Reads the encoded values alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
     return _sections(data).values
 
 
 def encode_masked(header: UpdateHeader, values: bytes, *, identity: Identity) -> bytes:
-    """The signed blob of an update for a secure sum.
+    """Returns the signed blob of an update for a secure sum.
 
-    :param values: masked values and corrections, as `hushfleet.secure.prime_field.to_bytes` gives them, one
-        after the other.
+    :param values: masked values and then corrections, each in the format of
+        `hushfleet.secure.prime_field.to_bytes`.
     """
     return _assembled(pack(header), values, b"", identity)
 
 
 def decode_masked(data: bytes, *, public_key: bytes) -> tuple[UpdateHeader, memoryview]:
-    """The inverse of `encode_masked`. Raises `BadSignature`, `Malformed` or `TooLarge`."""
+    """Decodes the blob of `encode_masked`. Raises `BadSignature`, `Malformed` or `TooLarge`."""
     sections = _sections(data)
     verify(public_key, sections.signed, sections.signature)
     return _header(sections.header), sections.values
 
 
 def attach_public(data: bytes, public: bytes | None, *, identity: Identity) -> bytes:
-    """The same header and values with another public section (None: without one), signed anew."""
+    """Replaces the public section (None: without one), keeps header and values, and signs the blob again."""
     sections = _sections(data)
     return _assembled(sections.header, sections.values, public or b"", identity)
 
 
 def payload_digest(data: bytes) -> bytes:
-    """SHA-256 of header and values: the same with and without the public section. For the ledger."""
+    """Returns the SHA-256 of header and values, for the ledger: the same with and without the public section."""
     sections = _sections(data)
     return hashlib.sha256(sections.signed[: -_LENGTH.size - len(sections.public)]).digest()
 
 
 def read_header(data: bytes) -> UpdateHeader:
-    """The header alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
+    """Reads the header alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
     return _header(_sections(data).header)
 
 
 def read_public(data: bytes) -> bytes | None:
-    """The attached public state alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
+    """Reads the attached public state alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
     return bytes(_sections(data).public) or None
 
 
 def decode_update(
     data: bytes, *, public_key: bytes, counts: Sequence[int], out: np.ndarray | None = None
 ) -> DecodedUpdate:
-    """The update, if the owner of `public_key` signed it.
+    """Decodes the update if the owner of `public_key` signed it.
 
     :param counts: how many values of each layer the aggregator expects, from the device's mask.
-    :param out: float32 `[k]`, memory for the values; after an error its content means nothing.
+    :param out: float32 `[k]`, memory for the values; after an error its content is undefined.
 
     Raises `BadSignature`, `Malformed` or `TooLarge`, and nothing else.
     """
@@ -236,12 +239,12 @@ def _values(header: UpdateHeader, sections: _Sections, counts: Sequence[int], ou
 
 
 def max_public_bytes(size: int) -> int:
-    """The most bytes of a public state of a model with `size` parameters: a bit each, and a margin."""
+    """Returns the maximum size in bytes of a public state for `size` parameters: one bit each, and a margin."""
     return size // 8 + size // 1024 + 256
 
 
 def max_update_bytes(size: int) -> int:
-    """The most bytes of an update of a model with `size` parameters, whatever codec and sections it has."""
+    """Returns the maximum size in bytes of an update for `size` parameters, for every codec and all sections."""
     fixed = HEAD_BYTES + 2 * _LENGTH.size + SIGNATURE_BYTES
     return fixed + MAX_HEADER_BYTES + max_bytes(size) + max_public_bytes(size)
 

@@ -1,1 +1,1 @@
-"""An MQTT connection behind a small interface."""
+"""Provides an MQTT connection with a small interface."""

@@ -1,4 +1,4 @@
-"""The broker's address and our credentials: `mqtt://` and `mqtts://` URLs, TLS files, logins."""
+"""Parses the broker's address and our credentials: `mqtt://` and `mqtts://` URLs, TLS files, logins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
 class BrokerAddress:
     """A broker's address, checked. `repr` never shows the password.
 
-    :param ca_file: certificates that may sign the broker's; None takes the system's. TLS only.
+    :param ca_file: certificates that may sign the broker's certificate; None uses the system's. TLS only.
     :param cert_file: the device's certificate (PEM) with its `key_file`, for mutual TLS.
     """
 
@@ -43,13 +43,13 @@ class BrokerAddress:
         cert_file: str | Path | None = None,
         key_file: str | Path | None = None,
     ) -> BrokerAddress:
-        """Raises `BadInput` that says which part cannot be used, and why.
+        """Parses a URL. Raises `BadInput` that says which part cannot be used, and why.
 
-        :param username: goes before the one in the URL.
-        :param password_file: its first line goes before the password in the URL.
+        :param username: takes precedence over the one in the URL.
+        :param password_file: its first line takes precedence over the password in the URL.
         """
         if "@" in url and "@" not in re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]:
-            raise BadInput(  # before the URL is read: an error would show a part of the password
+            raise BadInput(  # before the URL is parsed: a parser error would show a part of the password
                 f"the user name or password in the broker's URL {_format_url(url)} has one of / ? #; write %2F, %3F or "
                 "%23 for it, or name a password_file"
             )
@@ -89,13 +89,13 @@ class BrokerAddress:
             cert_file=Path(cert_file) if cert_file else None,
             key_file=Path(key_file) if key_file else None,
         )
-        address.tls_context()  # so that a wrong file is a person's error now, not a retry for ever
+        address.tls_context()  # so that a wrong file is an error now, not an endless retry
         return address
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """A fresh context, so that a renewed certificate is used at the next connection; None without TLS.
+        """Returns a new context, so that a renewed certificate is used at the next connection; None without TLS.
 
-        Raises `BadInput` for files that are missing or hold something else.
+        Raises `BadInput` for files that are missing or have other content.
         """
         if not self.tls:
             return None
@@ -125,6 +125,6 @@ class BrokerAddress:
 
 
 def _format_url(url: str) -> str:
-    """The URL without what may be a password."""
+    """Returns the URL without the part that may contain a password."""
     scheme, mark, rest = url.partition("://")
     return repr(f"{scheme}{mark}{rest.rpartition('@')[2]}")

@@ -1,6 +1,6 @@
-"""One connection to an MQTT broker, from the first packet to the last, by a paho client of its own.
+"""Runs one connection to an MQTT broker, from the first packet to the last, with its own paho client.
 
-paho is used by its external-loop interface, and by one thread only: callbacks never block and never wait.
+paho is used through its external-loop interface, and by one thread only: callbacks never block and never wait.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hushfleet.wire.link.mailbox import Mailbox, Publish, Subscribe, Unsubscribe
 FILTERS_A_PACKET = 8  # AWS IoT takes no more in one SUBSCRIBE
 PACKETS_A_TURN = 64
 PING_SPREAD = 1 / 4
-"""In a pause each PINGREQ goes out at a moment that is drawn from this part of a keepalive: a busy machine sends it
-some milliseconds late, and among 15 seconds that tells next to nothing."""
+"""In a pause, each PINGREQ is sent at a random moment within this part of a keepalive. A busy machine sends it some
+milliseconds late; compared with 15 random seconds, this delay reveals almost nothing."""
 _PINGREQ = b"\xc0\x00"
 _drawn = random.SystemRandom()
 
@@ -35,8 +35,8 @@ class Timing:
 
     :param backoff_base_s: the n-th wait for a new attempt is drawn from 0 to base x 2^n (full jitter) ...
     :param backoff_cap_s: ... but never from more than this.
-    :param stable_s: a connection that lived so long starts the backoff from its base again.
-    :param connect_s: for TCP, and again for the TLS handshake.
+    :param stable_s: after a connection that lived this long, the backoff starts from its base again.
+    :param connect_s: the limit for TCP, and again for the TLS handshake.
     :param answer_s: how long the broker may take for CONNACK, and for SUBACK.
     :param publish_s: how long `publish` waits for room among the messages in flight.
     :param close_s: how long `close` waits for the last acknowledgements.
@@ -64,9 +64,9 @@ class ConnectOptions:
 
 
 class Connection:
-    """Used once: `serve` returns when the connection is over.
+    """One connection, used once: `serve` returns when the connection is over.
 
-    :param mailbox: where orders come from and events go to.
+    :param mailbox: the source of orders and the destination of events.
     """
 
     def __init__(self, options: ConnectOptions, mailbox: Mailbox) -> None:
@@ -75,7 +75,7 @@ class Connection:
         self._client = self._new_client()
         self._accepted_at: float | None = None
         self.was_refused = False
-        self.went_silent = False  # a PINGREQ was not answered, so the network drops what is sent
+        self.went_silent = False  # a PINGREQ was not answered: the network drops the sent packets
         self._up = False
         self._reason = ""
         self._paho_error = ""
@@ -86,12 +86,12 @@ class Connection:
 
     @property
     def was_accepted(self) -> bool:
-        """Whether the broker took the login."""
+        """True if the broker accepted the login."""
         return self._accepted_at is not None
 
     @property
     def lived_s(self) -> float:
-        """Seconds since the broker took the login; 0 if it did not."""
+        """Seconds since the broker accepted the login; 0 if it did not."""
         return 0.0 if self._accepted_at is None else time.monotonic() - self._accepted_at
 
     @property
@@ -100,9 +100,9 @@ class Connection:
         return max(self._unacknowledged.values(), default=0)
 
     def serve(self) -> str:
-        """Connect, and run until the connection is lost, given up or closed; returns why.
+        """Connects, and runs until the connection is lost, given up or closed; returns why.
 
-        May raise what sockets, ssl and paho raise while connecting.
+        May raise the errors that sockets, ssl and paho raise while connecting.
         """
         address, timing = self._options.address, self._options.timing
         try:
@@ -111,7 +111,7 @@ class Connection:
             with selectors.DefaultSelector() as selector:
                 return self._loop(selector)
         finally:
-            # closed without DISCONNECT unless goodbye was said, so that the broker publishes the will
+            # without an earlier DISCONNECT this makes the broker publish the will
             left_open = self._client.socket()
             if left_open is not None:
                 left_open.close()
@@ -122,10 +122,10 @@ class Connection:
         sock: Any = client.socket()
         if sock is None:  # the first packet could not be written
             return self._problem()
-        # else every small message behind a PUBACK waits 40 ms for the broker's delayed TCP acknowledgement
+        # otherwise every small message after a PUBACK waits 40 ms for the broker's delayed TCP acknowledgement
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
-            number = mailbox.pause_wanted  # before the orders, of which those that came before the pause must be sent
+            number = mailbox.pause_wanted  # read before the orders: those from before the pause must be sent
             self._execute_orders()
             if mailbox.closing and self._said_goodbye():
                 return "closed"
@@ -148,7 +148,7 @@ class Connection:
             client.loop_misc()
 
     def _sent_all(self, selector: selectors.BaseSelector, sock: Any) -> bool:
-        """Whether the network takes what is queued, within `answer_s`; nothing is read meanwhile."""
+        """Sends everything queued within `answer_s` and reads nothing meanwhile; returns whether this succeeded."""
         client, limit = self._client, time.monotonic() + self._options.timing.answer_s
         while client.want_write() and client.socket() is not None and time.monotonic() < limit:
             self._wait(selector, sock, selectors.EVENT_WRITE)
@@ -156,10 +156,10 @@ class Connection:
         return client.socket() is not None and not client.want_write()
 
     def _keep_pause(self, selector: selectors.BaseSelector, sock: Any, number: int) -> None:
-        """Waits until the end of pause `number`, then reads what has come.
+        """Waits until the end of pause `number`, then reads what has arrived.
 
-        The broker drops who has sent nothing for one and a half times the keepalive. So a PINGREQ goes out in each,
-        past paho, which would wait for the answer. That the connection is lost is found when it is read again.
+        The broker drops a client that has sent nothing for one and a half times the keepalive. So one PINGREQ per
+        keepalive is sent without paho, which would wait for the answer. The later reading detects a lost connection.
         """
         mailbox, keepalive_s = self._mailbox, float(self._options.keepalive_s)
         if sock in selector.get_map():
@@ -176,7 +176,7 @@ class Connection:
                 turn_at += keepalive_s
                 ping_at = turn_at + _drawn.uniform(0.0, PING_SPREAD * keepalive_s)
         self._deadline = time.monotonic() + self._options.timing.answer_s
-        self._read()  # the answers to these, before paho looks at the time
+        self._read()  # the answers to the PINGREQs, before paho checks its timeouts
 
     def _wait(self, selector: selectors.BaseSelector, sock: Any, wanted: int) -> None:
         registered = sock in selector.get_map()
@@ -192,7 +192,7 @@ class Connection:
             self._mailbox.drain_wake()
 
     def _read(self) -> None:
-        """Read what is there, but not so much that nothing is sent meanwhile."""
+        """Reads what has arrived, but stops after `PACKETS_A_TURN` packets, so that sending is not delayed."""
         for _ in range(PACKETS_A_TURN):
             sock: Any = self._client.socket()
             if sock is None:
@@ -203,12 +203,12 @@ class Connection:
                 return
 
     def _problem(self) -> str:
-        """Returns why the connection is to be given up; empty while all is well."""
+        """Returns why the connection must be given up; empty if there is no problem."""
         address, timing = self._options.address, self._options.timing
         if self._client.socket() is None:
             detail = f": {self._paho_error}" if self._paho_error else ""
             if address.tls and not self.was_accepted and not self.was_refused:
-                # with TLS 1.3 the broker looks at the certificate after the client's handshake is over
+                # with TLS 1.3 the broker checks the certificate after the client's handshake is over
                 detail += "; before the login this mostly means that it does not accept our certificate"
             return (self._reason or f"the connection to {address} was lost") + detail
         if self._reason:
@@ -239,7 +239,7 @@ class Connection:
         self._deadline = time.monotonic() + self._options.timing.answer_s
 
     def _said_goodbye(self) -> bool:
-        """Sends DISCONNECT once nothing is in flight or time is up, so that the will is not published."""
+        """Sends DISCONNECT once nothing is in flight or the time is over, so that the will is not published."""
         close_by = self._mailbox.close_by
         if self._up and self._unacknowledged and time.monotonic() < close_by:
             return False
@@ -319,5 +319,5 @@ class Connection:
 
 
 def _pending(sock: Any) -> int:
-    """Bytes that TLS has decrypted already, which no selector sees."""
+    """Returns the number of bytes that TLS has already decrypted; no selector reports them."""
     return sock.pending() if hasattr(sock, "pending") else 0

@@ -1,7 +1,7 @@
-"""Explanations of failed connections that say what to do.
+"""Explains failed connections, and says what to do.
 
-TLS at a plain port and the reverse end in the same few errors as many other faults. So the port is asked once more, in
-the other way; nothing is sent in that but an empty login, or the beginning of a TLS handshake.
+TLS to a port without TLS, and the reverse, give the same errors as many other faults. So the port is tried once more in
+the other way; this sends only an empty login, or the start of a TLS handshake.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def explained(error: OSError, address: BrokerAddress) -> str:
 
 
 def explained_silence(address: BrokerAddress) -> str:
-    """Explains that a broker without TLS took no login; empty: nothing is known."""
+    """Explains why a broker address without TLS gave no answer to a login; empty: nothing is known."""
     if address.tls or not _speaks_tls(address):
         return ""
     return "; this port speaks TLS: write mqtts:// (with ca_file), or name the port without TLS (mostly 1883)"
@@ -95,12 +95,12 @@ def _speaks_plainly(address: BrokerAddress) -> bool:
 
 def _speaks_tls(address: BrokerAddress) -> bool:
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent over it
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # no data is sent over it
     try:
         with socket.create_connection((address.host, address.port), ASK_S) as asked:
             context.wrap_socket(asked, server_hostname=address.host).close()
     except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")  # it says in TLS what it does not like
+        return "ALERT" in (error.reason or "")  # the peer refuses with a TLS alert, so it speaks TLS
     except OSError:
         return False
     return True

@@ -1,6 +1,6 @@
-"""State that the owner of an MQTT link and the link's thread share, behind one lock.
+"""Holds the state that the owner of an MQTT link and the link's thread share, behind one lock.
 
-The owner puts orders in and takes events out; the thread does the reverse. Nothing here touches the network.
+The owner puts orders in and takes events out; the thread does the reverse. Nothing here uses the network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hushfleet.errors import LinkLost
 from hushfleet.wire.link.interface import Delivery, LinkDown, LinkEvent, LinkUp
 
 RECEIVED_CAP_BYTES = 64 << 20
-_DELIVERY_BYTES = 256  # that one takes in memory beside its payload, about: empty ones come fastest
+_DELIVERY_BYTES = 256  # approximate memory of a delivery besides its payload; empty payloads must count too
 
 
 class Publish(NamedTuple):
@@ -68,7 +68,7 @@ class Mailbox:
         self._generation = 0
         self._give_up_reason = ""
         self._pauses = 0  # so far
-        self._pause = self._paused = 0  # number of the one that the owner wants, 0: none; and that the thread keeps
+        self._pause = self._paused = 0  # numbers of the pause that the owner wants (0: none), and that the thread is in
 
     # the owner's side
 
@@ -89,7 +89,7 @@ class Mailbox:
         self.wake()
 
     def publish(self, order: Publish, *, timeout_s: float) -> None:
-        """Waits for room among what is in flight. Raises `LinkLost`; then nothing was queued."""
+        """Waits for room among the messages in flight. Raises `LinkLost`; then nothing was queued."""
         with self._changed:
             if not self._up:
                 raise LinkLost("there is no connection to the broker at present; nothing was sent")
@@ -129,7 +129,7 @@ class Mailbox:
         self.wake()
 
     def is_paused(self, *, within_s: float) -> bool:
-        """Whether the thread says nothing any more; waits for that."""
+        """Waits until the thread sends nothing any more; returns whether this happened within `within_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._paused == self._pause, within_s)
 
@@ -141,7 +141,7 @@ class Mailbox:
         self.wake()
 
     def close(self, *, within_s: float) -> None:
-        """Ask the thread to send what is queued, say goodbye and end."""
+        """Asks the thread to send what is queued, to disconnect and to end."""
         with self._changed:
             self._pause = 0
             self.closing = True
@@ -155,20 +155,20 @@ class Mailbox:
             self._wake_writer.send(b"\0")
 
     def release(self) -> None:
-        """Free the sockets, once the thread has ended."""
+        """Closes the sockets, once the thread has ended."""
         self.wake_reader.close()
         self._wake_writer.close()
 
     # the thread's side
 
     def accepted(self) -> list[str]:
-        """The broker took the login: from now on orders to subscribe are queued. The filters so far."""
+        """Notes that the broker accepted the login, and returns the filters so far; later subscriptions are queued."""
         with self._changed:
             self._accepted = True
             return list(self._filters)
 
     def up(self) -> None:
-        """Notes that the link is up, and delivers what came before it."""
+        """Notes that the link is up, and delivers the messages that came before."""
         with self._changed:
             self._up = True
             self._received.append(LinkUp())
@@ -177,7 +177,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def down(self, reason: str) -> None:
-        """Drops what was in flight: the application asks for what did not arrive."""
+        """Drops the messages in flight: the application asks again for what did not arrive."""
         with self._changed:
             self._up = self._accepted = False
             self._generation += 1
@@ -191,7 +191,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def put(self, delivery: Delivery) -> None:
-        """Adds a message that came."""
+        """Adds a received message."""
         with self._changed:
             self._received_bytes += _bytes_of(delivery)
             if self._up:
@@ -207,19 +207,19 @@ class Mailbox:
             self._changed.notify_all()
 
     def next_order(self) -> Order | None:
-        """Takes the next order; None where there is none."""
+        """Takes the next order; None if there is none."""
         with self._changed:
             return self._outbox.popleft() if self._outbox else None
 
     def take_give_up_reason(self) -> str:
-        """Takes the owner's reason to want a new connection; empty if it wants none."""
+        """Takes the owner's reason for a new connection; empty if it wants none."""
         with self._changed:
             reason, self._give_up_reason = self._give_up_reason, ""
             return reason
 
     @property
     def is_full(self) -> bool:
-        """The owner is so far behind that nothing more should be read from the network."""
+        """True if the owner is so far behind that nothing more should be read from the network."""
         with self._changed:
             return self._received_bytes >= RECEIVED_CAP_BYTES
 
@@ -230,13 +230,13 @@ class Mailbox:
             return self._pause
 
     def paused(self, number: int) -> None:
-        """Pause `number` has begun: all that was queued before it is sent, or there is no connection."""
+        """Notes that pause `number` has begun: everything queued before it is sent, or there is no connection."""
         with self._changed:
             self._paused = number
             self._changed.notify_all()
 
     def wait_resumed(self) -> None:
-        """Sleep through pauses."""
+        """Waits until no pause is wanted."""
         with self._changed:
             while self._pause:
                 self._paused = self._pause
@@ -244,7 +244,7 @@ class Mailbox:
                 self._changed.wait_for(lambda: self._pause != self._paused)
 
     def wait_closing(self, timeout_s: float) -> None:
-        """Sleep, but not longer than until `close` or `pause`."""
+        """Waits for `timeout_s`, or until `close` or `pause` is called."""
         with self._changed:
             self._changed.wait_for(lambda: self.closing or self._pause > 0, timeout_s)
 

@@ -1,11 +1,11 @@
-"""`MqttLink`: a `Link` over paho-mqtt, MQTT 3.1.1, clean sessions, that re-establishes itself.
+"""Provides `MqttLink`: a `Link` over paho-mqtt, MQTT 3.1.1, clean sessions, that reconnects by itself.
 
-One thread makes connection after connection (`connection.Connection`), each with a fresh paho client. paho
-would resend its unacknowledged messages for ever, one that the broker will not take among them (measured:
-once a second, with everything else stuck behind). Here what was not acknowledged is dropped with the
-connection: delivery is acknowledged by the application, which asks for what is missing (docs/wire.md).
+One thread makes connection after connection (`connection.Connection`), each with a new paho client. paho
+would resend unacknowledged messages forever, even one that the broker does not accept (measured: once a
+second, and all other messages wait behind it). Here unacknowledged messages are dropped with the connection:
+the application itself acknowledges delivery, and asks for what is missing (docs/wire.md).
 
-The end of that thread is the end of the connection, whatever ended it: `publish` then raises `LinkLost`.
+When that thread ends, for any reason, the connection ends: `publish` then raises `LinkLost`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ LEAST_KEEPALIVE_S = 15
 class MqttLink:
     """A connection to an MQTT broker; see `hushfleet.wire.link.interface` for the contract.
 
-    :param broker: where it is, or `mqtt://[user:password@]host[:port]`, or `mqtts://...`; raises `BadInput`.
-    :param client_id: unique at the broker; a second link with it takes over the connection.
-    :param message_cap_bytes: `publish` raises `TooLarge` above it; at most the broker's own cap.
-    :param keepalive_s: a packet goes out at least so often; shortened by itself, see `_shorten`.
+    :param broker: its address, or `mqtt://[user:password@]host[:port]`, or `mqtts://...`; raises `BadInput`.
+    :param client_id: unique at the broker; a second link with the same id takes over the connection.
+    :param message_cap_bytes: `publish` raises `TooLarge` for a larger payload; at most the broker's own cap.
+    :param keepalive_s: the longest time without a packet; shortened automatically, see `_shorten`.
     :param max_in_flight: messages sent but not yet acknowledged by the broker.
     """
 
@@ -66,9 +66,9 @@ class MqttLink:
         )
         self._mailbox = Mailbox(max_in_flight=max_in_flight)
         self._thread: threading.Thread | None = None
-        # of each recent connection that ended at once, the largest payload the broker did not acknowledge
+        # for each recent connection that ended at once: the largest payload that the broker did not acknowledge
         self._short_lives: list[int] = []
-        self._unanswered = 0  # connections in a row that were made, and at which no login was answered
+        self._unanswered = 0  # consecutive connections that were made but got no answer to the login
         self._port_reason = ""
 
     def open(self) -> None:
@@ -98,7 +98,7 @@ class MqttLink:
 
     def pause(self) -> None:
         self._mailbox.pause()
-        # a connection attempt, or a broker that does not take what is queued, holds it up for less than a minute
+        # a connection attempt, or a broker that does not take the queued messages, delays it by less than a minute
         while self._thread is not None and self._thread.is_alive() and not self._mailbox.is_paused(within_s=1.0):
             pass
 
@@ -110,7 +110,7 @@ class MqttLink:
         if self._thread is not None:
             self._thread.join(self._timing.close_s + 1.0)
             if self._thread.is_alive():
-                return  # in a connection attempt, which cannot be broken off but is bounded; a daemon thread
+                return  # in a connection attempt: it cannot be cancelled, but its time is limited; a daemon thread
         self._mailbox.release()
 
     # the thread
@@ -134,7 +134,7 @@ class MqttLink:
                 mailbox.down("the link's thread ended, which is a defect; open a new link")
 
     def _one_connection(self) -> tuple[str, float]:
-        """Runs one connection; returns the reason of its end, and the seconds that it lived."""
+        """Runs one connection; returns why it ended, and how many seconds it lived."""
         try:
             connection = Connection(self._options, self._mailbox)
         except BadInput as error:  # a TLS file vanished since this link was made; it may come back
@@ -145,7 +145,7 @@ class MqttLink:
             was_made = True
         except OSError as error:
             reason = explained(error, self.address)
-        except Exception as error:  # paho raises a few kinds of its own; none may end the thread
+        except Exception as error:  # paho raises some errors of its own; none may end the thread
             log.exception("unexpected error in the link's thread")
             reason = f"the connection to {self.address} failed: {type(error).__name__}: {error}"
         if connection.was_accepted:
@@ -155,14 +155,14 @@ class MqttLink:
         return reason, connection.lived_s
 
     def _asked_port(self, connection: Connection) -> str:
-        """Explains why logins are not answered, if it is known; asks the port once, at the second of them in a row."""
+        """Explains why logins are not answered, if it is known; probes the port once, at the second one in a row."""
         self._unanswered = 0 if connection.was_refused else self._unanswered + 1
         if self._unanswered == 2:
             self._port_reason = explained_silence(self.address)
         return self._port_reason if self._unanswered >= 2 else ""
 
     def _shorten(self, connection: Connection) -> str:
-        """Sends more often once a router (NAT) may have forgotten the idle connection and dropped what came later."""
+        """Shortens the keepalive if a router (NAT) may have dropped the idle connection and its later packets."""
         before = self._options.keepalive_s
         after = min(before, max(LEAST_KEEPALIVE_S, before // 3))
         if not connection.went_silent or after == before:
@@ -174,9 +174,9 @@ class MqttLink:
         )
 
     def _diagnosis(self, connection: Connection) -> str:
-        """Explains that connection after connection ends as soon as it is made."""
+        """Explains why connection after connection ends as soon as it is made."""
         self._unanswered = 0
-        # once two devices take the connection from each other, each waits ever longer, and the other lives as long
+        # if two devices take the connection from each other, each waits longer and longer, and the other lives as long
         is_known = len(self._short_lives) == SHORT_LIVES
         if connection.lived_s >= (self._timing.backoff_cap_s if is_known else SHORT_LIFE_S):
             self._short_lives.clear()
