@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from hushfleet.aggregator.fleet.authority import CA_DAYS
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
 from hushfleet.firmware_profiles.cards.device_toml import check_sections
@@ -35,6 +36,7 @@ Host = Annotated[
         description="a host name or an IP address",
     ),
 ]
+Days = Annotated[float, Meta(gt=0, le=CA_DAYS, description=f"days, more than 0 and at most {CA_DAYS}")]
 Policy = Literal["token", "list", "manual"]
 
 
@@ -64,8 +66,8 @@ class EnrolmentPart(Checked):
     """
 
     policy: Policy = "token"
-    token_days: Positive = 90.0
-    certificate_days: Positive = 730.0
+    token_days: Days = 90.0
+    certificate_days: Days = 730.0
 
 
 @dataclass(frozen=True)
