@@ -36,7 +36,7 @@ Host = Annotated[
         description="a host name or an IP address",
     ),
 ]
-Days = Annotated[float, Meta(gt=0, le=CA_DAYS, description=f"days, more than 0 and at most {CA_DAYS}")]
+DayCount = Annotated[float, Meta(gt=0, le=CA_DAYS, description=f"days, more than 0 and at most {CA_DAYS}")]
 Policy = Literal["token", "list", "manual"]
 
 
@@ -66,8 +66,8 @@ class EnrolmentPart(Checked):
     """
 
     policy: Policy = "token"
-    token_days: Days = 90.0
-    certificate_days: Days = 730.0
+    token_days: DayCount = 90.0
+    certificate_days: DayCount = 730.0
 
 
 @dataclass(frozen=True)
