@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import hushfleet
 from hushfleet.aggregator.fleet.device_file import device_toml
-from hushfleet.aggregator.fleet.folder import FleetFolder
+from hushfleet.aggregator.fleet.folder import FILE_NAME, FleetFolder
 from hushfleet.aggregator.fleet.registry import FleetRegistry, RegisteredBoard
 from hushfleet.aggregator.fleet.release_keys import keys_in_force, trust
 from hushfleet.aggregator.fleet.releases import FleetRelease, add_release, find_release, releases
@@ -19,6 +19,7 @@ from hushfleet.aggregator.storage.identity_file import load
 from hushfleet.errors import BadInput, BadSignature, HushfleetError
 from hushfleet.firmware_profiles import load_board
 from hushfleet.firmware_profiles.cards import bundle
+from hushfleet.firmware_profiles.cards.device_toml import faults_of
 from hushfleet.firmware_profiles.cards.seed import Card, SeedWriter
 from hushfleet.firmware_profiles.cards.stock_image import System
 from hushfleet.firmware_profiles.cards.wifi import read_wifi
@@ -220,8 +221,12 @@ def card_of(
     keys_in_force(folder)
     trusted = trust(folder)
     text = device_toml(folder, board)
+    if found := faults_of(text):
+        raise BadInput(
+            f"{folder.path / FILE_NAME}: [device] makes a DEVICE.toml that boards refuse: {'; '.join(found)}"
+        )
     data = tomllib.loads(text)["data"]
-    _check_seen(PurePosixPath(str(data.get("path", ""))))
+    _check_seen(PurePosixPath(data["path"]))
     own = None if images is None else images / board.device
     if own is not None and not own.is_dir():
         raise BadInput(f"there is no folder {own} with images for {board.device}")

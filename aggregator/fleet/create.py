@@ -17,6 +17,7 @@ from typing import Any
 from hushfleet.aggregator.broker.config import password_line
 from hushfleet.aggregator.config.task import files_beside
 from hushfleet.aggregator.fleet.authority import Authority, make_key, private_pem
+from hushfleet.aggregator.fleet.device_file import DATA
 from hushfleet.aggregator.fleet.folder import FILE_NAME, SERVICE_NAME, FleetConfig, FleetFolder
 from hushfleet.aggregator.fleet.next_task import task_text
 from hushfleet.aggregator.fleet.own_certificates import STEMS, write_own
@@ -145,4 +146,4 @@ def _device_defaults(task: str) -> dict[str, Any]:
     limits: dict[str, Any] = {"epsilon_server": 8.0, "delta": 1e-5}
     if "accounting" in privacy:
         limits["accounting"] = privacy["accounting"]
-    return {"data": {"kind": "folder", "path": "/var/lib/hushfleet-images"}, "limits": limits}
+    return {"data": dict(DATA), "limits": limits}

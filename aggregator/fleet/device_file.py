@@ -13,6 +13,8 @@ from hushfleet.aggregator.storage.identity_file import load_or_create
 from hushfleet.config.toml_text import to_toml
 
 STATE_DIR = "/var/lib/hushfleet"
+DATA = {"kind": "folder", "path": "/var/lib/hushfleet-images"}
+"""The section `data` where fleet.toml has none."""
 CA_FILE = "/etc/hushfleet/ca.pem"
 
 
@@ -48,9 +50,8 @@ def device_toml(
         },
         "limits": {"honest_fraction": sums.honest_fraction, "min_devices": sums.min_devices},
     }
-    for section, values in copy.deepcopy(folder.config.device).items():
-        if isinstance(values, dict):
-            plain.setdefault(section, {}).update(values)
+    for section, values in {"data": DATA, **copy.deepcopy(folder.config.device)}.items():
+        plain.setdefault(section, {}).update(values)
     return (
         f"# {board.device}, a board of the fleet {folder.config.federation}. docs/field.md explains every key.\n\n"
         + to_toml(plain)

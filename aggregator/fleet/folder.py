@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from hushfleet.aggregator.fleet.authority import CA_DAYS
 from hushfleet.config.written import read_written
 from hushfleet.errors import BadInput
-from hushfleet.privacy.budget import Budget
+from hushfleet.firmware_profiles.cards.device_toml import check_sections
 from hushfleet.privacy.terms import HONEST_FRACTION, MIN_DEVICES
-from hushfleet.schema import Checked, NotNegative, Positive, Share, read_file, require
+from hushfleet.schema import Checked, NotNegative, Positive, Share, read_file
 from hushfleet.secure.roster import MAX_DEVICES
 from hushfleet.wire.format.topics import Name, check_name
 
@@ -35,6 +36,7 @@ Host = Annotated[
         description="a host name or an IP address",
     ),
 ]
+DayCount = Annotated[float, Meta(gt=0, le=CA_DAYS, description=f"days, more than 0 and at most {CA_DAYS}")]
 Policy = Literal["token", "list", "manual"]
 
 
@@ -64,8 +66,8 @@ class EnrolmentPart(Checked):
     """
 
     policy: Policy = "token"
-    token_days: Positive = 90.0
-    certificate_days: Positive = 730.0
+    token_days: DayCount = 90.0
+    certificate_days: DayCount = 730.0
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class SecureSumsPart(Checked):
 class FleetConfig(Checked):
     """fleet.toml.
 
-    :param device: defaults for DEVICE.toml: its sections `data` and `limits`, and `board`.
+    :param device: defaults for DEVICE.toml, by section: above all `data` and `limits`.
     """
 
     federation: Name
@@ -130,12 +132,7 @@ class FleetConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        limits = self.device.get("limits", {})
-        require(isinstance(limits, dict), "device.limits", limits, "a section")
-        try:
-            Budget.of(limits)
-        except ValueError as error:
-            raise ValueError(f"device.limits.{error}") from error
+        check_sections(self.device, "device")
 
 
 def check_ports(broker: BrokerPart, page: PagePart) -> None:

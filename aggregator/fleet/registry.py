@@ -284,8 +284,14 @@ class FleetRegistry(SqliteFile):
     # decisions of the operator
 
     def approve(self, device: str, public_key: bytes) -> None:
-        """Accepts the board's key, so that it gets a certificate when it asks again."""
+        """Accepts the board's key, so that it gets a certificate when it asks again.
+
+        Raises `BadInput` for the key of another board.
+        """
         with self.transaction():
+            owner = self.row("SELECT id FROM boards WHERE public_key = ? AND id != ?", (public_key, device))
+            if owner is not None:
+                raise BadInput(f"{device} asks with the key of {owner[0]}; each board needs a key of its own")
             self.write("UPDATE boards SET public_key = ?2, reason = NULL WHERE id = ?1", (device, public_key))
             self.write("DELETE FROM refused_requests WHERE id = ?", (device,))
 

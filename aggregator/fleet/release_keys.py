@@ -81,13 +81,16 @@ def take(folder: FleetFolder, text: str) -> ReleaseKeys:
     Raises `BadInput` where none is newer, or `BadSignature`.
     """
     known = trust(folder)
-    after = known.after(text)
-    if after.keys is None or after.number == known.number:
+    after, came = known, list[Signed[ReleaseKeys]]()
+    for each in read_keys(text):
+        if (newer := after.after(each.to_line())) != after:  # it was checked; boards that were away get it, too
+            after = newer
+            came.append(each)
+    if after.keys is None or not came:
         raise BadInput(f"this fleet has statement {known.number} about release keys already, and nothing newer came")
     before = read_keys(folder.release_keys.read_text("utf-8")) if folder.release_keys.exists() else []
-    kept = [each for each in (*before, *read_keys(text)) if each.statement.next_root and each.statement != after.keys]
-    lines = {each.statement.number: each.to_line() for each in kept} | {after.number: after.line}
-    text = "".join(f"{lines[number]}\n" for number in sorted(lines))
+    kept = [each.to_line() for each in (*before, *came) if each.statement.next_root and each.statement != after.keys]
+    text = "".join(f"{line}\n" for line in [*kept, after.line])
     waits = _next_daily(folder)
     if waits.exists() and load(waits).public_key.hex() == after.keys.newest_key:
         waits.replace(folder.newest_key)

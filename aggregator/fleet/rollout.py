@@ -146,6 +146,8 @@ def _board_rollout(
     tried = (health.tried, health.attempt) == (rollout.version, rollout.number)
     if at is not None and tried and health.slot == "returned":
         return found("failed", "it refused the release, or went back")
+    if good_at is not None and tried:
+        return found("good")  # and runs another by now, from a stick
     if at is not None and health.attempt > rollout.number:
         later = f"it has answered roll-out {health.attempt}, which this registry does not know"
         return found("failed", f"{later}; begin roll-outs until their number is higher")

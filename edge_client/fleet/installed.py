@@ -33,7 +33,8 @@ def standing_of(config: DeviceConfig) -> ReleaseStanding:
 
 
 class Installed:
-    """`STATE/update.json` says which offer was answered last, by a hand-over or a refusal, and which was the newest.
+    """`STATE/update.json` says which offer was answered last, by a hand-over or a refusal, whether its release was good
+    here later, and which offer was the newest.
 
     `STATE/release_keys` has what this client has heard of release keys, for `slots.py` to check and to take over.
     """
@@ -106,6 +107,15 @@ class Installed:
         """Notes that the offer, and all before it, are not taken again."""
         self._note({"version": version, "attempt": attempt, "newest": attempt})
 
+    def note_good(self) -> None:
+        """Notes that the release of the answered offer is good, so that one from a stick in its place is no return.
+
+        Raises `StoreFull`.
+        """
+        known, state = self._answer(), self.state()
+        if state is not None and known.get("version") == state.good and known.get("good") is not True:
+            self._note({**known, "good": True})
+
     def was_answered(self, attempt: int) -> bool:
         """Whether the offer was answered. One that was withdrawn has a lower attempt than the newest."""
         known = self._answer()
@@ -133,6 +143,8 @@ class Installed:
         if state.trial and state.starts:
             return ReleaseStanding("trial", tried, attempt)
         failed = bool(tried) and tried not in (state.good, state.trial) and not waits
+        if known.get("good") is True and (state.last, state.outcome) != (tried, "returned"):
+            failed = False  # it has proved itself, and a release from a stick has followed it
         return ReleaseStanding("returned" if failed else "good", tried, attempt)
 
     def _answer(self) -> dict[str, object]:

@@ -64,6 +64,23 @@ def test_who_is_locked_out_is_not_let_in_by_approving_its_key(folder: FleetFolde
     assert KEY.hex() in fleet("approve", folder.path, ONE)
 
 
+def test_the_key_of_another_board_is_not_approved(folder: FleetFolder, registry: FleetRegistry) -> None:
+    """What SQLite says of it, `UNIQUE constraint failed`, sounded like a broken file."""
+    enrol(registry, OTHER)
+    registry.add_refused_request(RefusedRequest(ONE, KEY, False, "waits", time.time()))
+    with pytest.raises(BadInput, match=f"{ONE} asks with the key of {OTHER}; each board needs"):
+        fleet("approve", folder.path, ONE)
+    assert registry.needed(ONE).public_key is None
+
+
+def test_what_no_clock_could_reach_is_refused_for_tokens(folder: FleetFolder) -> None:
+    """`flash` ended with a traceback once the cards were written: no calendar has that day."""
+    file = folder.path / "fleet.toml"
+    file.write_text(file.read_text().replace("token_days = 90.0", "token_days = 1e15"))
+    with pytest.raises(BadInput, match=r"enrolment\.token_days = .*: must be days, more than 0 and at most 7300"):
+        FleetFolder(folder.path)
+
+
 def test_what_is_advised_of_a_board_that_the_aggregator_has_blocked_helps(
     folder: FleetFolder, registry: FleetRegistry
 ) -> None:

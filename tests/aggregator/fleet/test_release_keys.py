@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from hushfleet.release.statements import read_keys
 from hushfleet.schema import pack as packed
 from hushfleet.wire.format.fleet_messages import ReleaseNews
 from hushfleet.wire.format.health import Health, SlotState
+from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.topics import Topics
 from support.desk import TASK, make_folder
 
@@ -140,6 +142,24 @@ def test_another_root(folder: FleetFolder, tmp_path: Path) -> None:
     run("release-key", "rotate", folder.path, "--root-key", heir, "--daily-key")
     text = folder.release_keys.read_text()
     assert [each.statement.number for each in read_keys(text)] == [2, 3], "what a board needs that was away"
+    assert before.after(text) == trust(folder)
+
+
+def test_a_line_that_nobody_has_signed_comes_in_beside_no_signed_one(folder: FleetFolder, tmp_path: Path) -> None:
+    """Else a board that was away when root was changed could follow no statement any more."""
+    heir, _ = elsewhere(tmp_path, "heir")["heir"]
+    before = trust(folder)
+    run("release-key", "rotate", folder.path, "--root-key", folder.root_key, "--next-root", heir)
+    (second,) = read_keys(folder.release_keys.read_text())
+    run("release-key", "rotate", folder.path, "--key", Identity.generate().public_key.hex(), "--next-root", "ab" * 32)
+    waits = folder.path / "release_keys.unsigned"
+    (third,) = read_keys(waits.read_text())
+    third = Signed(replace(third.statement, next_root="")).with_signature(load(heir))
+    forged = Signed(replace(second.statement, next_root=Identity.generate().public_key.hex()))
+    waits.write_text(f"{forged.to_line()}\n{third.to_line()}\n{forged.to_line()}\n")
+    run("release-key", "import", folder.path, waits)
+    text = folder.release_keys.read_text()
+    assert read_keys(text) == [second, third]
     assert before.after(text) == trust(folder)
 
 

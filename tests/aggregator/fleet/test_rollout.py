@@ -129,6 +129,17 @@ def test_what_a_board_says_is_what_becomes_of_it(desk: Desk) -> None:
     assert desk.outcome(one, now=NOW + LONGEST_S) == "failed"
 
 
+def test_a_board_that_gets_another_release_from_a_stick_has_not_failed(desk: Desk) -> None:
+    begin(desk.registry, None, now=NOW)
+    one, later = desk.devices[0], NOW + LONGEST_S + 60
+    desk.registry.write("INSERT INTO offered VALUES (1, ?, ?, ?)", (one, NOW - 10, NOW))
+    for slot, outcome in (("trial", "good"), ("good", "good"), ("returned", "failed")):
+        desk.say(one, at=later, version="2.1", slot=slot, tried="2.0", attempt=1)
+        assert desk.outcome(one, now=later) == outcome, slot
+    desk.say(one, at=later, version="1.0")
+    assert desk.outcome(one, now=later) == "failed", "it knows nothing of this roll-out"
+
+
 def test_the_newest_release_is_the_one_with_the_highest_numbers(desk: Desk, tmp_path: Path) -> None:
     for version in ("2.9.0", "2.10.0", "2.9.1"):
         add_release(desk.folder, desk.registry, release(tmp_path, version))

@@ -267,13 +267,37 @@ def test_a_pause_that_ends_while_it_is_looked_at(desk: Desk, monkeypatch: pytest
 )
 def test_a_limit_that_no_board_would_take_is_refused(desk: Desk, limits: str, said: str) -> None:
     file = desk.folder.path / FILE_NAME
-    before = file.read_text()
-    file.write_text(f"{before}[device.limits]\n{limits}\n")
+    file.write_text(f"{file.read_text()}[device.limits]\n{limits}\n")
     with pytest.raises(BadInput, match=rf"device\.limits\.{limits.partition(' ')[0]} = .* {said}"):
         FleetFolder(desk.folder.path)
-    file.write_text(f"{before}[device]\nlimits = 5\n")
-    with pytest.raises(BadInput, match=r"device\.limits = 5: must be a section"):
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("[device]\nlimits = 5", r"device\.limits = 5: must be a section"),
+        ("[device.limits]\nepsilon_sever = 3.0", r"device\.limits: unknown .* \(did you mean 'epsilon_server'\?\)"),
+        ("[device.limits]\nmemory_mib = -1", r"device\.limits\.memory_mib = -1"),
+        (
+            '[device.limits]\nepsilon_server = 3.0\nper = "90d"',
+            r"device\.limits: epsilon_lifetime = None: must be given",
+        ),
+        ("[device.broker]\nkeepalive_s = 1", r"device\.broker\.keepalive_s = 1: must be a whole number from 5"),
+        ('[device]\nboard = "raspberry-pi-5-8gb"', r"device\.board = .*: must be left out"),
+        ("[device.simulation]\nseed = 1", r"device\.simulation = .*: must be left out"),
+    ],
+)
+def test_what_boards_would_refuse_or_never_read_is_refused_for_their_cards(desk: Desk, device: str, said: str) -> None:
+    file = desk.folder.path / FILE_NAME
+    file.write_text(f"{file.read_text()}{device}\n")
+    with pytest.raises(BadInput, match=said):
         FleetFolder(desk.folder.path)
+
+
+def test_a_key_that_a_card_gets_from_elsewhere_may_be_missing(desk: Desk) -> None:
+    file = desk.folder.path / FILE_NAME
+    file.write_text(f"{file.read_text()}[device.broker]\nkeepalive_s = 10\n[device.limits]\nmemory_mib = 64\n")
+    assert FleetFolder(desk.folder.path).config.device["broker"] == {"keepalive_s": 10}
 
 
 def test_a_release_on_trial_is_heard(desk: Desk) -> None:

@@ -410,6 +410,31 @@ def test_what_a_board_says_of_its_releases(bench: Bench) -> None:
     assert slot() == "none"
 
 
+def test_a_release_from_a_stick_makes_no_return_of_the_good_one_before(bench: Bench) -> None:
+    def comes(version: str, *, ends: str) -> str:
+        """What the board says once the release in `incoming` has become good, or was taken back."""
+        state = replace(bench.slots.install(), starts=1)
+        bench.slots._settle(state.proved(previous=state.good) if ends == "good" else state.ended("returned", ends))
+        bench.restart()
+        standing = bench.installed.standing()
+        assert (standing.tried, standing.attempt) == ("2.0", 1)
+        return standing.slot
+
+    data = release(bench.tmp_path / "a", "2.0")
+    bench.offer(data)
+    bench.fetch(data)
+    assert comes("2.0", ends="good") == "good"
+    for version, ends in (("2.1", "good"), ("2.2", "it was not healthy"), ("2.3", "good")):
+        path = bench.tmp_path / f"{version}.hfr"
+        release(path, version)
+        hand_over(bench.config, path)
+        assert comes(version, ends=ends) == "good"
+    assert bench.slots.read().good == "2.3"
+    bench.slots.back()
+    bench.slots._settle(replace(bench.slots.read(), last="2.0", outcome="returned"))
+    assert bench.installed.standing().slot == "returned", "by hand"
+
+
 def test_an_installation_that_ends_while_the_board_looks_is_no_return(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

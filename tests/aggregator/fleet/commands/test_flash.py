@@ -135,6 +135,24 @@ def test_images_that_the_client_would_never_see_are_refused(tmp_path: Path, flee
     assert not list(out.glob("*"))
 
 
+def test_a_fleet_file_without_limits_or_data(tmp_path: Path, fleet: FleetFolder) -> None:
+    """Class folders are the default; a limit is the owner's word. Without either there was a traceback."""
+    file, stock, out = fleet.path / "fleet.toml", make_image(tmp_path / "stock.img", mib=4), tmp_path / "cards"
+    arguments = ("--fleet", fleet.path, "--device", "greenhouse-07", "--image", stock, "--out", out)
+    plain = file.read_text().partition("[device")[0]
+    file.write_text(plain)
+    with pytest.raises(BadInput, match=r"fleet.toml: \[device\] makes .* limits: missing field `epsilon_server`"):
+        flash(*arguments)
+    file.write_text(f'{plain}[device.limits]\nepsilon_server = 2.0\n[device.data]\nkeep = "90d"\n')
+    with pytest.raises(BadInput, match="data: missing field `kind`"):
+        flash(*arguments)
+    assert not list(out.glob("*"))
+    file.write_text(f"{plain}[device.limits]\nepsilon_server = 2.0\n")
+    flash(*arguments)
+    written = read_back(out / "greenhouse-07.img", tmp_path / "card")["hushfleet/device.toml"]
+    assert tomllib.loads(written.decode())["data"] == {"kind": "folder", "path": "/var/lib/hushfleet-images"}
+
+
 def test_written_again(tmp_path: Path, fleet: FleetFolder) -> None:
     """The former token holds no longer, and nothing is on the card twice."""
     mount = tmp_path / "bootfs"
