@@ -159,7 +159,10 @@ def answer(result: Result, headline: Headline) -> str:
             "each ± in 19 of 20 cases)."
         )
     if found:
-        told = [f"{_VERBS[verdict]}: {' and '.join(which)}" for verdict, which in found.items()]
+        told = [
+            f"{_VERBS[verdict]}: {(', and ' if verdict == 'nothing' else ' and ').join(which)}"
+            for verdict, which in found.items()
+        ]
         sentences.append(f"Federating {'; it '.join(told)}.")
     gain = headline.common.gain or headline.local.gain
     if result.evaluations:
