@@ -10,6 +10,7 @@ A command imports what does the work when it is called, so that a board answers 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import logging
 import os
@@ -136,6 +137,9 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     only_asks = not arguments or arguments[0] in ("-h", "--help", "--version")
     if named not in commands.choices and not only_asks:
+        meant = difflib.get_close_matches(named or "", commands.choices, n=1)
+        if named and meant and named.isalpha() and not Path(named).exists():
+            parser.error(f"there is no command {named!r}; did you mean {meant[0]}?")
         arguments.insert(0, "run")
     return parser
 

@@ -230,7 +230,8 @@ def go_on(out: Path, *, data_dir: Path | None) -> Simulation:
     folder = RunFolder(out)
     if not folder.task.exists():
         raise BadInput(
-            f"there is no run to resume in {out}: it has no {folder.task.name}; name the run's folder by --out"
+            f"there is no run to resume in {out}: it has no {folder.task.name}; name the run's folder by --out, or "
+            "leave --resume out to begin one"
         )
     task = load_task(folder.task)
     simulation = _simulation(task, folder, data_dir, FleetMix.from_plain(json.loads(folder.boards.read_text())))

@@ -18,6 +18,8 @@ def log(
 
     Example: `hushfleet log runs/demo/paper --to tensorboard`
     """
+    import shlex
+
     from rich.console import Console
 
     from hushfleet.aggregator.results.tracking import Mlflow, Sink, TensorBoard, WeightsAndBiases, figures_of
@@ -32,12 +34,12 @@ def log(
     name = run.resolve().name
     sink: Sink
     if to == "tensorboard":
-        sink, where = TensorBoard(folder), f"see: tensorboard --logdir {folder}"
+        sink, where = TensorBoard(folder), f"see: tensorboard --logdir {shlex.quote(str(folder))}"
     elif to == "mlflow":
         sink, where = Mlflow("hushfleet", name), "experiment hushfleet"
     else:
         sink = WeightsAndBiases("hushfleet", name, folder)
-        where = f"project hushfleet; upload: wandb sync {folder / 'wandb'}/offline-run-*"
+        where = f"project hushfleet; upload: wandb sync {shlex.quote(str(folder / 'wandb'))}/offline-run-*"
     count = 1
     try:
         sink.write(first)

@@ -18,7 +18,7 @@ def methods(
     Example: `hushfleet methods --json`
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from hushfleet.methods import METHODS, all_names, allow_file, find_method
     from hushfleet.methods.method import TrainingConfig
@@ -35,9 +35,10 @@ def methods(
         print()
         return
     common = [f.name for f in dataclasses.fields(TrainingConfig)]
-    table = Table("method", "source", "what it does", "its own settings with their defaults", show_lines=True)
+    settings_column = Column("its own settings\nwith their defaults", no_wrap=True)  # a task needs their whole names
+    table = Table("method", "source", Column("what it does", overflow="fold"), settings_column, show_lines=True)
     for name, method in found.items():
         own = [f"{key} = {value!r}" for key, value in settings[name].items() if key not in common]
-        table.add_row(name, method.source, method.summary, "\n".join(own))
+        table.add_row(method.name if ":" in name else name, method.source, method.summary, "\n".join(own))
     Console().print(table)
     Console().print(f"All of them take {', '.join(common)}; docs/methods.md says what leaves the device.")

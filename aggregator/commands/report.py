@@ -29,8 +29,11 @@ def report(
     from hushfleet.aggregator.results.report import write_report
     from hushfleet.aggregator.results.report.comparison import load_runs, run_folders, write_comparison
     from hushfleet.aggregator.results.result import Result
+    from hushfleet.errors import BadInput
     from hushfleet.user_files import checked_file
 
+    if run.is_file():
+        raise BadInput(f"{run} is a file; give the run's folder, which has a result.json")
     console, path = Console(), checked_file(out or run / "report.html")
     folders = sorted(file.parent for file in run.glob("*/result.json"))
     if (run / "result.json").exists() or not folders:

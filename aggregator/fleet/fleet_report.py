@@ -239,11 +239,13 @@ def _boards(
                 else _standing(known.get(device), cards.get(device, 0)),
                 f"{rounds[device]}",
                 PageCell(_day(seen[device]) if device in seen else NEVER, "whole"),
-                "no limit" if not per else "0" if spent is None else spent.period.partition(" in ")[0],
+                *([("0" if spent is None else spent.period.partition(" in ")[0])] if per else []),
                 number(0.0 if spent is None else spent.epsilon_server),
             )
         )
-    head = ("board", "state", "updates", "last one", f"epsilon in these {per or 'periods'}", "in all, at most")
+    period = [f"epsilon in these {per}"] if per else []
+    limit = "" if budget is None else f", where cards allow {number(budget.lifetime)}"
+    head = ("board", "state", "updates", "last one", *period, f"epsilon in all, at most{limit}")
     return _section(
         "boards",
         "Boards",

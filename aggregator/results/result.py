@@ -374,6 +374,8 @@ class Result(JsonRecord):
         except FileNotFoundError as error:
             text = "has no result.json: the run has not ended (--resume goes on with it), or is elsewhere"
             raise BadInput(f"{Path(path).parent} {text}") from error
+        except NotADirectoryError as error:
+            raise BadInput(f"{Path(path).parent} is a file; give the run's folder, which has a result.json") from error
         except (OSError, ValueError) as error:
             raise BadInput(f"{path} is not a readable JSON file: {error}") from error
         schema = data.get("schema") if isinstance(data, dict) else None

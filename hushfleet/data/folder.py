@@ -117,7 +117,10 @@ def scan_folder(
     input_shape, class_names = form["input_shape"], form["class_names"]
     channels = input_shape[0]
     if channels not in (1, 3):
-        raise BadInput(f"the model takes {channels} channels; images can give 1 (grey) or 3 (RGB)")
+        raise BadInput(
+            f"the task's input_shape {list(input_shape)} begins with {channels} channels, and images have 1 (grey) "
+            "or 3 (colour); its order is channels, height, width"
+        )
     if not os.path.isdir(path):
         raise BadInput(f"the data folder {path} does not exist or is not a folder")
     label_of = {one_form(name): label for label, name in enumerate(class_names)}

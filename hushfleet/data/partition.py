@@ -95,7 +95,7 @@ def partition(
     raise BadInput(
         f"no {kind} split of {len(labels)} samples over {devices} devices gave each device {min_samples} "
         f"samples in {MAX_DRAWS} draws (the best draw's smallest device has {smallest}); "
-        f"{_advice(kind)}, take fewer devices or lower min_samples"
+        f"{_advice(kind)}, take fewer devices or lower data.min_samples"
     )
 
 
@@ -189,7 +189,7 @@ def _check(
     if devices * min_samples > len(labels):
         raise BadInput(
             f"{devices} devices with at least {min_samples} samples each need {devices * min_samples} "
-            f"samples, the set has {len(labels)}; take fewer devices or lower min_samples"
+            f"samples, the set has {len(labels)}; take fewer devices or lower data.min_samples"
         )
     if kind.startswith("dirichlet") and (alpha is None or not 0 < alpha < np.inf):
         raise BadInput(f"the {kind} split needs alpha, a number above 0; got {alpha}")

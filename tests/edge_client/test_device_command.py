@@ -404,3 +404,11 @@ def test_a_new_board_has_no_dot_in_its_id_and_an_old_one_keeps_it(
     monkeypatch.setattr("hushfleet.edge_client.agent.Agent.run", lambda agent: None)
     DeviceStore(device_toml.with_name("state") / "store.sqlite", device="board.1").close()
     assert main([str(device_toml)]) == 0
+
+
+def test_a_mistyped_command_is_told_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["statu", "device.toml"])
+    assert "there is no command 'statu'; did you mean status?" in capsys.readouterr().err
+    assert main(["absent.toml"]) == 2
+    assert "there is no file absent.toml" in capsys.readouterr().err

@@ -159,7 +159,10 @@ def answer(result: Result, headline: Headline) -> str:
             "each ± in 19 of 20 cases)."
         )
     if found:
-        told = [f"{_VERBS[verdict]}: {' and '.join(which)}" for verdict, which in found.items()]
+        told = [
+            f"{_VERBS[verdict]}: {(', and ' if verdict == 'nothing' else ' and ').join(which)}"
+            for verdict, which in found.items()
+        ]
         sentences.append(f"Federating {'; it '.join(told)}.")
     gain = headline.common.gain or headline.local.gain
     if result.evaluations:
@@ -179,8 +182,13 @@ def answer(result: Result, headline: Headline) -> str:
     common = headline.common.gains
     if common and headline.common.verdict != "nothing":
         better = sum(gain > 0 for gain in common)
-        who = "All" if better == len(common) else (better or "None")
-        sentences.append(f"{who} of {len(common)} devices got a better model on the common test set.")
+        who = "all" if better == len(common) else str(better or "none")
+        them, where = f"{who} of {len(common)} devices", "on the common test set"
+        sentences.append(
+            f"The shared head is better than alone for {them} {where}."
+            if result.details.own_heads
+            else f"{them[0].upper()}{them[1:]} got a better model {where}."
+        )
     return " ".join(sentences)
 
 
@@ -299,7 +307,7 @@ def trade_answer(result: Result, headline: Headline) -> str:
         return f"This run has both: a gain on the common test set, and {protection(server)} against the server."
     if server <= limit:
         which = {"close": "its gain is too close to call", "nothing": "the model has learned nothing"}.get(
-            verdict, "this run has no gain"
+            verdict, "it has no gain"
         )
         here = f"This run has {protection(server)} against the server, but {which} on the common test set."
     elif verdict == "better":

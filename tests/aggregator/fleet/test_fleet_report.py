@@ -101,6 +101,12 @@ def test_a_board_that_the_aggregator_has_blocked_is_locked_out(folder: FleetFold
     assert f"{other} locked out: &lt;b&gt;stolen&lt;/b&gt;" in text
 
 
+def test_a_fleet_without_periods_names_the_one_limit_that_there_is(folder: FleetFolder) -> None:
+    text = said(folder)
+    assert "last one epsilon in all, at most, where cards allow 8 " in text
+    assert "no limit" not in text
+
+
 def test_more_than_cards_allow_is_told_without_a_guess_at_why(folder: FleetFolder) -> None:
     charge = Charge("device", "add-or-remove", "gaussian", 1.0, 1, 1.0, 4)
     with DeviceRegister(folder.aggregator) as register:

@@ -131,6 +131,9 @@ def test_a_fleet_with_own_heads_serves_the_common_test_with_the_shared_one() -> 
     assert [name for name, _ in judge(result).rows] == [
         "shared head, common test", "own heads, own data", "own heads, common test",
     ]  # fmt: skip
+    assert "The shared head is better than alone for none of 2 devices on the common test set." in answer(
+        result, judge(result)
+    )
     told = own_head_answer(result)
     assert "on average 50.0\xa0% the shared head, 25.0\xa0% heads pulled to it, 25.0\xa0% heads trained alone." in told
     assert "none of 2 devices are worse than alone" in told

@@ -152,6 +152,8 @@ def test_other_files_are_refused_in_words(tmp_path: Path, text: str, told: str) 
         Result.load(path)
     with pytest.raises(BadInput, match=r"absent has no result\.json: the run has not ended"):
         Result.load(tmp_path / "absent" / "result.json")
+    with pytest.raises(BadInput, match=r"result\.json is a file; give the run's folder"):
+        Result.load(path / "result.json")
 
 
 def test_lists_that_do_not_fit_are_told_in_our_own_words(tmp_path: Path) -> None:

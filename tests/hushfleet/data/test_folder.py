@@ -199,7 +199,7 @@ def test_empty_missing_and_odd_requests_are_refused(tmp_path: Path) -> None:
         scan(tmp_path)
     with pytest.raises(BadInput, match="does not exist"):
         scan(tmp_path / "absent")
-    with pytest.raises(BadInput, match="2 channels"):
+    with pytest.raises(BadInput, match=r"input_shape \[2, 4, 6\] begins with 2 channels.*channels, height, width"):
         scan(tmp_path, (2, 4, 6))
 
 

@@ -123,7 +123,7 @@ def test_min_samples_is_kept_by_drawing_again() -> None:
 
 
 def test_gives_up_after_a_hundred_draws_with_advice() -> None:
-    with pytest.raises(BadInput, match=r"100 draws.*raise alpha, take fewer devices or lower min_samples"):
+    with pytest.raises(BadInput, match=r"100 draws.*raise alpha, take fewer devices or lower data\.min_samples"):
         deal(TEN_BY_SIXTY, "dirichlet-class", 20, alpha=0.01, min_samples=25)
 
 
