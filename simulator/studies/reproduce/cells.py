@@ -83,7 +83,7 @@ class Cell:
     @property
     def round(self) -> int | None:
         """The round that the table takes; None for the last ones of the run."""
-        return self.column.round if self.column else None
+        return self.recipe.round_of(self.group, self.column.id) if self.column else None
 
     @property
     def data_set(self) -> str:

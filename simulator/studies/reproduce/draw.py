@@ -60,7 +60,7 @@ def draw_paper(points: Sequence[Point], path: Path) -> None:
 
 def draw(table: PaperTable, path: Path) -> None:
     """Writes an SVG: a panel for each group and reading that has a run of its own, a line for each of its places."""
-    blocks = _drawn(table.blocks)
+    blocks = with_own_runs(table.blocks)
     heights = [block.places.ours.notna().sum() for block in blocks]
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(7, 0.6 + 0.24 * sum(heights) + 0.45 * len(blocks)), layout="constrained")
@@ -73,7 +73,7 @@ def draw(table: PaperTable, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
-def _drawn(blocks: Sequence[Block]) -> list[Block]:
+def with_own_runs(blocks: Sequence[Block]) -> list[Block]:
     """Without those all of whose runs an earlier one has: readings share the runs that they do not change."""
     drawn, seen = list[Block](), set[tuple[str, str, str]]()
     for block in blocks:

@@ -89,11 +89,9 @@ class TableColumn(Axis):
     """A setting that all rows are run with.
 
     :param paper_epsilon: what the paper prints, or none.
-    :param round: the round whose accuracy the paper prints, counted from 1; none for the last one of the run.
     """
 
     paper_epsilon: Annotated[float, Field(gt=0)] | None = None
-    round: Annotated[int, Field(gt=0)] | None = None
 
 
 class RowGroup(Axis):
@@ -105,6 +103,7 @@ class RowGroup(Axis):
     :param other_data: the data set is not the paper's.
     :param quoted: rows whose numbers are not in the table but in the text, or follow from it; and where.
     :param columns: those that the group has; empty for all.
+    :param rounds: the round that each column takes, counted from 1; empty for the last one of the run.
     :param gpu: the network is too large for processor cores.
     """
 
@@ -115,6 +114,7 @@ class RowGroup(Axis):
     only_order: bool = False
     other_data: bool = False
     columns: tuple[str, ...] = ()
+    rounds: tuple[Annotated[int, Field(gt=0)], ...] = ()
     gpu: bool = False
 
 
@@ -192,6 +192,8 @@ class Recipe(_Frozen):
         for group in self.groups:
             if unknown := set(group.columns) - set(ids["column"]):
                 raise ValueError(f"group {group.id}: there is no column {', '.join(sorted(unknown))}")
+            if group.rounds and len(group.rounds) != len(group.columns or self.columns):
+                raise ValueError(f"group {group.id}: {len(group.rounds)} rounds for its columns")
             for row, values in group.values.items():
                 if row not in ids["row"]:
                     raise ValueError(f"group {group.id}: values of {row!r}, which is no row")
@@ -204,6 +206,10 @@ class Recipe(_Frozen):
 
     def columns_of(self, group: RowGroup) -> list[TableColumn]:
         return [column for column in self.columns if not group.columns or column.id in group.columns]
+
+    def round_of(self, group: RowGroup, column: str) -> int | None:
+        """The round that a place takes; None for the last one of the run."""
+        return dict(zip((each.id for each in self.columns_of(group)), group.rounds, strict=False)).get(column)
 
     def paper_value(self, group: RowGroup, row: str, column: str) -> float | None:
         """In percent; None where the paper prints none."""

@@ -16,12 +16,11 @@ import pandas as pd
 
 from hushfleet.aggregator.results.result import write_whole
 from hushfleet.simulator.studies.reproduce.cells import ALL_COLUMNS
-from hushfleet.simulator.studies.reproduce.draw import Point, draw, draw_paper
+from hushfleet.simulator.studies.reproduce.draw import Point, draw, draw_paper, with_own_runs
 from hushfleet.simulator.studies.reproduce.evidence import Evidence, Unsupported
 from hushfleet.simulator.studies.reproduce.kept import Kept
 from hushfleet.simulator.studies.reproduce.recipe import (
     METRICS,
-    WINDOWS,
     Metric,
     Paper,
     Recipe,
@@ -30,7 +29,7 @@ from hushfleet.simulator.studies.reproduce.recipe import (
     paper_names,
 )
 from hushfleet.simulator.studies.reproduce.show import epsilons
-from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table
+from hushfleet.simulator.studies.reproduce.table import Block, CellProgress, PaperTable, make_table, window_of
 from hushfleet.simulator.studies.reproduce.verdict import ELSEWHERE, LEAD, NEAR, RULE, PlaceVerdict, verdict
 
 FIGURES = "figures"
@@ -58,13 +57,16 @@ Accuracies are in percent, leads and differences in points.
 _RULES = """## How to read the tables
 {rule}
 Beside a verdict stands what misses "reproduced": the distance, a method on whose wrong side the number stands, or the
-lead. That a reading comes near does not say that the paper did it so. A run that readings share stands under the first.
-Two cells are compared on the seeds that both have; ± is a standard deviation. `hushfleet reproduce --list` names the
-tables that are not shown, and why.
+lead. A reading that comes near is no proof that the paper did it so. A run that readings share stands under the first.
+Two cells are compared on the seeds that both have. ± and the bars of the papers' figures are standard deviations over
+seeds; a bar of the last figure joins the lowest seed and the highest. `hushfleet reproduce --list` names the tables
+that are not shown, and why. The head of each file in [hushfleet/methods](../hushfleet/methods/) says what its paper
+leaves open, what is taken, and each deviation.
 
 **Another processor.** AVX2 in place of AVX-512 moves own models by up to {own:g} points and a global model by up to
 {moved:g} ([measured](result.md)); a verdict allows {near:g}, and {lead:g} of a lead. So a verdict of one seed can be
-the processor's. These cells name their instruction set; commit and data digests are not kept (new cells keep them).
+the processor's. Of {cells} cells {named} name their instruction set, and {digests} the commit and the data's
+digests, as new ones do.
 
 **Epsilons** are by Rényi accounting ([exact ones](privacy.md#the-accountant) are smaller), of the device that has spent
 most in the whole run; of two, the least and the most over seeds. "ε server": against whoever sees a device's own
@@ -103,8 +105,15 @@ class ReproductionReport:
         listed = pd.DataFrame(claims, columns=["", "claim", "holds?", "numbers", "seeds", "what stands in the way"])
         counted = markdown(pd.DataFrame(counts, columns=["", _PRINTED, _RUN, *_VERDICTS]))
         rules = _RULES.format(
-            rule=RULE, near=NEAR, lead=LEAD[0], own=ELSEWHERE["own"], moved=ELSEWHERE["global"]
-        )  # fmt: skip
+            rule=RULE,
+            near=NEAR,
+            lead=LEAD[0],
+            own=ELSEWHERE["own"],
+            moved=ELSEWHERE["global"],
+            cells=len(kept := list(evidence.kept)),
+            named=sum("processor" in one.versions for one in kept),
+            digests=sum(one.digests is not None for one in kept),
+        )
         lines = [_HEAD, *markdown(listed), "", "## The count", "", *counted, "", _COUNTED, "", rules, *sections]
         self.text = "\n".join(lines).rstrip() + "\n"
 
@@ -117,7 +126,7 @@ class ReproductionReport:
     def _paper(self, paper: Paper, recipes: Sequence[Recipe]) -> tuple[Counter[str], list[str]]:
         lines = [f"## {paper.name}", "", f"{paper.source}.", ""]
         if contradictions := self._sentences(paper.contradictions):
-            lines += ["What the text shows without a run:", "", *(f"- {each}" for each in contradictions), ""]
+            lines += ["What does not fit together:", "", *(f"- {each}" for each in contradictions), ""]
         if paper.objections:
             lines += ["What its authors would call unfair:", ""]
             told = [self._sentences([each.objection, each.answer]) for each in paper.objections]
@@ -196,18 +205,13 @@ class ReproductionReport:
         recipe, blocks = table.recipe, table.blocks
         printed = any(not math.isnan(each.place.paper) for each in places)
         substitutions = dict.fromkeys(words for block in blocks for words in block.group.substitutions)
-        yield from (f"{words[0].upper()}{words[1:]}." for words in substitutions if words not in told)
-        told.update(substitutions)
+        yield from (f"{words[0].upper()}{words[1:]}." for words in substitutions)
         yield ""
         yield from self._lines(recipe, places) if printed else _side_by_side(table)
         yield ""
         metrics = " or ".join(_MEASURED[metric] for metric in dict.fromkeys(block.metric for block in blocks))
-        words = (
-            f"Time: {metrics}" if recipe.metric == "round_time" else f"Accuracy: {metrics}, {WINDOWS[recipe.window]}"
-        )
-        if words not in told:
-            yield f"- {words}."
-        told.add(words)
+        accuracy = f"Accuracy: {metrics}, {window_of(recipe, blocks)}"
+        yield f"- {f'Time: {metrics}' if recipe.metric == 'round_time' else accuracy}."
         for row in recipe.rows:
             if row.outside and row.outside not in told and any(each.place.row == row.id for each in places):
                 yield f"- {row.title} is outside of the order: {row.outside}."
@@ -389,7 +393,7 @@ def _side_by_side(table: PaperTable) -> Iterator[str]:
 
     columns = {
         f"{block.title}, {at}": places.set_index("method")
-        for block in table.blocks
+        for block in with_own_runs(table.blocks)
         for at, places in block.places.groupby("at", sort=False, observed=True)
     }
     words = pd.DataFrame({name: places.apply(word, axis=1) for name, places in columns.items()})

@@ -29,7 +29,7 @@ def print_table(console: Console, table: PaperTable, paper: str) -> None:
         console.print(f"  {escape(label)}", style="yellow", highlight=False)
     for block in table.blocks:
         console.print(_fitting(block, console))
-        small = [measured_as(recipe, block.metric), *(f"order at {words}" for words in _orders(block))]
+        small = [measured_as(recipe, block), *(f"order at {words}" for words in _orders(block))]
         console.print(Text("\n".join(f"  {words}" for words in small), style=_SMALL))
     notes = [raw] if (raw := explain_raw(table.places)) else []
     reasons = table.places[~table.places.open.isin(["", NOT_RUN])]

@@ -173,7 +173,7 @@ def _runs(cell: Cell, columns: Sequence[TableColumn], progress: CellProgress) ->
     """A cell, in each column that it stands in."""
     recipe, one = cell.recipe, progress.kept.of(cell)
     for column in columns if cell.column is None else (cell.column,):
-        value = one.value(cell.metric, recipe.window, column.round) if one else None
+        value = one.value(cell.metric, recipe.window, recipe.round_of(cell.group, column.id)) if one else None
         yield {
             "row": cell.row.id,
             "column": column.id,
@@ -242,5 +242,10 @@ def _labels(recipe: Recipe, cells: Sequence[Cell], kept: Kept, *, quick: bool) -
         yield "one seed" if len(seeds) == 1 else f"up to {len(seeds)} seeds"
 
 
-def measured_as(recipe: Recipe, metric: str) -> str:
-    return METRICS[metric] if metric == "round_time" else f"{METRICS[metric]}, {WINDOWS[recipe.window]}"
+def measured_as(recipe: Recipe, block: Block) -> str:
+    return METRICS[block.metric] + ("" if block.metric == "round_time" else f", {window_of(recipe, [block])}")
+
+
+def window_of(recipe: Recipe, blocks: Sequence[Block]) -> str:
+    """Returns the rounds whose accuracy the blocks take, in words."""
+    return "after the printed round" if any(block.group.rounds for block in blocks) else WINDOWS[recipe.window]

@@ -18,8 +18,8 @@ FAR = 10.0
 RULE = f"""
 - **reproduced**: our mean is within {NEAR:g} points of the printed number, or within two standard errors over seeds if
   that is more, and its lead over each finished method of its column that is printed below it is the printed lead within
-  {LEAD[0]:g} point, or within a third if that is more. A lead is over the seeds which both have. Of two methods in the
-  wrong order, the one printed above answers for it.
+  {LEAD[0]:g} point, or within a third if that is more. A lead is over the seeds which both have. If two methods stand
+  in the wrong order, this counts against the one that is printed above.
 - **order only**: not that, but it stands above and below the finished methods of its column as printed.
 - **not**: neither; or, unless reproduced, within {NEAR:g} points of chance or more than {FAR:g} off. Where the data are
   not the paper's, the distance does not count.

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pandas as pd
 
-from hushfleet.simulator.studies.reproduce.draw import _drawn
+from hushfleet.simulator.studies.reproduce.draw import with_own_runs
 
 
 def block(group: str, **runs: list[str]) -> Any:
@@ -23,4 +23,4 @@ def test_a_reading_with_nothing_but_the_runs_of_another_is_not_drawn_again() -> 
     adds = block("own", base=["a0", "a1"], ours=["c0"])
     other = block("common", base=["a0", "a1"])
     empty = block("own", base=[])
-    assert _drawn(cast(Any, [whole, shares, adds, other, empty])) == [whole, adds, other]
+    assert with_own_runs(cast(Any, [whole, shares, adds, other, empty])) == [whole, adds, other]
