@@ -28,7 +28,7 @@ _CHANGED = 0.05  # if a block's size differs by more from the previous one, all 
 
 
 class BlockEncoder:
-    """Encodes one block after the other; remembers the mode with the smallest result, because trying all modes is slow."""
+    """Encodes one block after the other; remembers the mode with the smallest result, because trying all is slow."""
 
     def __init__(self) -> None:
         self._mode: int | None = None

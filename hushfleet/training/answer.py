@@ -39,7 +39,7 @@ class AnswerScale(NamedTuple):
 
 
 def scale_of(question: QuestionSpec, size: int) -> AnswerScale:
-    """Returns the scale of a question's `size` values. A statistic has scale 1: `statistic_answer` already scales it."""
+    """Returns the scale of a question's `size` values; 1 for a statistic, which `statistic_answer` scales already."""
     if question.kind != "evaluation":
         return AnswerScale(np.ones(size), np.zeros(size))
     most = question.most_gain
@@ -105,7 +105,7 @@ def statistic_answer(
 
 
 def drift_answer(worse: bool | None) -> np.ndarray:
-    """Answers whether the device's own head has become worse; float32 `[2]`: whether it reports, and whether it is worse.
+    """Answers whether the device's own head has become worse; float32 `[2]`: whether it reports, whether it is worse.
 
     :param worse: None if the owner does not allow the report, or nothing was tested.
     """
