@@ -28,8 +28,7 @@ def magnitude(noise_std: float) -> float:
 
 
 def _encode(values: np.ndarray, coding: Coding, sent: np.ndarray) -> bytes:
-    """Encodes one bit per value, set for negative values, highest bit first; zeros pad the last byte. Raises
-    `NotFinite`."""
+    """Encodes one bit per value, set if it is negative, highest bit first, zero-padded. Raises `NotFinite`."""
     check_finite(values)
     coded = np.packbits(values < 0).tobytes()
     _decode(coded, coding, sent)

@@ -23,8 +23,7 @@ class RoundRules(NamedTuple):
 
 
 def rules_of(spec: TaskSpec, method: TaskMethod, round: int) -> RoundRules:
-    """Returns the task's own rules in a training round, and the rules of an answer in a question round: one layer,
-    clipped and noised.
+    """Returns the task's own rules for a training round; for a question round, one clipped and noised layer.
 
     :param method: of `spec`.
 

@@ -1,4 +1,4 @@
-"""Clipping, noise, accounting and the ledger: what a device promises, and the proof that it kept it."""
+"""Clipping, noise, accounting and the ledger: a device's privacy guarantee, and the proof that the device kept it."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class LedgerEntry:
 
 
 class LedgerView:
-    """Totals of the entries of one device, wherever they are kept."""
+    """Totals over the entries of one device, for any storage of the entries."""
 
     device: str
 

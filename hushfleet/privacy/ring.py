@@ -6,8 +6,8 @@ that no value is much larger than the others; scales it; rounds it at random, re
 within Delta; adds discrete noise of variance S^2 / h, where at least h devices of a sum are honest; reduces all modulo
 the prime. The sum's noise has the parameter S^2 at least. The proof is about the integers; the rest is post-processing.
 
-Privacy. The sum's epsilon exceeds the epsilon of a continuous Gaussian of multiplier sqrt(S^2 - s1^2) / Delta, s1 = 2,
-by less than 1e-19, and its delta by less than 1e-20, for epsilon to 10, 10^5 devices, 10^8 values and 10^3 rounds. Let
+Privacy. The sum's epsilon exceeds a continuous Gaussian's epsilon at multiplier sqrt(S^2 - s1^2) / Delta, s1 = 2, by
+less than 1e-19, and its delta by less than 1e-20, for up to epsilon 10, 10^5 devices, 10^8 values, 10^3 rounds. Let
 e(s) = 3 exp(-2 pi^2 s^2). By Poisson's summation formula, for each real y,
 
     sum over integers j of exp(-(j - y)^2 / 2 s^2)  is within a factor of 1 +- e(s) of  s sqrt(2 pi).           (1)

@@ -127,7 +127,7 @@ class _Composition:
             trimmed.append((low, min(high, end)) if self.reverse else (max(low, end), high))
         return trimmed
 
-    # -- where to look ------------------------------------------------------------------------------------------------
+    # -- the parameters: rate, grid, window ---------------------------------------------------------------------------
 
     @cached_property
     def _nodes(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
@@ -196,7 +196,7 @@ class _Composition:
         up = np.min((raised - here + _BEYOND) / shifts)
         return float(down.max()), max(float(up), float(beyond[best])), float(shifts[best])
 
-    # -- what is claimed ----------------------------------------------------------------------------------------------
+    # -- the bound ----------------------------------------------------------------------------------------------------
 
     def _on_grid(self, h: float, rate: float, heavy: int = 0) -> tuple[float, bool]:
         """Returns epsilon, and True if neither the window nor rounding made it much larger."""
