@@ -82,7 +82,7 @@ class Cost:
 
 
 def combined_multiplier(*multipliers: float) -> float:
-    """Returns the multiplier z of one Gaussian mechanism equal to all releases: 1/z^2 adds up; 0 if one has no noise."""
+    """Returns the multiplier z of one Gaussian mechanism equal to all releases: 1/z^2 adds up; 0 if one has none."""
     if len(multipliers) == 1 or 0 in multipliers:
         return min(multipliers)
     return float(math.fsum(z**-2 for z in multipliers) ** -0.5)

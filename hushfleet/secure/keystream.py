@@ -11,8 +11,8 @@ _SLACK = 64
 class Keystream:
     """Values uniform below `prime`, by ChaCha20 under `key` (32 bytes, used for nothing else).
 
-    Words have as many bits as the prime; words that are not below it are dropped. So the distribution is exact, and with
-    primes just below a power of two few are dropped. The values do not depend on how many are taken per call.
+    Words have as many bits as the prime; words that are not below it are dropped. So the distribution is exact, and few
+    are dropped with primes just below a power of two. The values do not depend on how many are taken per call.
     """
 
     def __init__(self, key: bytes, prime: int) -> None:
