@@ -1,1 +1,1 @@
-"""Codecs: the ways in which the values of an update are written. `registry` has them all."""
+"""Codecs encode and decode the values of an update. `registry` lists them all."""

@@ -1,4 +1,4 @@
-"""`Codec`: one way to write the values of an update. `hushfleet.codecs.registry` is the registry of all of them."""
+"""Defines `Codec`, one way to encode the values of an update. `hushfleet.codecs.registry` lists all codecs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Coding(NamedTuple):
 
     :param counts: number of values in each layer, in order; their sum is k.
     :param steps: the header's number for each layer; empty for a codec without steps.
-    :param dither_key: 16 bytes, different for every update; None: no dither, so that what is zero stays zero.
+    :param dither_key: 16 bytes, different for every update; None: no dither, so that zeros stay zero.
     """
 
     counts: Sequence[int]
@@ -31,24 +31,24 @@ class Coding(NamedTuple):
 
 @dataclass(frozen=True)
 class Codec:
-    """One way to write the values of an update.
+    """One way to encode the values of an update.
 
     :param name: as in `wire.codec` of a task and in the header.
-    :param encode: `(values float32 [k], coding, sent) -> bytes`; fills `sent`, float32 `[k]`, with what `decode` gives.
-        Raises `Malformed` for values that do not fit, and `NotFinite`.
-    :param decode: `(data, coding, out) -> float32 [k]`; fills and returns `out` where it is given. Raises `Malformed`
-        and allocates in proportion to k, whatever `data` says.
-    :param max_bytes: `(k) -> bytes`, the most that k values take.
-    :param round_trip: as `encode`, without the bytes, where that takes less time; None: there is no faster way.
+    :param encode: `(values float32 [k], coding, sent) -> bytes`; fills `sent`, float32 `[k]`, with the result of
+        `decode`. Raises `Malformed` for values that do not fit, and `NotFinite`.
+    :param decode: `(data, coding, out) -> float32 [k]`; fills and returns `out` if it is given. Raises `Malformed`
+        and allocates in proportion to k, for any `data`.
+    :param max_bytes: `(k) -> bytes`, the largest size of k values.
+    :param round_trip: like `encode`, without the bytes, if this takes less time; None: there is no faster way.
     :param step_of: `(wire.step, noise_std) -> step`: the header's number for a layer with noise; None: no steps.
     :param added_variance: `(step, noise_std) -> variance` that the codec adds to a value.
-    :param bits: bits a value; None where they depend on the values.
-    :param uses_wire_step: whether `wire.step` of the task changes anything.
-    :param needs_noise: why an update without noise is refused; empty: it is not.
+    :param bits: bits per value; None if they depend on the values.
+    :param uses_wire_step: whether the codec uses `wire.step` of the task.
+    :param needs_noise: why an update without noise is refused; empty: it is accepted.
     :param carries_error: whether a device keeps the codec's error and adds it to its next update (error feedback: Seide
-        et al., Interspeech 2014), so that errors do not add up over rounds. They are errors of noised values: this is
-        post-processing.
-    :param keeps_norm: whether the norm of decoded values tells anything about the norm of the values.
+        et al., Interspeech 2014), so that errors do not add up over rounds. They are errors of noised values, so this
+        is post-processing.
+    :param keeps_norm: whether the norm of the decoded values carries information about the norm of the values.
     :param float_error: the relative and the absolute rounding error of a value, for floats; None for other codecs.
     """
 
@@ -67,7 +67,7 @@ class Codec:
     float_error: tuple[float, float] | None = None
 
     def seen(self, values: np.ndarray, coding: Coding) -> np.ndarray:
-        """Returns what `decode` gives of `encode`, float32 `[k]`: only a simulation has no use for the bytes."""
+        """Returns `decode` of `encode`, float32 `[k]`; for a simulation, which does not need the bytes."""
         sent = np.empty(values.size, np.float32)
         (self.round_trip or self.encode)(values, coding, sent)
         return sent
@@ -75,6 +75,6 @@ class Codec:
 
 def check_finite(values: np.ndarray) -> None:
     """Raises `NotFinite` for values that are not finite."""
-    # a NaN is the largest and the smallest of all; these two passes take a fraction of the time of a test of each value
+    # with a NaN, both max and min are NaN; these two passes take a fraction of the time of a test of each value
     if not (np.isfinite(values.max(initial=0)) and np.isfinite(values.min(initial=0))):
         raise NotFinite(f"{np.count_nonzero(~np.isfinite(values))} of the update's values are not finite")

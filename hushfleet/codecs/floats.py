@@ -1,4 +1,4 @@
-"""The float codecs: values as they are, in 16 or 32 bits."""
+"""The float codecs: values as floats of 16 or 32 bits."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _encode(values: np.ndarray, coding: Coding, sent: np.ndarray, *, kind: str) 
 
 
 def _decode(data: bytes | memoryview, coding: Coding, out: np.ndarray | None, *, kind: str) -> np.ndarray:
-    """Reads values, NaN included. Without `out`, float32 values are read-only and lie in `data`."""
+    """Reads values, including NaN. Without `out`, float32 values are a read-only view of `data`."""
     if len(data) != np.dtype(kind).itemsize * coding.size:
         raise Malformed(f"{len(data)} bytes are not {coding.size} {np.dtype(kind).name} values")
     read = np.frombuffer(data, kind)
     if out is not None:
         out[:] = read
-    # where they lie, if they may: a copy would take as long as all that is done with them
+    # a view if possible: a copy would take as long as all further processing
     return read.astype(np.float32, copy=False) if out is None else out
 
 

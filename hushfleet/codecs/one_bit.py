@@ -1,10 +1,11 @@
-"""The codec `one-bit`: the sign of each value, for the weakest links.
+"""The codec `one-bit`: the sign of each value, for the slowest links.
 
-A value is a small signal in Gaussian noise of standard deviation s, so its sign alone, as +-s sqrt(pi / 2), has the
-value's mean (unit gain, to first order in signal over noise) at pi / 2 = 1.571 times the noise's variance: 1.96 dB of
-the signal-to-noise ratio. Privacy is untouched, since signs are taken of what was noised. The device adds what a sign
-leaves out to its next update (`Codec.carries_error`), also where the signal is not small against the noise: over many
-rounds the sums are those of the noised values. Without noise the codec means nothing, and is refused.
+A value is a small signal in Gaussian noise of standard deviation s. So its sign alone, as +-s sqrt(pi / 2), has the
+value's mean (unit gain, to first order in signal over noise) at pi / 2 = 1.571 times the noise's variance; this costs
+1.96 dB of signal-to-noise ratio. Privacy does not change, because the signs are signs of noised values. The device adds
+the error of the signs to its next update (`Codec.carries_error`), also if the signal is not small compared with the
+noise: over many rounds the sums equal the sums of the noised values. Without noise the codec has no meaning and is
+refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def magnitude(noise_std: float) -> float:
 
 
 def _encode(values: np.ndarray, coding: Coding, sent: np.ndarray) -> bytes:
-    """Codes one bit a value, set for negative ones, highest bit first; zeros pad the last byte. Raises `NotFinite`."""
+    """Encodes one bit per value, set if it is negative, highest bit first, zero-padded. Raises `NotFinite`."""
     check_finite(values)
     coded = np.packbits(values < 0).tobytes()
     _decode(coded, coding, sent)
@@ -35,7 +36,7 @@ def _encode(values: np.ndarray, coding: Coding, sent: np.ndarray) -> bytes:
 
 
 def _decode(data: bytes | memoryview, coding: Coding, out: np.ndarray | None) -> np.ndarray:
-    """Fills `out` with plus or minus its layer's magnitude. Raises `Malformed`."""
+    """Fills `out` with plus or minus each layer's magnitude. Raises `Malformed`."""
     size = coding.size
     values = np.empty(size, np.float32) if out is None else out
     packed = np.frombuffer(data, np.uint8)

@@ -1,14 +1,14 @@
-"""The codec `quantized`: dithered quantisation and Huffman coding, so that bits follow the noise.
+"""The codec `quantized`: dithered quantisation and Huffman coding, so that the number of bits depends on the noise.
 
-Precision below the noise is waste: each layer is quantised with a step tied to the standard deviation of the
-noise that it carries. With subtractive dither, known to both sides, the error is uniform, of mean zero and
-independent of the values (Roberts 1962; Schuchman 1964), and adds step^2/12 to the variance.
+Precision below the noise is useless, so each layer is quantised with a step in proportion to the standard deviation
+of its noise. With subtractive dither, known to both sides, the error is uniform, of mean zero and independent of
+the values (Roberts 1962; Schuchman 1964), and adds step^2/12 to the variance.
 
     q = rint(x / step + u)        x' = (q - u) * step        u uniform on a grid in (-1/2, 1/2)
 
-All of x' is float32 arithmetic with one rounding an operation, so every machine decodes the same bits. Values are
-worked on a block at a time: beside them and the coded bytes, memory does not grow with their number.
-The bytes are specified in docs/wire.md, their coding is `hushfleet.codecs.symbols`.
+All of x' is float32 arithmetic with one rounding per operation, so every machine decodes the same bits. Values are
+processed one block at a time: except for the values and the coded bytes, memory does not grow with their number.
+The bytes are specified in docs/wire.md; `hushfleet.codecs.symbols` does the entropy coding.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Pieces = list[tuple[slice, np.float32]]
 
 
 def encode_values(values: np.ndarray, coding: Coding, sent: np.ndarray | None = None) -> bytes:
-    """Quantises and codes `values`, float32 `[k]`; steps are used as float32.
+    """Quantises and encodes `values`, float32 `[k]`; steps are used as float32.
 
-    :param sent: float32 `[k]`, filled with what the decoder will give.
+    :param sent: float32 `[k]`, filled with the values that the decoder will return.
 
     Raises `Malformed` for values that are not finite, or too large for their step.
     """
@@ -47,13 +47,13 @@ def encode_values(values: np.ndarray, coding: Coding, sent: np.ndarray | None = 
 
 
 def round_trip(values: np.ndarray, coding: Coding, sent: np.ndarray) -> None:
-    """Fills `sent` as `encode_values` does, and codes nothing. Raises as it does."""
+    """Fills `sent` as `encode_values` does, without encoding. Raises the same errors."""
     for place, pieces, dither, levels in _quantized(values, coding):
         _restore(levels, dither, pieces, out=sent[place])
 
 
 def _quantized(values: np.ndarray, coding: Coding) -> Iterator[tuple[slice, Pieces, np.ndarray | None, np.ndarray]]:
-    """Yields as `_blocks` does, with the levels of each block: float32, valid until the next one."""
+    """Yields the same as `_blocks`, with the levels of each block: float32, valid until the next block."""
     values = np.ascontiguousarray(values, dtype=np.float32)
     _check(values.size, coding)
     level = np.empty(min(BLOCK, values.size), np.float32)
@@ -76,9 +76,9 @@ def _quantized(values: np.ndarray, coding: Coding) -> Iterator[tuple[slice, Piec
 def decode_values(data: bytes | memoryview, coding: Coding, out: np.ndarray | None = None) -> np.ndarray:
     """Returns the values float32 `[k]` of `encode_values`, the same bits on every machine.
 
-    :param out: float32 `[k]`, filled and returned; after an error its content means nothing.
+    :param out: float32 `[k]`, filled and returned; after an error its content is undefined.
 
-    Raises `Malformed`. Allocates in proportion to k, whatever `data` says.
+    Raises `Malformed`. Allocates in proportion to k, for any `data`.
     """
     _check(coding.size, coding)
     values = np.empty(coding.size, np.float32) if out is None else out
@@ -93,21 +93,21 @@ def decode_values(data: bytes | memoryview, coding: Coding, out: np.ndarray | No
 
 
 def max_coded_bytes(size: int) -> int:
-    """Returns the most bytes that `encode_values` gives for `size` values, whatever they are."""
+    """Returns the largest number of bytes of `encode_values` for any `size` values."""
     return size // BLOCK * max_block_bytes(BLOCK) + max_block_bytes(size % BLOCK)
 
 
 def dither(dither_key: bytes, size: int) -> np.ndarray:
     """Returns the first `size` dither values, float32 in (-1/2, 1/2), exact multiples of 2^-17.
 
-    64-bit words of the Philox4x64-10 generator with this key and the counters 1, 2, 3, ..., four 16-bit parts
-    a word, least significant first; a part w stands for (2w + 1 - 65536) / 131072.
+    The source is 64-bit words of the Philox4x64-10 generator with this key and the counters 1, 2, 3, ...; each word
+    gives four 16-bit parts, least significant first; a part w becomes (2w + 1 - 65536) / 131072.
     """
     return _to_dither(_generator(dither_key), size)
 
 
 def _restore(level: np.ndarray, dither: np.ndarray | None, pieces: Pieces, *, out: np.ndarray) -> None:
-    """Turns levels into values; in place where `out` is `level`."""
+    """Converts levels into values; in place if `out` is `level`."""
     if dither is not None:
         level = np.subtract(level, dither, out=out)
     for piece, step in pieces:
@@ -122,12 +122,12 @@ def _to_dither(generator: np.random.Philox, size: int) -> np.ndarray:
     words = generator.random_raw(-(-size // 4)).astype("<u8", copy=False)
     parts = words.view("<u2")[:size].astype(np.float32)
     parts *= 2.0**-16
-    parts -= 65535 * 2.0**-17  # exact, as all three are
+    parts -= 65535 * 2.0**-17  # exact, like the two lines above
     return parts
 
 
 def _blocks(coding: Coding) -> Iterator[tuple[slice, Pieces, np.ndarray | None]]:
-    """Yields places in the vector, with the pieces of each that have one step, and the dither of its values."""
+    """Yields each block's slice of the vector, its pieces with the step of each piece, and the dither of its values."""
     size, layers, key = coding.size, _layers(coding.counts, coding.steps), coding.dither_key
     generator = None if key is None else _generator(key)
     layer = next(layers, None)

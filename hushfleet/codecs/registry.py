@@ -1,14 +1,14 @@
-"""The registry of codecs: the ways in which an update's values may travel.
+"""The registry of codecs: the formats in which an update's values may be sent.
 
-| codec | bits a value | error |
+| codec | bits per value | error |
 |---|---|---|
 | `quantized` | near the entropy; 2.2 at a step of the noise | uniform, step^2 / 12 more variance |
 | `one-bit` | 1 | 1.57 times the noise's variance |
 | `float16` | 16 | 2^-11 relative |
 | `float32` | 32 | none |
-| `masked` | 16, 24 or 32, and corrections | below 1 % of the noise; of secure sums, and coded in `hushfleet.secure` |
+| `masked` | 16, 24 or 32, and corrections | below 1 % of the noise; for secure sums, encoded in `hushfleet.secure` |
 
-A new codec is a `Codec` in a file of its own, and an entry in `CODECS`.
+A new codec is a `Codec` in its own file, and an entry in `CODECS`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hushfleet.config.spec import WireSpec
 
 CODECS = (QUANTIZED, ONE_BIT, FLOAT16, FLOAT32)
-"""The codecs of plain sums, in the order of the documents."""
+"""The codecs of plain sums, in the order of the documentation."""
 
 
 def _refuse(data: object, coding: Coding, out: np.ndarray | None) -> bytes:
@@ -46,12 +46,12 @@ def codec_of(name: str) -> Codec:
 
 
 def steps_for(wire: WireSpec, *, noise_stds: Sequence[float], layer_rms: Sequence[float]) -> tuple[float, ...]:
-    """Returns the `steps` of a header: tied to each layer's noise, or to its values where the update has no noise.
+    """Returns the `steps` of a header: from each layer's noise, or from its values if the update has no noise.
 
     :param noise_stds: standard deviation of the noise in each layer; all 0 or all positive.
     :param layer_rms: root mean square of the values of each layer.
 
-    Raises `PrivacyError` without noise, where the codec needs it.
+    Raises `PrivacyError` without noise if the codec needs it.
     """
     codec, noisy = codec_of(wire.codec), any(std > 0 for std in noise_stds)
     if codec.needs_noise and not noisy:
@@ -66,5 +66,5 @@ def steps_for(wire: WireSpec, *, noise_stds: Sequence[float], layer_rms: Sequenc
 
 
 def max_bytes(size: int) -> int:
-    """Returns the most bytes that `size` values take in any codec."""
+    """Returns the largest number of bytes of `size` values in any codec."""
     return max(codec.max_bytes(size) for codec in CODECS)

@@ -1,10 +1,10 @@
-"""Entropy coding of whole numbers, a block at a time: small ones several to a byte, then Huffman by zlib.
+"""Entropy coding of integers, one block at a time: several small integers per byte, then Huffman coding by zlib.
 
-A block is one mode byte and, unless all its levels are zero, the number of escapes, the number of packed bytes, and
-those: raw deflate of the symbols and of the escapes. Level q has the symbol z = 2 q for q >= 0, else -2 q - 1. Mode m
-packs m symbols of an alphabet of b into a byte, first one least significant; symbol b - 1 is an escape, and its z comes
-after the symbols. Fewer levels are worth a larger m: Huffman codes then spend a fraction of a bit a value. docs/wire.md
-has the bytes.
+A block is one mode byte. Unless all its levels are zero, the number of escapes, the number of packed bytes and the
+packed bytes follow: raw deflate of the symbols and of the escapes. Level q has the symbol z = 2 q for q >= 0, else
+-2 q - 1. Mode m packs m symbols of an alphabet of b into a byte, first one least significant; symbol b - 1 is an
+escape, and its z comes after the symbols. For fewer levels a larger m is better: Huffman codes then use a fraction of a
+bit per value. docs/wire.md specifies the bytes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ BLOCK = 1 << 16
 MAX_LEVEL = (1 << 23) - 1  # exact in float32, and an escape fits three bytes
 
 _ZEROS = 0
-_ALPHABETS = {1: 255, 2: 16, 3: 6, 4: 4, 5: 3}  # mode m -> b, the largest that m symbols of it fit a byte
+_ALPHABETS = {1: 255, 2: 16, 3: 6, 4: 4, 5: 3}  # mode m -> b, the largest alphabet with m symbols per byte
 _HEAD = struct.Struct("<BII")
-_MANY_ESCAPES = 8  # a mode with more than one escape in so many values is not worth a trial
-_CHANGED = 0.05  # where a block's size differs by more from the one before, its levels have changed
+_MANY_ESCAPES = 8  # a mode with more than one escape in this many values is not tried
+_CHANGED = 0.05  # if a block's size differs by more from the previous one, all modes are tried again
 
 
 class BlockEncoder:
-    """Codes one block after the other; remembers which mode was the smallest, since trying each costs the most time."""
+    """Encodes one block after the other; remembers the mode with the smallest result, because trying all is slow."""
 
     def __init__(self) -> None:
         self._mode: int | None = None
@@ -49,7 +49,7 @@ class BlockEncoder:
 
 
 def decode_block(data: memoryview, levels: np.ndarray) -> memoryview:
-    """Fills `levels`, float32 `[n]`, from the block at the start of `data`; what comes after it. Raises `Malformed`."""
+    """Fills `levels`, float32 `[n]`, from the block at the start of `data`; returns the rest. Raises `Malformed`."""
     if not len(data):
         raise Malformed("the coded values end before their last block")
     if data[0] == _ZEROS:
@@ -68,21 +68,21 @@ def decode_block(data: memoryview, levels: np.ndarray) -> memoryview:
 
 
 def max_block_bytes(size: int) -> int:
-    """The most bytes that a block of `size` levels takes, whatever they are."""
+    """Returns the largest number of bytes of a block of any `size` levels."""
     plain_bytes = 4 * size
-    # deflate falls back to stored blocks of at least 16 KiB with 5 bytes each; this is generous
+    # deflate falls back to stored blocks of at least 16 KiB with 5 bytes each; this is more than enough
     return _HEAD.size + plain_bytes + plain_bytes // 1024 + 64
 
 
 def _small_symbols(levels: np.ndarray) -> np.ndarray:
-    """z of each level as uint8; 254 and 255 stand for all that are too large."""
+    """Returns z of each level as uint8; 254 and 255 stand for all levels that are too large."""
     small = np.clip(levels, -128, 127).astype(np.int8)
     symbols: np.ndarray = ((small << 1) ^ (small >> 7)).view(np.uint8)
     return symbols
 
 
 def _large_symbols(levels: np.ndarray) -> np.ndarray:
-    """z of each level, uint32."""
+    """Returns z of each level, uint32."""
     whole = levels.astype(np.int32)
     return ((whole << 1) ^ (whole >> 31)).view(np.uint32)
 
@@ -119,7 +119,7 @@ def _packed(symbols: np.ndarray, mode: int) -> np.ndarray:
 def _inflated(packed: memoryview, expected: int) -> np.ndarray:
     unpacker = zlib.decompressobj(-15)
     try:
-        # one byte more than expected, so that a stream that goes on is seen and the end marker is read
+        # one byte more than expected, to detect a stream that is too long and to read the end marker
         plain = unpacker.decompress(packed, expected + 1)
     except zlib.error as error:
         raise Malformed(f"the coded values do not unpack: {error}") from error
@@ -138,7 +138,7 @@ def _unpack(plain: np.ndarray, mode: int, escapes: int, levels: np.ndarray) -> N
         if last[size - whole * mode :].any():
             raise Malformed("the padding of the coded values is not zero")
     found = 0
-    if not np.isfinite(levels.sum()):  # one quick pass tells whether any symbol was special
+    if not np.isfinite(levels.sum()):  # one quick pass finds whether any symbol was special
         if np.isinf(levels).any():
             raise Malformed(f"the coded values have a byte that mode {mode} does not know")
         places = np.flatnonzero(np.isnan(levels))
@@ -155,7 +155,7 @@ def _unpack(plain: np.ndarray, mode: int, escapes: int, levels: np.ndarray) -> N
 
 @cache
 def _levels_of_bytes(mode: int) -> np.ndarray:
-    """float32 `[256, mode]`: the levels that a byte stands for; NaN for an escape, inf where there is no such byte."""
+    """Returns float32 `[256, mode]`: the levels of each byte; NaN for an escape, inf for a byte that is not valid."""
     alphabet = _ALPHABETS[mode]
     symbols = np.arange(256)[:, None] // alphabet ** np.arange(mode) % alphabet
     levels = ((symbols >> 1) ^ -(symbols & 1)).astype(np.float32)

@@ -1,1 +1,1 @@
-"""Gradients of one device's batches: networks as functions, optimizers, draws, the device's own samples."""
+"""Gradients of one device's batches: networks as functions, optimizers, random draws, the device's own samples."""

@@ -1,6 +1,6 @@
-"""The gradients of one batch: plain, clipped sample by sample, or by DP-SGD; of one client, or of many at once.
+"""Computes the gradients of one batch: plain, clipped per sample, or by DP-SGD; for one client, or for many at once.
 
-`Batch` is what a method asks. Whoever trains says in a class of its own how a gradient is computed: `ClientBatch` here,
+A method uses the interface `Batch`. Each trainer computes gradients in its own class: `ClientBatch` here,
 `hushfleet.simulator.engines.fast.vmap.batch.CohortBatch` for many clients as `[c, d]`.
 """
 
@@ -21,14 +21,14 @@ from hushfleet.privacy.record import RecordMechanism, clipped_sum
 
 
 class GradientFunction(Protocol):
-    """The only place where a network is met: flat parameters and a batch give a loss and its flat gradient.
+    """The only interface to a network: flat parameters and a batch give a loss and its flat gradient.
 
-    `teacher` and `distill` are given where the task's objective distils: logits float32 `[B, C]`, and the weight of
-    the distillation for each sample, float32 `[B]`.
+    `teacher` and `distill` are given if the task's objective distils: logits float32 `[B, C]`, and the weight of the
+    distillation for each sample, float32 `[B]`.
 
     Three things are optional. A function with the attribute `takes_part = True` takes a slice `part`, and may leave the
-    gradient of other entries at zero. `clipped_sum` sums clipped gradients, into float32 or float64, `squared_sum`
-    squared ones; see `hushfleet.models.native`.
+    gradient of other entries at zero. `clipped_sum` sums clipped gradients, into float32 or float64; `squared_sum` sums
+    squared gradients; see `hushfleet.models.native`.
     """
 
     def __call__(
@@ -44,12 +44,12 @@ class GradientFunction(Protocol):
 
 
 class Batch:
-    """The objective's gradient on one batch, wherever a method asks for it. Losses are `[...]`, one a client.
+    """The objective's gradient on one batch, at the points that a method chooses. Losses are `[...]`, one per client.
 
-    :param out: float32 `[..., d]`, where a gradient is written; the next one overwrites it.
-    :param part: the number of the part of the training that asks.
-    :param entries: what that part will move. Gradients elsewhere may be left out, as zeros.
-    :param moved: what all parts of the training move.
+    :param out: float32 `[..., d]`, where a gradient is written; the next gradient overwrites it.
+    :param part: the number of the part of the training that uses the gradient.
+    :param entries: the entries that this part will move. Gradients of other entries may be left at zero.
+    :param moved: the entries that all parts of the training move.
     """
 
     out: Array
@@ -59,33 +59,33 @@ class Batch:
 
     @property
     def sizes(self) -> Array:
-        """Samples in the batch, `[...]`."""
+        """Number of samples in the batch, `[...]`."""
         raise NotImplementedError
 
     def mean(self, params: Array) -> tuple[Any, Array]:
-        """Mean loss and its gradient `[..., d]`. With privacy unit `record` clipped by record and noised: each call is
-        charged."""
+        """Returns the mean loss and its gradient `[..., d]`. With privacy unit `record` the gradient is clipped per
+        record and noised, and each call is charged."""
         raise NotImplementedError
 
     def each(self, params: Array) -> tuple[Array, Array]:
-        """Each sample's loss `[..., B]` and gradient `[..., B, d]`, raw; padding has loss and gradient zero."""
+        """Returns each sample's loss `[..., B]` and raw gradient `[..., B, d]`; padding has loss and gradient zero."""
         raise NotImplementedError
 
     def clipped(self, params: Array, bound_of: float | BoundOf, normed: Entries) -> tuple[Any, Array]:
-        """The mean of gradients that are clipped one by one, and raw as those of `each`.
+        """Returns the mean loss and the mean of gradients that are clipped one by one, without noise, as in `each`.
 
-        :param bound_of: what they are clipped to; or a function that is called once, with the norms `[..., B]` of each
-            sample's gradient (0 for padding), and returns that, a number or `[..., 1]`.
-        :param normed: the entries that norms are of, `entries` among them.
+        :param bound_of: the clip norm; or a function that is called once, with the norms `[..., B]` of each sample's
+            gradient (0 for padding), and returns the clip norm, a number or `[..., 1]`.
+        :param normed: the entries whose norms are taken; they include `entries`.
         """
         losses, each = self.each(params)
         return losses.sum(-1) / self.sizes, mean_of_clipped(each, self.sizes, bound_of, normed, self.out)
 
-    # what DP-SGD asks of a plain batch
+    # used by DP-SGD on a plain batch
 
     def clipped_sum(self, params: Array, clip_norm: float, out: Array, entries: Entries) -> Any:
-        """The sum of single gradients on `entries`, each clipped, in `out`, float64 `[..., d]`; zeros elsewhere. Mean
-        losses `[...]`, 0 for an empty batch."""
+        """Writes the sum of single gradients on `entries`, each clipped, into `out`, float64 `[..., d]`; zeros
+        elsewhere. Returns mean losses `[...]`, 0 for an empty batch."""
         raise NotImplementedError
 
 
@@ -94,9 +94,9 @@ class ClientBatch(Batch):
     """One batch of one client.
 
     :param distillation: the arguments of a distilling objective, see `distillation_inputs`.
-    :param scratch: rows for single samples' gradients, kept from batch to batch since fresh pages take time.
-    :param failures: why the first record had no gradient that has none, with the unit `record`.
-    :param subsets: the records that are clipped as one, by their mean gradient; none: each by itself.
+    :param scratch: rows for single samples' gradients, kept from batch to batch because new memory pages take time.
+    :param failures: with the unit `record`, why the first record without a gradient has none.
+    :param subsets: the records that are clipped together, by their mean gradient; empty: each record alone.
     """
 
     gradient: GradientFunction
@@ -125,7 +125,7 @@ class ClientBatch(Batch):
         return np.array([self._some(params, slice(i, i + 1), out[i])[0] for i in range(len(out))], np.float32), out
 
     def clipped(self, params: Array, bound_of: float | BoundOf, normed: Entries) -> tuple[float, Array]:
-        at_once = getattr(self.gradient, "clipped_sum", None)  # of a runtime that never writes single gradients out
+        at_once = getattr(self.gradient, "clipped_sum", None)  # a runtime that never stores single gradients
         if at_once is None or not normed.layers:
             losses, each = self.each(params)
             return float(losses.mean()), mean_of_clipped(each, self.sizes, bound_of, normed, self.out)
@@ -148,7 +148,7 @@ class ClientBatch(Batch):
             for rows in self.subsets or (slice(i, i + 1) for i in range(len(self.y))):
                 try:
                     loss, gradient = self._some(params, rows, self.out)
-                except GraphRefused as error:  # it counts as none: if all did, one record would take the others along
+                except GraphRefused as error:  # counts as zero: otherwise one record could remove the others
                     if not self.failures:
                         self.failures.append(str(error))
                     continue
@@ -159,7 +159,7 @@ class ClientBatch(Batch):
         return float(np.mean(losses)) if losses else 0.0
 
     def _some(self, params: Array, rows: Any, out: Array) -> tuple[float, Array]:
-        """The mean loss and gradient of some samples, in `out`."""
+        """Returns the mean loss and gradient of some samples, in `out`."""
         return self.gradient(
             params,
             self.x[rows],
@@ -172,12 +172,12 @@ class ClientBatch(Batch):
 
 @dataclass
 class NoisedBatch(Batch):
-    """A batch whose mean gradient is DP-SGD's. Raw gradients are not available.
+    """A batch whose mean gradient is computed by DP-SGD. Raw gradients are not available.
 
-    The bound is on what `moved` has of a gradient: the rest is noise that nothing reads. `entries` changes nothing.
+    The bound applies to a gradient's entries in `moved`: the rest is noise that nothing reads. `entries` has no effect.
 
-    :param mechanisms: of each client; they differ in nothing but the noise.
-    :param noises: of each client.
+    :param mechanisms: one for each client; they differ only in the noise.
+    :param noises: one for each client.
     :param total: float64 `[..., d]`, where gradients are added up.
     """
 

@@ -1,4 +1,4 @@
-"""Random draws of batches and their transformations; every loop with the same generator draws the same."""
+"""Draws random batches and their transformations; each loop with an equal generator draws the same values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Inputs:
     """The transformation of each batch before a network sees it.
 
     :param dropout: the network's masks.
-    :param augment: what is done to each batch of images.
+    :param augment: the augmentation of each batch of images.
     """
 
     dropout: Sequence[DropoutSpec] = ()
@@ -28,9 +28,9 @@ class Inputs:
 
 
 def epochs(count: int, config: Any, record: RecordMechanism | None) -> Iterator[int]:
-    """The number of batches of each epoch; `local_steps` may cut the last one short.
+    """Yields the number of batches of each epoch; `local_steps` may shorten the last epoch.
 
-    With the unit `record` that does not depend on the number of samples.
+    With the unit `record` the numbers do not depend on the number of samples.
     """
     if record is None and config.local_steps and count:
         whole = -(-count // config.batch_size)
@@ -45,14 +45,14 @@ def epochs(count: int, config: Any, record: RecordMechanism | None) -> Iterator[
 
 
 def samples_trained(count: int, config: Any) -> int:
-    """Counts the samples that a device with `count` of them trains on in a round, each as often as it does."""
+    """Returns how many samples a device with `count` samples trains on in a round; repeated samples count each time."""
     return sum(min(batches * config.batch_size, count) for batches in epochs(count, config, None))
 
 
 def drawn_batches(
     count: int, batch_size: int, batches: int, record: RecordMechanism | None, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """One epoch's index batches; with the unit `record` they are Poisson samples."""
+    """Yields one epoch's index batches; with the unit `record` they are Poisson samples."""
     if record is None:
         yield from islice(shuffled_batches(count, batch_size, rng), batches)
     else:
@@ -61,7 +61,7 @@ def drawn_batches(
 
 
 def shuffled_batches(count: int, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """One epoch's index batches; the last may be smaller."""
+    """Yields one epoch's index batches; the last may be smaller."""
     order = rng.permutation(count)
     for first in range(0, count, batch_size):
         yield order[first : first + batch_size]
@@ -70,7 +70,7 @@ def shuffled_batches(count: int, batch_size: int, rng: np.random.Generator) -> I
 def drawn_inputs(
     samples: LabelledSamples, indices: np.ndarray, inputs: Inputs, rng: np.random.Generator
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """A batch's images as they are trained on, and its dropout masks."""
+    """Returns a batch's images after augmentation, and its dropout masks."""
     x = samples.take(indices).x
     if inputs.augment == "flip-crop":
         x = flip_crop(x, rng, fill=-samples.shift)
@@ -78,7 +78,7 @@ def drawn_inputs(
 
 
 def draw_dropout(dropout: Sequence[DropoutSpec], batch: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Masks float32 `[batch, *shape]` of 0 and 1/(1 - rate), the same for every runtime."""
+    """Returns masks float32 `[batch, *shape]` of 0 and 1/(1 - rate), the same for every runtime."""
     return tuple(
         (rng.random((batch, *spec.shape), dtype=np.float32) >= spec.rate).astype(np.float32) / np.float32(1 - spec.rate)
         for spec in dropout

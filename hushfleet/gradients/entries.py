@@ -1,4 +1,4 @@
-"""The entries of the flat vector that a part of local training moves, and clipped gradients of them."""
+"""The entries of the flat vector that a part of local training moves, and clipped gradients on these entries."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BoundOf = Callable[[Array], Any]
 class Entries(NamedTuple):
     """Entries of the flat vector that train together.
 
-    :param mask: bool `[..., d]`, True where entries are meant; None is the whole vector.
-    :param span: the smallest range that holds all of them, for every client.
-    :param fills: whether they are all of that range.
+    :param mask: bool `[..., d]`, True for the entries; None is the whole vector.
+    :param span: the smallest range that contains all of them, for every client.
+    :param fills: whether the entries are the whole range.
     :param layers: whether they are whole layers, one after the other.
     """
 
@@ -44,9 +44,9 @@ class Entries(NamedTuple):
         return cls(mask, span, fills, fills and span.start in starts and span.stop in stops)
 
     def keep(self, gradient: Array) -> Array:
-        """The `span` of `gradient [..., d]`, zero where other entries are; in place, and a view.
+        """Returns the `span` of `gradient [..., d]`, with other entries set to zero; in place, and a view.
 
-        With clients `[c, d]`, those are the first of the mask's.
+        With clients `[c, d]`, they are the first clients of the mask.
         """
         inside = gradient[..., self.span]
         if not self.fills:
@@ -54,7 +54,7 @@ class Entries(NamedTuple):
         return inside
 
     def alone(self, gradient: Array) -> Array:
-        """`gradient [..., d]` with zeros at all other entries; in place."""
+        """Returns `gradient [..., d]` with zeros at all other entries; in place."""
         if self.mask is not None:
             self.keep(gradient)
             gradient[..., : self.span.start] = 0
@@ -62,7 +62,7 @@ class Entries(NamedTuple):
         return gradient
 
     def rows(self, array: Array) -> Array:
-        """The mask's `span`, for the clients of `array [d]` or `[c, d]`: the first ones."""
+        """Returns the mask's `span` for the clients of `array [d]` or `[c, d]`, which are the mask's first clients."""
         assert self.mask is not None
         return self.mask[..., self.span] if array.ndim == 1 else self.mask[: len(array), self.span]
 
@@ -71,11 +71,11 @@ ALL = Entries()
 
 
 def mean_of_clipped(each: Array, sizes: Array, bound_of: float | BoundOf, entries: Entries, out: Array) -> Array:
-    """The mean over samples of their gradients on `entries`, each clipped; zero elsewhere.
+    """Returns the mean over samples of their gradients on `entries`, each clipped; zero elsewhere.
 
-    :param each: single gradients `[..., B, d]`, zero where a client has no more samples; they are overwritten.
-    :param sizes: how many samples there are, `[...]`.
-    :param bound_of: their bound; or from norms `[..., B]` of the gradients there to it, a number or `[..., 1]`.
+    :param each: single gradients `[..., B, d]`, zero after a client's last sample; they are overwritten.
+    :param sizes: number of samples, `[...]`.
+    :param bound_of: the bound, a number or `[..., 1]`; or a function from norms `[..., B]` on `entries` to the bound.
     :param out: `[..., d]`, where the mean is written.
     """
     xp = array_api.array_namespace(each)
@@ -91,6 +91,6 @@ def mean_of_clipped(each: Array, sizes: Array, bound_of: float | BoundOf, entrie
 
 
 def _factors(norms: Array, bound: Any, xp: Any) -> Array:
-    """1 / max(1, norm / bound), and 1 for a norm of 0."""
+    """Returns 1 / max(1, norm / bound), and 1 for a norm of 0."""
     above = norms > bound
     return xp.where(above, bound / xp.where(above, norms, xp.ones_like(norms)), xp.ones_like(norms))

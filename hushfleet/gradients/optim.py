@@ -1,4 +1,4 @@
-"""Optimizers on flat vectors, in place; the same lines for a device's `[d]` and a cohort's `[clients, d]`."""
+"""Optimizers on flat vectors, in place; the same code for a device's `[d]` and a cohort's `[clients, d]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hushfleet import array_api
 from hushfleet.blocks import blocks
 
 Array = Any
-_SETTLED = 10_000  # steps, after which Adam's corrections are over
+_SETTLED = 10_000  # steps after which Adam's bias corrections are negligible
 
 
 class Optimizer(Protocol):
@@ -22,8 +22,8 @@ class Optimizer(Protocol):
 class SGD:
     """Gradient descent: params -= learning_rate * velocity, with velocity = momentum * velocity + gradient.
 
-    PyTorch's form: the velocity begins as the first gradient, without dampening and without Nesterov's look ahead.
-    Without momentum the velocity is the gradient, and nothing is kept.
+    It has PyTorch's form: the velocity begins as the first gradient, without dampening and without Nesterov momentum.
+    Without momentum the velocity is the gradient, and no state is kept.
     """
 
     def __init__(self, learning_rate: float, momentum: float = 0.0) -> None:
@@ -75,10 +75,11 @@ class Adam:
 
 
 def adam_reach(learning_rate: float, steps: int) -> float:
-    """The farthest that so many steps of Adam move a parameter, whatever its gradients.
+    """Returns the largest distance that `steps` steps of Adam can move a parameter, for any gradients.
 
-    By Cauchy and Schwarz |m_t| is at most (1 - b1) / sqrt(1 - b2) sqrt(sum over j < t of (b1^2 / b2)^j) sqrt(v_t): step
-    t is at most that, with both corrections, times the learning rate; 1 at first, and 7.3 in the end.
+    By Cauchy and Schwarz |m_t| is at most (1 - b1) / sqrt(1 - b2) sqrt(sum over j < t of (b1^2 / b2)^j) sqrt(v_t). So
+    step t is at most the factor of sqrt(v_t), with both bias corrections, times the learning rate: 1 at first, 7.3 at
+    the end.
     """
     beta_1, beta_2 = Adam.beta_1, Adam.beta_2
     ratio, total = beta_1**2 / beta_2, 0.0
@@ -91,7 +92,7 @@ def adam_reach(learning_rate: float, steps: int) -> float:
 def make_optimizer(
     name: str, learning_rate: float, momentum: float = 0.0, *, sgd: type[SGD] = SGD, adam: type[Adam] = Adam
 ) -> Optimizer:
-    """:param momentum: of `sgd`; `adam` has its own (ValueError unless 0)."""
+    """:param momentum: for `sgd`; must be 0 for `adam`, which has its own (else ValueError)."""
     if name == "sgd":
         return sgd(learning_rate, momentum)
     if momentum:

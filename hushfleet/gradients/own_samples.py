@@ -1,4 +1,4 @@
-"""The access of a method to the device's samples outside of its training steps; all results are private."""
+"""Gives a method access to the device's samples outside of its training steps; all results are private."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ _SQUARES_BATCH = 32
 
 class Teacher(NamedTuple):
     """The teacher of a distillation: its logits float32 `[n, C]` of the own samples, and the weight in [0, 1]
-    of the distillation against the cross-entropy."""
+    of the distillation relative to the cross-entropy."""
 
     logits: np.ndarray
     weight: float
 
 
 class OwnSamples(Protocol):
-    """The device's own samples, as far as a method may use them."""
+    """The device's own samples, with the operations that a method may use."""
 
     def squared_gradient(self, params: Array) -> Array:
-        """Mean over the samples of each one's squared gradient, float32 `[d]`: the diagonal of the empirical Fisher
-        information at `params [d]`."""
+        """Returns the mean over the samples of each sample's squared gradient, float32 `[d]`: the diagonal of the
+        empirical Fisher information at `params [d]`."""
 
     def logits(self, params: Array) -> np.ndarray:
-        """Logits float32 `[n, C]` of all samples, without dropout."""
+        """Returns logits float32 `[n, C]` of all samples, without dropout."""
 
     def evaluate(self, params: Array) -> Evaluation:
         """Computes accuracy and mean loss of a model, float `[d]`, on all samples."""
 
     def label_counts(self, classes: int) -> np.ndarray:
-        """The number of samples of each class, int64 `[classes]`."""
+        """Returns the number of samples of each class, int64 `[classes]`."""
 
 
 class LoadedSamples:
     """The implementation for samples in memory.
 
-    :param by_record: each sample's logits are computed alone, since a graph may mix those of several; where that fails
-        they are NaN, and then its gradient counts as none, by itself.
+    :param by_record: each sample's logits are computed alone, because a graph may mix several samples. If this fails,
+        the logits are NaN, and only this sample's gradient counts as zero.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class LoadedSamples:
         self._by_record = by_record
 
     def squared_gradient(self, params: Array) -> Array:
-        """Memory does not grow with the data."""
-        at_once = getattr(self.gradient, "squared_sum", None)  # of a runtime that never writes single gradients out
+        """Computes it in batches: memory does not grow with the data."""
+        at_once = getattr(self.gradient, "squared_sum", None)  # a runtime that never stores single gradients
         step = 1 if at_once is None else _SQUARES_BATCH
         total, one = np.zeros_like(params), np.empty_like(params)
         for start in range(0, len(self.samples), step):
@@ -93,14 +93,14 @@ class LoadedSamples:
 
 
 class HiddenSamples:
-    """Refuses every access: with the unit `record`, samples are used in noised gradients alone."""
+    """Refuses every access: with the unit `record`, samples are used only in noised gradients."""
 
     def __getattr__(self, question: str) -> Any:
         raise PrivacyError('a method may not look at samples outside of noised gradients with privacy unit "record"')
 
 
 def distillation_inputs(teacher: Teacher | None, indices: np.ndarray) -> dict[str, Any]:
-    """The arguments of a distilling objective for some samples; without a teacher it is the cross-entropy."""
+    """Returns the arguments of a distilling objective for some samples; without a teacher it is the cross-entropy."""
     if teacher is None:
         return {"teacher": None, "distill": None}
     return {"teacher": teacher.logits[indices], "distill": np.full(len(indices), teacher.weight, np.float32)}

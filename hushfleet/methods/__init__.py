@@ -1,8 +1,9 @@
-"""Methods of personalized federated learning, by name: the published ones, and those of other packages and files.
+"""Finds methods of personalized federated learning by name: the published ones, and those of other packages and files.
 
 Another package offers methods by entry points of the group `hushfleet.methods`, each a `Published`. In a simulation a
-method may also lie in a file, named `path/to/file.py:NAME`. Such a name is run only where `allow_file` has allowed just
-this one: what a board reads from the network cannot make it execute a file. A Python program `offer`s its own.
+method may also be in a file, with the name `path/to/file.py:NAME`. Such a name runs only if `allow_file` has allowed
+exactly this name, so that nothing a board reads from the network can make it execute a file. A Python program adds its
+own method by `offer`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from hushfleet.user_files import from_file, in_file
 
 GROUP = "hushfleet.methods"
 ALLOWED_FILE = "HUSHFLEET_METHOD_FILE"
-"""The environment variable by which a simulation tells its processes of the one file that they may run."""
+"""The environment variable by which a simulation tells its processes which one file they may run."""
 
 OFFERED = "python:"
-"""Begins the name of a method that one process alone knows."""
+"""The prefix of the name of a method that only one process knows."""
 _OFFERED: dict[str, Published] = {}
 
-# By the file that it is in. A board runs one of them, and reads no other: all together are two megabytes of its memory.
+# Each method with its file. A board imports only the one that it runs, because all together take two megabytes.
 _NAMES = (
     *("fedavg", "dp-fedavg", "fedprox", "dp-fedsam", "blur-lus", "ditto"),
     *("fedper", "lg-fedavg", "fedrep", "perfreezeclip", "fedglp-adp"),
@@ -47,7 +48,7 @@ _FILES = {
 
 
 class _Ours(Mapping[str, Published]):
-    """The published methods by name, each imported when it is asked for."""
+    """The published methods by name; each is imported at its first use."""
 
     def __getitem__(self, name: str) -> Published:
         module = importlib.import_module(f"{__name__}.{_FILES[name]}")
@@ -65,7 +66,7 @@ METHODS: Mapping[str, Published] = _Ours()
 
 
 def find_method(name: str) -> Published:
-    """Raises `BadInput` for a name that nobody has here, or a file that may not be run."""
+    """Returns the method of this name. Raises `BadInput` for an unknown name, or a file that may not be run."""
     if name in METHODS:
         return METHODS[name]
     if name in _OFFERED:
@@ -87,29 +88,29 @@ def find_method(name: str) -> Published:
 
 
 def all_names() -> set[str]:
-    """The names of all methods that are installed here."""
+    """Returns the names of all methods that are installed here."""
     return {*METHODS, *(entry.name for entry in entry_points(group=GROUP))}
 
 
 def offer(method: Published) -> str:
-    """A name for `method.name` by which this process, and no other, knows a method of a Python program."""
+    """Returns a name for `method.name` by which only this process knows a method of a Python program."""
     name = f"{OFFERED}{method.name}"
     _OFFERED[name] = method
     return name
 
 
 def is_offered(name: str) -> bool:
-    """Whether this is a name that `offer` gave, in whichever process."""
+    """Returns whether `offer` gave this name, in any process."""
     return name.startswith(OFFERED)
 
 
 def title_of(name: str) -> str:
-    """The name for tables and reports. A method in a file or of a Python program names itself."""
+    """Returns the name for tables and reports. A method in a file or of a Python program has its own name."""
     return find_method(name).name if in_file(name) or is_offered(name) else name
 
 
 def allow_file(name: str) -> str:
-    """Allows one method of a file to this process and those that it starts. FOR SIMULATION ONLY.
+    """Allows this process, and the processes that it starts, to run one method of a file. FOR SIMULATION ONLY.
 
     :param name: `path/to/file.py:NAME`.
     :return: the name for `method.name`, with the whole path.
@@ -125,7 +126,8 @@ def allow_file(name: str) -> str:
 
 
 def allowed_file() -> dict[str, str]:
-    """The environment variables with which a process on another machine may run the allowed file, if it is there."""
+    """Returns the environment variables that allow a process on another machine to run the allowed file, if it exists
+    there."""
     return {key: value for key, value in os.environ.items() if key == ALLOWED_FILE}
 
 
@@ -152,8 +154,8 @@ def _published(found: object, where: str) -> Published:
 def make_method(
     name: str, config: dict[str, Any], privacy: PrivacySpec, layout: ParamLayout, *, rounds: int
 ) -> TaskMethod:
-    """A task's method from its plain configuration. Raises `Malformed` for a bad field, `BadInput` for a bad name,
-    and `PrivacyError` for a method that does not go with the task's accounting.
+    """Returns a task's method from its plain configuration. Raises `Malformed` for a bad field, `BadInput` for a bad
+    name, and `PrivacyError` for a method that cannot be used with the task's accounting.
 
     :param rounds: T, the length of the task.
     """
@@ -166,7 +168,7 @@ def make_method(
 
 
 def method_of(spec: TaskSpec) -> TaskMethod:
-    """The method of a task package, as `make_method`."""
+    """Returns the method of a task package, as `make_method` does."""
     rounds = max(1, spec.training_rounds)
     return make_method(spec.method, spec.method_config, spec.privacy, spec.model.layout, rounds=rounds)
 

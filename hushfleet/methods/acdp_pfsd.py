@@ -4,31 +4,31 @@
 Adaptive Clipping". Equations (5) to (14), Algorithms 1 and 2.
 
 Local training starts from the global model, with the loss alpha CE + (1 - alpha) (KL of target and rest + N KL of the
-rest) against the device's own last model; what it ends with is the personal model. The update is clipped to C^t as a
-whole and noised with (sigma C^t)^2 / |P|. `clipping` says who chooses C^t: `ppo` the paper's agent
-(`hushfleet.methods.clip_agent`), which learns from the devices' accuracies and losses; `fixed` nobody (DP-pFSD);
-`quantile` the AQC baseline of Table 3 (Andrew, Thakkar, McMahan, Ramaswamy: "Differentially Private Learning with
+rest) against the device's own last model; the result is the personal model. The update is clipped to C^t as a whole and
+gets noise of variance (sigma C^t)^2 / |P|. `clipping` says how C^t is chosen: `ppo` by the paper's agent
+(`hushfleet.methods.clip_agent`), which learns from the devices' accuracies and losses; `fixed` not at all (DP-pFSD);
+`quantile` by the AQC baseline of Table 3 (Andrew, Thakkar, McMahan, Ramaswamy: "Differentially Private Learning with
 Adaptive Clipping", NeurIPS 2021, Algorithm 1; Theorem 1 splits the charge). Without noise and with `clip_norm = inf` it
 is pFSD.
 
-Reading: alpha is not stated; 1/2. KT is stated for pFedSD only, as 3, and taken here too.
+Reading: alpha is not stated; here it is 1/2. KT is stated for pFedSD only, as 3; the same value is used here.
 Reading: "Q = 5 local training iterations" are five batches in Algorithm 2 (`local_steps = 5`) and five passes over the
 data in "Local epochs Q" of its input (`local_epochs = 5`). Both can be run.
-Reading: the range of the agent's clip norms is not printed (`clip_range`). The recipe of Table 3 takes up to the fixed
-clip norm by default, half of it as `clip_norm` with a factor of 2, since a larger one only adds noise there.
-Reading: AQC's first clip norm C_0 is not stated; it is the task's clip norm here, as that of the other rows.
-Reading: the update is what all Q steps change; theta^{t,1} in line 16 would leave the first one out.
-Reading: accuracies and losses are those of the personal model, as Section 4.3 says; line 20 has the noised one.
-Deviation: they are taken on the device's training samples. A device has no others: in a simulation its test set is for
-what is printed, and steers nothing.
-Under `as-published` these two numbers leave each device in the clear, as in the paper, but for a loss above
-`loss_bound`, which counts as that: the ledger charges infinity, and keeps the cost of the update's noise beside it.
-They also decide C^t, so readers of the plan learn from them too.
-Deviation: under `strict` they are noised as well, within the charge: a share of `report_share` of 1/sigma^2 is theirs,
-and the update's noise grows by it. The means over the cohort then still are Algorithm 2's state and reward. A state of
-noised norms alone would cost nothing, but would not know whether the models get better, which is what the agent is for.
-Deviation: with the privacy unit `record`, and without a finite clip norm, C stays as it is: a report would need a
-charge of a kind of its own.
+Reading: the range of the agent's clip norms is not printed (`clip_range`). The recipe of Table 3 goes up to the fixed
+clip norm by default: `clip_norm` is half of it and the factor is 2, because a larger one only adds noise there.
+Reading: AQC's first clip norm C_0 is not stated; here it is the task's clip norm, as in the other rows.
+Reading: the update is the change by all Q steps; theta^{t,1} in line 16 would leave out the first step.
+Reading: accuracies and losses are measured on the personal model, as Section 4.3 says; line 20 uses the noised model.
+Deviation: they are measured on the device's training samples. A device has no other samples: in a simulation its test
+set is only for printed results, and controls nothing.
+Under `as-published` these two numbers leave each device without noise, as in the paper, except that a loss above
+`loss_bound` counts as `loss_bound`. The ledger charges infinity, and also keeps the cost of the update's noise.
+The two numbers also decide C^t, so readers of the plan learn from them too.
+Deviation: under `strict` they also get noise, within the charge: they use the share `report_share` of 1/sigma^2, and
+the update's noise grows accordingly. The means over the cohort are still Algorithm 2's state and reward. A state of
+noised norms alone would cost nothing, but would not show whether the models get better, which the agent needs.
+Deviation: with the privacy unit `record`, or without a finite clip norm, C stays constant: a report would need a
+separate kind of charge.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ from hushfleet.objectives import Objective
 from hushfleet.privacy.clipping import layer_norms
 
 Clipping = Literal["ppo", "fixed", "quantile"]
-_LEAST_SHARE = 0.05  # of the devices: the deviation of the noise on the sum of bits, Andrew et al., Section 3.1
+_LEAST_SHARE = 0.05  # noise deviation on the sum of bits, as a share of the devices; Andrew et al., Section 3.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ACDPpFSDConfig(TrainingConfig):
-    """Settings of the paper's Section 5.1 by default, where it has them.
+    """The settings; defaults are from the paper's Section 5.1 if it has them.
 
-    :param clipping: who chooses the clip norm.
-    :param self_distillation: off trains on labels alone.
+    :param clipping: how the clip norm is chosen.
+    :param self_distillation: if off, training uses labels alone.
     :param distillation_weight: 1 - alpha of Eq. (9).
     :param temperature: KT.
     :param non_target_weight: N of Eq. (8).
-    :param clip_range: k: the agent's clip norms are between the task's over k and the task's times k.
+    :param clip_range: k: the agent's clip norms are between the task's divided by k and the task's times k.
     :param agent_buffer: |D_P|, rounds between two updates of the agent.
-    :param loss_bound: what losses are clipped to in reports, nats.
-    :param report_share: under `strict`, the share of 1/sigma^2 that accuracies and losses are noised for.
-    :param quantile: gamma of Andrew et al..
+    :param loss_bound: upper bound of the losses in reports, nats.
+    :param report_share: under `strict`, the share of 1/sigma^2 that the noise on accuracies and losses uses.
+    :param quantile: gamma of Andrew et al.
     :param quantile_step: their eta_C.
     """
 
@@ -121,25 +121,25 @@ def by_quantile(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Sta
 
 
 def is_within(context: RoundContext, update: Array) -> Sequence[float]:
-    """Whether the update's norm is within C, as 1/2 or -1/2."""
+    """Returns 1/2 if the update's norm is within C, else -1/2."""
     norm = math.hypot(*(float(each) for each in layer_norms(update, context.layout)))
     return (0.5 if norm <= context.setting.clip_norm else -0.5,)
 
 
 def bit_multiplier(setting: RoundSetting) -> float:
-    """Noise over sensitivity of the sum of bits, `2 sigma_b`, so that something of the charge is left for the values.
+    """Returns noise over sensitivity of the sum of bits, `2 sigma_b`, and leaves a part of the charge for the values.
 
-    Reading: sigma_b is a twentieth of the devices. Where these are so few that the bits alone would cost more than a
-    quarter of the charge, sigma_b is the noise multiplier: then they cost just that.
+    Reading: sigma_b is a twentieth of the devices. If there are so few devices that the bits alone would cost more than
+    a quarter of the charge, sigma_b is the noise multiplier: then they cost exactly a quarter.
     """
     return max(2 * _LEAST_SHARE * setting.terms.noise_split, 2 * setting.noise_multiplier)
 
 
 @dataclass(frozen=True)
 class QuantileClip(ServerHalf):
-    """C <- C exp(-eta (b - gamma)), with b the share of the updates that are within C, by noised bits.
+    """C <- C exp(-eta (b - gamma)), where b is the share of the updates within C, from noised bits.
 
-    Deviation: the share is clipped to [0, 1], so that no report moves C by more than exp(eta).
+    Deviation: the share is clipped to [0, 1], so that no report changes C by more than the factor exp(eta).
     """
 
     clip_norm: float
@@ -164,7 +164,7 @@ class QuantileClip(ServerHalf):
 
 
 def by_agent(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage, ...], ServerHalf]:
-    """Lets an agent choose C by the devices' accuracies and losses, as published."""
+    """Lets an agent choose C from the devices' accuracies and losses, as published."""
     what = "accuracy and loss on the own samples"
 
     def measure(context: RoundContext, update: Array) -> Sequence[float]:
@@ -183,7 +183,7 @@ def by_agent(config: ACDPpFSDConfig, privacy: PrivacySpec) -> tuple[tuple[Stage,
 
 @dataclass(frozen=True)
 class AgentClip(ServerHalf):
-    """C^t is the agent's action; it learns from trimmed means of what the devices report."""
+    """C^t is the agent's action; the agent learns from trimmed means of the devices' reports."""
 
     agent: ClipAgent
     loss_bound: float
@@ -198,7 +198,7 @@ class AgentClip(ServerHalf):
         reports = [report for report in closed.reports if len(report) == 2]
         if not reports:
             return state
-        # noise and liars may not take a mean out of [0, 1]
+        # noise and malicious devices cannot move a mean out of [0, 1]
         shares = (trimmed_mean(column) + 0.5 for column in zip(*reports, strict=True))
         accuracy, loss = (min(max(share, 0.0), 1.0) for share in shares)
         return self.agent.observe(AgentState.from_arrays(state), accuracy, loss * self.loss_bound).to_arrays()

@@ -1,18 +1,18 @@
-"""BLUR + LUS: updates that are short and sparse by themselves lose less to the clip norm.
+"""BLUR + LUS: clipping removes less of an update if the update is short and sparse.
 
 Cheng, Wang, Zhang, Cheng: "Differentially Private Federated Learning with Local Regularization and Sparsification",
 CVPR 2022. BLUR (bounded local update regularization) adds a penalty for an update longer than the bound S, here the
-clip norm, to the local objective; LUS (local update sparsification) zeroes the entries of an update that matter least,
-before it is clipped. Clip and noise are those of DP-FedAvg: noise goes on every entry, the zeroed ones too, so that
-the choice of entries, which depends on the data, is hidden as well.
+clip norm, to the local objective; LUS (local update sparsification) zeroes the least important entries of an update
+before it is clipped. Clipping and noise are the same as in DP-FedAvg: every entry gets noise, also the zeroed ones,
+so that the choice of entries, which depends on the data, is hidden too.
 
-The text was not at hand while this was written: what follows rests on its abstract and on what other papers say of it.
+The paper's text was not available: this file is based on its abstract and on descriptions in other papers.
 
 Reading: the penalty is (lambda / 2) max(0, |w - w^t|^2 - S^2): its gradient is lambda (w - w^t) beyond S, else 0.
-Reading: entries matter by their magnitude, and the share that is kept is one of the whole vector, not of each layer.
-Reading: defaults of lambda and of the share are not the paper's, which are not known here.
-Deviation: with privacy unit `record` the clip norm bounds gradients and not updates, so there is no penalty, and what
-is sent is the sparse update as trained; its noise is that of the gradients.
+Reading: an entry's importance is its magnitude, and the kept share is a share of the whole vector, not of each layer.
+Reading: the defaults of lambda and of the share are not the paper's, which are not known here.
+Deviation: with privacy unit `record` the clip norm bounds gradients and not updates, so there is no penalty, and the
+device sends the sparse update as trained; its noise is the noise of the gradients.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from hushfleet.methods.state import RoundContext
 class BlurLusConfig(TrainingConfig):
     """Settings of BLUR and LUS.
 
-    :param bound_weight: lambda of BLUR; 0 leaves it out.
-    :param keep_share: the share of an update's entries that LUS keeps; 1 leaves it out.
+    :param bound_weight: lambda of BLUR; 0 turns it off.
+    :param keep_share: the share of an update's entries that LUS keeps; 1 turns it off.
     """
 
     bound_weight: float = within("[0, 1000]", 0.1)
@@ -43,7 +43,7 @@ class BlurLusConfig(TrainingConfig):
 
 @dataclass(frozen=True)
 class Blur(Penalty):
-    """(weight / 2) max(0, |w - w^t|^2 - C^2): a pull back to the start, for those beyond the clip norm C."""
+    """(weight / 2) max(0, |w - w^t|^2 - C^2): a pull back to the start, for models beyond the clip norm C."""
 
     weight: float
 

@@ -2,18 +2,18 @@
 
 Schulman, Wolski, Dhariwal, Radford, Klimov: "Proximal Policy Optimization Algorithms", 2017, Eq. (7), with the critic's
 one-step loss of ACDP-pFSD's Algorithm 2, line 32. An actor gives mean and deviation of a normal variable u, the action;
-the clip norm is C_0 k^tanh(u), between C_0 / k and C_0 k. The ratio of two policies is that of u's densities: what maps
-u to the clip norm cancels in it.
+the clip norm is C_0 k^tanh(u), between C_0 / k and C_0 k. The ratio of two policies is the ratio of u's densities,
+because the map from u to the clip norm cancels.
 
-The agent's whole state is an `AgentState`, which is kept as NumPy arrays by name: a killed server goes on with the same
-bits. The arithmetic is PyTorch's in float64 on one thread; PyTorch is imported where it is used, since devices, which
-have the device half of the same file, need not have it.
+The agent's whole state is an `AgentState`, which is stored as NumPy arrays by name: a killed server continues with the
+same bits. The arithmetic uses PyTorch in float64 on one thread. PyTorch is imported inside the functions, because
+devices use the device half of the same method and may not have PyTorch.
 
-Reading: nothing of the agent is in the paper beyond Algorithm 2. Networks of two hidden layers of 32 tanh units, the
-clipping of ratios at 0.2 and Adam are usual. The step size of 3e-3 and 20 passes are larger than usual, since there are
-as few experiences as rounds. The discount of 0.9 looks some ten rounds ahead.
-Reading: "sample experiences U" takes all of the full buffer, which is then emptied: PPO learns from what its own last
-policies did.
+Reading: the paper describes the agent only in Algorithm 2. Networks of two hidden layers of 32 tanh units, the
+clipping of ratios at 0.2 and Adam are usual. The step size of 3e-3 and 20 passes are larger than usual, because there
+is only one experience per round. The discount of 0.9 looks about ten rounds ahead.
+Reading: "sample experiences U" takes all of the full buffer, which is then emptied: PPO learns from the actions of its
+own last policies.
 Reading: the action range is not stated; C_0 is the task's clip norm, the paper's fixed one.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 HIDDEN = 32
 _SHAPES = ((HIDDEN, 2), (HIDDEN,), (HIDDEN, HIDDEN), (HIDDEN,), (1, HIDDEN), (1,))
-_INITIAL_STD = 0.6  # of u: tanh(u) is then within 0.54 of the middle in two of three cases
+_INITIAL_STD = 0.6  # of u: in two of three cases tanh(u) is then within 0.54 of the middle
 _SEED_STREAM = 0x434C4950
 
 Arrays = dict[str, np.ndarray]
@@ -49,7 +49,7 @@ class AgentNetwork(NamedTuple):
 
     @classmethod
     def of(cls, weights: np.ndarray) -> AgentNetwork:
-        """Begins with these weights, float64 `[n]`, and moments of 0."""
+        """Returns a network with these weights, float64 `[n]`, and moments of 0."""
         return cls(weights, np.zeros_like(weights), np.zeros_like(weights))
 
 
@@ -57,7 +57,7 @@ class AgentNetwork(NamedTuple):
 class AgentState:
     """The state of the agent before a round.
 
-    :param state: mean accuracy and loss of the round before, `[2]`; NaN before the first.
+    :param state: mean accuracy and loss of the previous round, `[2]`; NaN before the first.
     :param actor: its last entry is the logarithm of the policy's standard deviation.
     :param updates: gradient steps so far.
     :param experiences: rows (s, u, log pi(u), r, s'), `[n, 7]`.
@@ -75,7 +75,7 @@ class AgentState:
     log_density: float = 0.0
 
     def to_arrays(self) -> Arrays:
-        """Gives the state as named arrays, as `from_arrays` reads them."""
+        """Returns the state as named arrays, as `from_arrays` reads them."""
         arrays: Arrays = {}
         for name, value in vars(self).items():
             if isinstance(value, AgentNetwork):
@@ -86,7 +86,7 @@ class AgentState:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> AgentState:
-        """Reads what `to_arrays` has given."""
+        """Reads the arrays of `to_arrays`."""
         found: dict[str, Any] = {field.name: arrays[field.name] for field in fields(cls)}
         found |= {name: found[name].item() for name in ("seed", "round", "updates", "action", "log_density")}
         for name in ("actor", "critic"):
@@ -114,7 +114,7 @@ class ClipAgent:
     random_rounds: int = 2  # Algorithm 2, line 1
 
     def begin(self, seed: int) -> AgentState:
-        """The agent before round 1, with that round's action drawn."""
+        """Returns the agent before round 1, with that round's action drawn."""
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_SEED_STREAM,)))
         actor, critic = _initial_weights(rng), _initial_weights(rng)
         actor[-HIDDEN - 1 :] *= 0.01  # the mean begins near the middle of the range
@@ -123,14 +123,14 @@ class ClipAgent:
         return self._act(AgentState(seed, 1, np.full(2, np.nan), *networks, updates=0, experiences=np.empty((0, 7))))
 
     def clip_norm_of(self, agent: AgentState) -> float:
-        """The clip norm that the drawn action stands for."""
+        """Returns the clip norm of the drawn action."""
         return float(self.clip_norm * self.clip_range ** math.tanh(agent.action))
 
     def observe(self, agent: AgentState, accuracy: float, loss: float) -> AgentState:
-        """The agent after a round with these mean reports, with the next round's action drawn.
+        """Returns the agent after a round with these mean reports, with the next round's action drawn.
 
-        The experience is (s, u, log pi(u), r, s'); the reward r is what the loss fell and the accuracy rose by,
-        Eqs. (11) to (13).
+        The experience is (s, u, log pi(u), r, s'); the reward r is the decrease of the loss plus the increase of the
+        accuracy, Eqs. (11) to (13).
         """
         before, after = agent.state, np.array([accuracy, loss])
         experiences = agent.experiences
@@ -156,7 +156,7 @@ class ClipAgent:
             return replace(agent, action=float(u), log_density=float(_log_density(u, mean, std)))
 
     def _learn(self, agent: AgentState) -> AgentState:
-        """Algorithm 2, lines 28 to 33, on the whole buffer."""
+        """Runs Algorithm 2, lines 28 to 33, on the whole buffer."""
         import torch
 
         with one_torch_thread():
@@ -167,7 +167,7 @@ class ClipAgent:
             with torch.no_grad():
                 ahead = reward + self.discount * _network(critic, after)
                 advantage = ahead - _network(critic, before)
-                # usual in PPO: rewards are small, and their size says nothing
+                # usual in PPO: rewards are small, and their scale has no meaning
                 advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
             for _ in range(self.passes):
                 ratio = torch.exp(_log_density(action, _network(actor, before), torch.exp(actor[-1])) - density)
@@ -182,13 +182,13 @@ class ClipAgent:
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """The mean of the values between the 10th and the 80th percentile; percentiles are the nearest values."""
+    """Returns the mean of the values between the 10th and the 80th percentile; percentiles are the nearest values."""
     low, high = np.percentile(values, [10, 80], method="nearest")
     return float(np.mean([value for value in values if low <= value <= high]))
 
 
 def _initial_weights(rng: np.random.Generator) -> np.ndarray:
-    """PyTorch's default for a linear layer: uniform within one over the root of its inputs."""
+    """Returns PyTorch's default for a linear layer: uniform within one over the root of the number of its inputs."""
     parts, inputs = [], 0
     for shape in _SHAPES:
         inputs = shape[1] if len(shape) == 2 else inputs
@@ -197,7 +197,7 @@ def _initial_weights(rng: np.random.Generator) -> np.ndarray:
 
 
 def _network(weights: Tensor, states: Tensor) -> Tensor:
-    """Values `[n]` of states `[n, 2]` by a flat network; entries beyond it are left aside."""
+    """Returns the values `[n]` of states `[n, 2]` by a flat network; it ignores entries beyond the network."""
     layers, start = [], 0
     for shape in _SHAPES:
         layers.append(weights[start : start + math.prod(shape)].reshape(shape))
@@ -208,14 +208,14 @@ def _network(weights: Tensor, states: Tensor) -> Tensor:
 
 
 def _log_density(u: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """The log density of the normal distribution, without the constant."""
+    """Returns the log density of the normal distribution, without the constant."""
     return -(((u - mean) / std) ** 2) / 2 - std.log()
 
 
 class _Trainable:
-    """A copy of a network's weights, as array and tensor in one memory, and an Adam that goes on where it stopped.
+    """A copy of a network's weights, as array and tensor in the same memory, and an Adam that continues its state.
 
-    The devices' Adam: importing PyTorch's optimizers takes seconds.
+    It uses the devices' Adam, because importing PyTorch's optimizers takes seconds.
     """
 
     def __init__(self, network: AgentNetwork, steps: int, learning_rate: float) -> None:

@@ -1,4 +1,4 @@
-"""The cost of a method's stages to a device in a round, as `hushfleet.methods.stages` folds it."""
+"""The privacy cost of a method's stages for a device in a round, as `hushfleet.methods.stages` computes it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from hushfleet.privacy.mechanism import DEVICE_ADJACENCY, Charge
 class Cost:
     """The cost of a list of stages for a device in a round, with the unit `device`.
 
-    :param norm: bound of the values in units of the round's clip norm C; inf: they have none.
+    :param norm: bound of the values in units of the round's clip norm C; inf: no bound.
     :param clip_norm: C.
     :param noise_multiplier: noise over bound of the values, summed over `noise_split` devices.
-    :param summed: whether nobody sees values but added up, with the noise of `noise_split` honest devices at least.
-    :param records: 0 where a device is protected; where it is a record, of which a device's values have the norm of so
-        many at most.
-    :param reports: noise multiplier of each noised report, summed likewise, and whether the server only adds them up.
-    :param report_limit: the most that a number of an honest report is in size, but for a probability below 1e-14.
+    :param summed: True if values are seen only as a sum, with the noise of at least `noise_split` honest devices.
+    :param records: 0 if a device is protected; if a record is protected, a device's values have at most the norm of
+        this many records.
+    :param reports: noise multiplier of each noised report, summed in the same way, and True if the server only adds
+        them up.
+    :param report_limit: the largest size of a number in an honest report, except with a probability below 1e-14.
     :param raw: functions of the device's data that leave without noise, in words.
     """
 
@@ -45,7 +46,7 @@ class Cost:
 
     @property
     def values_multiplier(self) -> float:
-        """Noise over bound in what can be seen of the device's own values."""
+        """Noise over bound in the visible form of the device's own values."""
         return self.noise_multiplier / math.sqrt(self._divided)
 
     @property
@@ -53,7 +54,7 @@ class Cost:
         return 1 if self.summed else self.noise_split
 
     def charge(self) -> Charge:
-        """Gives the charge of the ledger for the values and the reports together."""
+        """Returns the ledger's charge for the values and the reports together."""
         multiplier = combined_multiplier(self.noise_multiplier, *(each for each, _ in self.reports)) / math.sqrt(
             self._divided
         )
@@ -67,10 +68,10 @@ class Cost:
         )
 
     def multiplier_release(self, participants: int) -> float:
-        """The noise multiplier against whoever sees only the aggregate, a plain sum in which noises add up.
+        """Returns the noise multiplier against anyone who sees only the aggregate, a plain sum in which noise adds up.
 
-        A report that is more than added up protects by its own noise alone. Of summed values no more is promised than
-        what the noise of the devices that are honest for certain gives.
+        If the server does more with a report than add it up, only the report's own noise counts. For summed values only
+        the noise of the honest devices (`noise_split`) counts.
         """
         if self.summed:
             return self.charge().noise_multiplier
@@ -81,12 +82,12 @@ class Cost:
 
 
 def combined_multiplier(*multipliers: float) -> float:
-    """The one Gaussian mechanism that releases of one input amount to: 1/z^2 adds. 0, no noise, where one has none."""
+    """Returns the multiplier z of one Gaussian mechanism equal to all releases: 1/z^2 adds up; 0 if one has none."""
     if len(multipliers) == 1 or 0 in multipliers:
         return min(multipliers)
     return float(math.fsum(z**-2 for z in multipliers) ** -0.5)
 
 
 def remaining_multiplier(whole: float, report: float) -> float:
-    """The noise multiplier that remains after a report has used its part."""
+    """Returns the noise multiplier that remains after a report has used its part."""
     return float((whole**-2 - report**-2) ** -0.5)

@@ -1,18 +1,18 @@
-"""DKD-pFed: as pFedSD, with the distillation decoupled into the label against the rest and the rest among themselves.
+"""DKD-pFed: like pFedSD, with the distillation split into two parts: label against the rest, and within the rest.
 
 Su, Wang, Zhu: "DKD-pFed: A novel framework for personalized federated learning via decoupling knowledge distillation
 and feature decorrelation", Expert Systems with Applications 259, 125336, 2025; its public code is TuringSu/DKD_pFed.
 Local training starts from the global model, with the loss CE + lambda T^2 (KL of label and rest + beta KL of the rest),
 both parts at the temperature T, against the device's own last model. The model after training is the personal one.
 
-LDP-DKD-pFed of APDP-FL's section 6.2.4 is this with the unit `record`.
+LDP-DKD-pFed of APDP-FL's section 6.2.4 is this method with the unit `record`.
 
 Reading: lambda = 1, beta = 2, T = 2, and alpha = 1 before the first part: the defaults of the public code.
-Reading: the abstract adds feature decorrelation. The public code computes it on the teacher's features and adds it to
-nothing, so it moves no parameter, and is not here.
+Reading: the abstract adds feature decorrelation. The public code computes it on the teacher's features but never uses
+it, so it changes no parameter and is left out here.
 Reading: with noise, which the paper does not have, the update is clipped and noised as by DP-FedAvg.
-Deviation: with the unit `record` the two weights add up to 1: the loss is divided by 1 + lambda T^2, and
-`privacy.clip_norm` alone bounds what a record moves.
+Deviation: with the unit `record` the two weights add up to 1: the loss is divided by 1 + lambda T^2, and only
+`privacy.clip_norm` bounds the influence of a record.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from hushfleet.objectives import Objective
 class DKDpFedConfig(TrainingConfig):
     """Settings of DKD-pFed.
 
-    :param distillation_weight: lambda, of the distillation beside a cross-entropy of weight 1.
+    :param distillation_weight: lambda, weight of the distillation; the cross-entropy has the weight 1.
     :param temperature: T.
-    :param non_target_weight: beta, of the classes other than the label.
+    :param non_target_weight: beta, weight of the classes other than the label.
     """
 
     distillation_weight: float = within("[0, 1000]", 1.0)

@@ -1,17 +1,17 @@
 """DP-FedSAM: local steps look for flat minima, which suffer less from clipping and noise.
 
 Shi, Liu, Wei, Shen, Wang, Tao: "Make Landscape Flatter in Differentially Private Federated Learning", CVPR 2023,
-Algorithm 1: a step of sharpness-aware minimisation goes along the gradient at w + rho g / |g|, where g is the gradient
-at w. Clip and noise are those of DP-FedAvg. `keep_share` below 1 is DP-FedSAM-top-k: an update's largest entries alone
-are left before it is clipped.
+Algorithm 1: a step of sharpness-aware minimisation uses the gradient at w + rho g / |g|, where g is the gradient at w.
+Clipping and noise are the same as in DP-FedAvg. `keep_share` below 1 is DP-FedSAM-top-k: only the largest entries of an
+update are kept before it is clipped.
 
 Reading: rho is 0.5, the default of the published code; the top-k variant is not in that code.
-Reading: top-k is of the whole vector; noise goes on every entry, the zeroed ones too. Were it left off those, where
-the zeros are would tell something of the data that the noise does not cover. Zeros are thus sent, noised: a saving
-of bytes is not what the sparsity is for.
-Deviation: the code clips each tensor to C alone, so that an update of L tensors may have the norm sqrt(L) C, and it
-scales each perturbation by the squared weight (ASAM); the paper clips the update to C and says nothing of ASAM, so this
-is plain SAM.
+Reading: top-k is taken over the whole vector; every entry gets noise, also the zeroed ones. Without noise on the zeros,
+their positions would reveal information about the data that the noise does not cover. So zeros are sent with noise: the
+purpose of the sparsity is not to save bytes.
+Deviation: the code clips each tensor separately to C, so that an update of L tensors may have the norm sqrt(L) C, and
+it scales each perturbation by the squared weight (ASAM); the paper clips the update to C and does not mention ASAM, so
+this is plain SAM.
 Deviation: learning rates do not decay by round, there is no weight decay, and every device has the same weight.
 """
 
@@ -35,8 +35,8 @@ from hushfleet.methods.state import PrivateArrays, RoundContext, divided
 class DPFedSAMConfig(TrainingConfig):
     """Settings of DP-FedSAM.
 
-    :param rho: how far from w the gradient is taken; 0 is DP-FedAvg's step, of one gradient.
-    :param keep_share: the share of an update's entries that is kept; 1 leaves sparsification out.
+    :param rho: distance from w at which the gradient is taken; 0 is DP-FedAvg's step, with one gradient.
+    :param keep_share: the share of an update's entries that is kept; 1 turns sparsification off.
     """
 
     rho: float = within("[0, 100]", 0.5)
@@ -56,7 +56,7 @@ class Sharpness(GradientRule):
     def __call__(
         self, context: RoundContext, params: Array, batch: Batch, memory: PrivateArrays
     ) -> tuple[Any, Array, PrivateArrays]:
-        """The loss at `params`, and the gradient uphill of it."""
+        """Returns the loss at `params`, and the gradient at the SAM point uphill of it."""
         loss, uphill = batch.mean(params)
         if self.rho == 0:
             return loss, uphill, memory
@@ -65,7 +65,7 @@ class Sharpness(GradientRule):
 
 
 def sam_point(params: Array, gradient: Array, rho: float) -> Array:
-    """params + rho gradient / |gradient|, `[..., d]`; params itself for a gradient of zero."""
+    """Returns params + rho gradient / |gradient|, `[..., d]`; params itself for a gradient of zero."""
     xp = array_api.array_namespace(params)
     step = xp.astype(divided(rho, squared_norm(gradient) ** 0.5), params.dtype)[..., None]
     there = xp.empty_like(params)

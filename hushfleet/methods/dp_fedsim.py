@@ -1,41 +1,41 @@
-"""DP-FedSim: a start kept by Fisher values, clip norms by each layer's spread, a mean weighed by similarity.
+"""DP-FedSim: Fisher values choose the start, each layer's spread sets its clip norm, similarity weighs the mean.
 
 "Efficient Personalized Federated Learning Method with Adaptive Differential Privacy and Similarity Model
 Aggregation". Equations (5)-(17), Algorithm 1.
 
-Fisher: each round the device starts with its own values where their normalised Fisher value reaches `fisher_threshold`
-and with the global ones elsewhere; all parameters are trained and all are sent. AGC (adaptive gradient clipping): layer
-s is clipped to T_s = b (1 + std_s / (|mean_s| + delta)), b = privacy.clip_norm, with noise sigma b / sqrt(N) on each
-parameter. MSA: an update weighs as much as the model that it makes resembles the global one.
+Fisher: each round the device starts with its own values if their normalised Fisher value reaches `fisher_threshold`,
+and with the global values otherwise; all parameters are trained and sent. AGC (adaptive gradient clipping): layer s is
+clipped to T_s = b (1 + std_s / (|mean_s| + delta)), b = privacy.clip_norm, with noise sigma b / sqrt(N) on each
+parameter. MSA: the weight of an update is the similarity of the client's model to the global model.
 
-Reading: Eq. (5) is taken at the device's own model of its last round, as in FedDPA's public code, whose scheme this is.
-Reading: Eq. (6) divides by a layer's sum; of its values at most two can then reach the paper's threshold of 0.4, and
-almost nothing is personal. FedDPA's code, with the same threshold, stretches a layer to 0..1 (`min-max`, the default
-here); `sum` is the equation as printed.
-Reading: Eq. (8) is where a round starts. Algorithm 1 has it in its loop over local epochs: `masks = "epoch"` then sets
+Reading: Eq. (5) is taken at the device's own model of its last round, as in FedDPA's public code (the same scheme).
+Reading: Eq. (6) divides by a layer's sum; then at most two values of a layer can reach the paper's threshold of 0.4,
+and almost nothing is personal. FedDPA's code, with the same threshold, stretches a layer to 0..1 (`min-max`, the
+default here); `sum` is the equation as printed.
+Reading: Eq. (8) sets the start of a round. Algorithm 1 has it in its loop over local epochs: `masks = "epoch"` sets
 the values of low Fisher value back to the global ones before each further epoch, so that only the last one moves them.
 Reading: the gradient g of Eqs. (9)-(12) is the update of the round, Delta w of Algorithm 1.
 If it is the gradient, which moves a model by the learning rate times as much, b and the noise of Eq. (14) shrink with
-it: that is a `privacy.clip_norm` of learning rate x b, and no other mechanism.
-Reading: N of Eq. (13), "the number of clients participating in federated learning", is the cohort; if it is all of
-them, the multiplier is smaller by the root of their ratio, 0.766 in place of 2.4224, and charged as that.
-Reading: delta of Eq. (9) is not stated; it is 1e-8 here. That of Eq. (10) is not needed: a zero update is not scaled.
+it: this is a `privacy.clip_norm` of learning rate x b, and otherwise the same mechanism.
+Reading: N of Eq. (13), "the number of clients participating in federated learning", is the cohort; if it is all
+clients, the multiplier is smaller by the root of their ratio, 0.766 instead of 2.4224, and is charged as such.
+Reading: delta of Eq. (9) is not stated; it is 1e-8 here. Eq. (10) needs no delta: a zero update is not scaled.
 Reading: without AGC the whole update is clipped, to c = privacy.clip_norm.
-Reading: similarity is that of models, Eq. (15) and Algorithm 1. The client's model is what the server can form of it:
-the global one plus the noised update. Section IV.C speaks of update directions: `similarity = "directions"` compares
-the update with the global model's last step, since that of the round itself follows from the weights. At first
-all weigh the same.
+Reading: similarity compares models, Eq. (15) and Algorithm 1. The server computes the client's model as the global one
+plus the noised update. Section IV.C mentions update directions: `similarity = "directions"` compares the update with
+the global model's last step, because the step of the current round depends on the weights. In the first round all
+weights are equal.
 Reading: Eq. (16) needs positive similarities; one below 0.001 counts as 0.001.
-Deviation: T_s has no bound, and without one there is nothing to charge for. Under `accounting = "as-published"` no T_s
-exceeds b times `max_stretch`, and the charge is for that: noise sigma b / sqrt(N) against L layers of up to
+Deviation: T_s has no bound, and without a bound no charge can be computed. Under `accounting = "as-published"` no T_s
+exceeds b times `max_stretch`, and the charge is for this bound: noise sigma b / sqrt(N) against L layers of up to
 b max_stretch has the multiplier sigma / (max_stretch sqrt(L N)). The multiplier sigma that the paper accounts for
 would need T_s = b and one layer.
-Deviation: `accounting = "strict"` caps T_s at b times `strict_stretch`, scales the noise to that bound, and divides
-nothing: its multiplier against the server is sigma.
-Deviation: with MSA no device is promised more by the aggregate than by its own noise. Its weight may be the largest,
-and weights follow the noised values, so the noise of others does not add up as in a plain mean.
-Deviation: with the unit `record`, Fisher values of raw data would be an uncharged look at it. Squares of the device's
-last update, which DP-SGD has noised, take their place, and AGC has no part: records are clipped one by one.
+Deviation: `accounting = "strict"` caps T_s at b times `strict_stretch`, scales the noise to this bound, and does not
+divide the noise: its multiplier against the server is sigma.
+Deviation: with MSA the guarantee of the aggregate is only the one from a device's own noise. The device's weight may be
+the largest, and weights follow the noised values, so the noise of others does not add up as in a plain mean.
+Deviation: with the unit `record`, Fisher values of raw data would be an uncharged use of the data. They are replaced by
+squares of the device's last update, which has noise from DP-SGD, and AGC is not used: records are clipped one by one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from hushfleet.privacy.clipping import clip_layers, layer_norms
 from hushfleet.privacy.noise import NoiseSource
 
 LARGEST_STRETCH = "largest_stretch"
-"""The private array with the largest T_s / b of the device so far, before the cap: it never leaves the device."""
+"""The private array with the largest T_s / b of the device so far, before the cap; it never leaves the device."""
 Similarity = Literal["models", "directions"]
 _STEP = "step"  # float32 `[d]`, the global model's in the last round
 _DELTA = 1e-8
@@ -73,11 +73,11 @@ class DPFedSimConfig(TrainingConfig):
 
     :param fisher_threshold: lambda of Eq. (7).
     :param normalisation: of the Fisher values of a layer: `min-max` or `sum`.
-    :param masks: whether Eq. (8) is for a `round`, or for each local `epoch`.
+    :param masks: whether Eq. (8) is applied once per `round`, or in each local `epoch`.
     :param agc: adaptive clipping; off clips the whole update to the clip norm (Table II).
     :param msa: weigh updates by similarity; off takes the plain mean (Table II).
-    :param similarity: of a client's and the global model, or of the directions in which both moved.
-    :param max_stretch: as published, most that a layer's clip norm may be in units of the base clip norm.
+    :param similarity: between a client's and the global model, or between the directions in which both moved.
+    :param max_stretch: under `as-published`, the largest clip norm of a layer in units of the base clip norm.
     :param strict_stretch: the same under strict accounting, where the noise grows with it.
     """
 
@@ -99,7 +99,7 @@ class DPFedSimConfig(TrainingConfig):
 )
 def dp_fedsim(config: DPFedSimConfig, privacy: PrivacySpec, rounds: int) -> Method:
     stretch = config.max_stretch if privacy.as_published else config.strict_stretch
-    # What is declared is the cap, not T_s, which is a function of the data.
+    # The cap is declared, not T_s, because T_s is a function of the data.
     adaptive = (
         ClipBySpread(stretch),
         ClipLayers(EvenBounds(stretch)),
@@ -116,7 +116,7 @@ def dp_fedsim(config: DPFedSimConfig, privacy: PrivacySpec, rounds: int) -> Meth
 
 @dataclass(frozen=True)
 class BackToGlobal(PartOrder):
-    """Each local epoch starts with Eq. (8); of a newcomer, who has no Fisher values, the round alone."""
+    """Applies Eq. (8) at the start of each local epoch; not for a new device, which has no Fisher values."""
 
     @property
     def resets(self) -> bool:
@@ -132,7 +132,7 @@ class BackToGlobal(PartOrder):
 class ClipBySpread(Transform):
     """AGC, Eqs. (9)-(12): layer s of the update is clipped to T_s, capped.
 
-    :param stretch: what T_s / b may be at most.
+    :param stretch: the largest T_s / b.
     """
 
     stretch: float
@@ -142,11 +142,11 @@ class ClipBySpread(Transform):
         return clip_layers(update, context.layout, self.thresholds(context, update))
 
     def thresholds(self, context: RoundContext, update: Array) -> Array:
-        """T_s of Eq. (9), capped, float64 `[L]`."""
+        """Returns T_s of Eq. (9), capped, float64 `[L]`."""
         return context.setting.privacy.clip_norm * np.minimum(_stretches(context.layout, update), self.stretch)
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
-        """The largest T_s / b so far, for whoever asks how far the thresholds really went."""
+        """Returns the largest T_s / b so far, to show how large the thresholds really became."""
         before = context.state.private.get(LARGEST_STRETCH, np.zeros(1))
         return {LARGEST_STRETCH: np.maximum(before, _stretches(context.layout, update).max())}
 
@@ -155,7 +155,7 @@ class ClipBySpread(Transform):
 
 
 def _stretches(layout: ParamLayout, update: Array) -> np.ndarray:
-    """T_s / b of Eq. (9), without a cap, float64 `[L]`."""
+    """Returns T_s / b of Eq. (9), without a cap, float64 `[L]`."""
     stretches = np.empty(len(layout.layers))
     for index, (layer, norm) in enumerate(zip(layout.layers, layer_norms(update, layout), strict=True)):
         values = update[layer.start : layer.stop]
@@ -167,9 +167,9 @@ def _stretches(layout: ParamLayout, update: Array) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SimilarityMean(ServerHalf):
-    """MSA: an update weighs as much as the model that it makes resembles the global one.
+    """MSA: the weight of an update is the similarity of the client's model to the global one.
 
-    :param similarity: with `directions`, as much as it points where the global model went in the last round.
+    :param similarity: with `directions`, the similarity of the update to the global model's step in the last round.
     """
 
     similarity: Similarity = "models"
@@ -182,7 +182,7 @@ class SimilarityMean(ServerHalf):
         return {_STEP: closed.after - closed.before} if self.similarity == "directions" else state
 
     def weight(self, state: ServerArrays, global_params: np.ndarray, sent: np.ndarray, layout: ParamLayout) -> float:
-        """Eq. (15): the mean over the layers of the cosine between the global and the client's model, or step."""
+        """Returns Eq. (15): the mean over the layers of the cosine of the global and the client's model, or step."""
         directions = self.similarity == "directions"
         if directions and _STEP not in state:
             return 1.0

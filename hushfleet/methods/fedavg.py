@@ -1,4 +1,4 @@
-"""FedAvg, with noise DP-FedAvg, and with a proximal term FedProx: the mean of the devices' updates.
+"""FedAvg, the mean of the devices' updates; with noise it is DP-FedAvg, with a proximal term FedProx.
 
 McMahan, Moore, Ramage, Hampson, Agueera y Arcas: "Communication-Efficient Learning of Deep Networks from Decentralized
 Data", AISTATS 2017, Algorithm 1.
@@ -8,9 +8,9 @@ the form of Eq. (6) of FedGLP-ADP (Xiao, Jiang, Li, 2026): each device clips its
 participants adds noise of variance sigma^2 C^2 / |P|.
 
 FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020,
-Algorithm 2: device k minimises F_k(w) + (mu / 2) |w - w^t|^2. Clip and noise of `[privacy]` make it DP-FedProx.
+Algorithm 2: device k minimises F_k(w) + (mu / 2) |w - w^t|^2. Clipping and noise of `[privacy]` make it DP-FedProx.
 
-Reading: mu has no default in the paper, which takes the best of 0.001, 0.01, 0.1 and 1; 0.01 stands here.
+Reading: mu has no default in the paper, which takes the best of 0.001, 0.01, 0.1 and 1; here it is 0.01.
 Deviation: every device has the same weight and trains the same number of epochs. The papers weigh by sample count,
 which is a function of private data and is not sent, and FedProx lets slow devices train less.
 Deviation: `accounting = "strict"` does not divide the noise by |P|, so that sigma is what the server sees.

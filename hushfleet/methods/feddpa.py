@@ -1,26 +1,26 @@
-"""FedDPA: parameters with high Fisher values keep the device's own values; each part has a penalty of its own.
+"""FedDPA: parameters with high Fisher values keep the device's own values; each part has a separate penalty.
 
-Yang, Huang, Ye: "Dynamic Personalized Federated Learning with Adaptive Differential Privacy", NeurIPS 2023, as its
-public code has it (xiyuanyang45/DynamicPFL).
+Yang, Huang, Ye: "Dynamic Personalized Federated Learning with Adaptive Differential Privacy", NeurIPS 2023, as in its
+public code (xiyuanyang45/DynamicPFL).
 
-Each round the device computes the diagonal of the Fisher information at its own model, stretches it to 0..1 in each
-tensor, and starts with its own values u where that is above `fisher_threshold`, with the global values v elsewhere. u
+Each round the device computes the diagonal of the Fisher information at its own model and stretches it to 0..1 in each
+tensor. Parameters above `fisher_threshold` start with the device's own values u, the others with the global values v. u
 is trained with the penalty (lambda_1 / 2) sum_t |w_t - g_t| over the tensors t, where g is the global model, and v with
-(lambda_2 / 2) | sum_t |w_t - g_t| - C |. Then the change of all parameters against the global model, u included, is
-clipped as a whole to C and noised: sigma C / sqrt(n) on each. u stays free of noise on the device, and is not secret
-from the server beyond what that noise does.
+(lambda_2 / 2) | sum_t |w_t - g_t| - C |. Then the change of all parameters against the global model, including u, is
+clipped as a whole to C and gets noise sigma C / sqrt(n) on each. On the device u has no noise; only the noise of the
+sent values hides u from the server.
 
-Reading: u is trained on all epochs first and v on all epochs after it, in the code. With one optimizer for each part,
+Reading: the code first trains u on all epochs and then v on all epochs. With one optimizer for each part,
 `personal_epochs = 0` trains u and then v on each batch, as FedADDP's code does; so `local_epochs` means the same for
-every method. For E epochs of each part one after the other give `personal_epochs = E`, `local_epochs = 2 E`.
-Reading: the code holds still a trained entry whose value is exactly 0, and zeroes a tensor whose Fisher values are all
-alike. Here the first is trained, and the second is taken from the global model.
+every method. For E epochs of u followed by E epochs of v, set `personal_epochs = E`, `local_epochs = 2 E`.
+Reading: the code does not train an entry whose value is exactly 0, and zeroes a tensor whose Fisher values are all
+equal. Here the first is trained, and the second is taken from the global model.
 Deviation: every device has the same weight. The code weighs by sample count, which is not sent.
 Deviation: the code's accountant counts batches drawn from the pooled records, while noise is added once to each
 device's update (`privacy.reading = "pooled-sampling"` finds its noise). The ledger charges the latter.
-Deviation: noise is divided by the number of devices in the cohort, where the code takes all devices; under
+Deviation: noise is divided by the number of devices in the cohort, while the code takes all devices; under
 `accounting = "strict"` it is not divided.
-Deviation: with the unit `record`, squares of the device's last update, which is noised, stand for the Fisher values.
+Deviation: with the unit `record`, squares of the device's last update, which is noised, replace the Fisher values.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from hushfleet.schema import require
 class FedDPAConfig(TrainingConfig):
     """Settings of the public code.
 
-    :param fisher_threshold: above it a normalised Fisher value makes a parameter personal.
+    :param fisher_threshold: a parameter with a normalised Fisher value above it is personal.
     :param lambda_1: pull of personal parameters towards the global model.
     :param lambda_2: pull of the whole change towards the length C, by the shared parameters.
-    :param personal_epochs: how many of the local epochs train the personal part, before the others train the shared
-        one; 0 trains one after the other on each batch.
+    :param personal_epochs: number of local epochs that train the personal part, before the others train the shared
+        part; 0 trains both parts, one after the other, on each batch.
     """
 
     fisher_threshold: float = within("[0, 1]", 0.4)
@@ -79,7 +79,7 @@ def feddpa(config: FedDPAConfig, privacy: PrivacySpec, rounds: int) -> Method:
 
 @dataclass(frozen=True)
 class LengthPenalties(Penalty):
-    """Both penalties' gradients, each where its part is; a tensor that has not moved adds nothing.
+    """The gradients of both penalties, each on its own part; a tensor that has not moved adds nothing.
 
     Without a clip norm there is no length to pull towards.
     """
@@ -88,7 +88,7 @@ class LengthPenalties(Penalty):
     lambda_2: float
 
     def length(self, context: RoundContext) -> Array | float:
-        """C of the second penalty, `[...]`."""
+        """Returns C of the second penalty, `[...]`."""
         return context.setting.privacy.clip_norm
 
     def add(self, context: RoundContext, params: Array, gradient: Array) -> None:
@@ -102,7 +102,7 @@ class LengthPenalties(Penalty):
         push = xp.zeros_like(total) if unbounded else self.lambda_2 / 2 * xp.sign(total - wanted)
         for part, norm in zip(tensors, norms, strict=True):
             inverse = divided(1.0, norm)
-            # chosen by multiplying, since choosing by the mask takes longer
+            # multiplying by the mask is faster than indexing by it
             weight = personal[..., part] * ((pull - push) * inverse)[..., None]
             weight += (push * inverse)[..., None]
             weight *= moved[..., part]
@@ -111,7 +111,7 @@ class LengthPenalties(Penalty):
 
 @dataclass(frozen=True)
 class AgainstGlobal(Transform):
-    """The change against the global model, where the update is that against the start."""
+    """Converts the update, which is relative to the start, into the change against the global model."""
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
         """Adds the start's difference from the global model to the update, `[d]`."""

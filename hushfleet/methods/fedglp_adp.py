@@ -1,29 +1,29 @@
-"""FedGLP-ADP: parameters that move most become personal, layer clip norms follow the trend of the updates.
+"""FedGLP-ADP: the parameters that move most become personal; layer clip norms follow the trend of the updates.
 
 Xiao, Jiang, Li: "FedGLP-ADP: Federated Learning with Gradient-Based Layer-Wise Personalization and Adaptive
 Differential Privacy", 2026. Equations (7)-(16), Algorithms 1 and 2.
 
-GLP (layer-wise personalization): each round the share p = beta / T of a layer's parameters with the largest
-noised values turns from shared to personal, until the share beta is reached. ACNDP (adaptive clipping and
+GLP (layer-wise personalization): each round the share p = beta / T of a layer's parameters, those with the largest
+noised values, changes from shared to personal, until the share beta is reached. ACNDP (adaptive clipping and
 noising): layer l is clipped to C_l = C sqrt(tw_l) and each shared coordinate gets noise of standard deviation
 sqrt(L) sigma C_l / sqrt(n).
 
-Reading: the trend of Algorithm 1 needs a previous round, so a device's first round leaves the weights alone.
+Reading: the trend of Algorithm 1 needs a previous round, so a device's first round does not change the weights.
 Reading: the clip weights are updated after the round, for the next one (the text of Section 4.2 and Fig. 1); Algorithm
 2 updates them in line 10, before line 12 clips with them.
-Reading: a layer is a module, weight and bias together, so L of Eq. (15) is their number and not the tensors'.
-Reading: lambda_1 and lambda_2 are not printed; 0.1 and 0.05 are those of FedDPA's public code, to which Section 4.1
+Reading: a layer is a module, weight and bias together, so L of Eq. (15) is the number of modules, not of tensors.
+Reading: lambda_1 and lambda_2 are not printed; 0.1 and 0.05 are from FedDPA's public code, to which Section 4.1
 refers for the two objectives.
 Reading: p grows with the device's own participations, so a device that misses rounds falls behind evenly.
 Reading: gamma is not stated for Table 1; 0.2 is the value of Table 4 closest to it.
 Deviation: one gradient serves Eqs. (9) and (10); `sequential` takes a second one for the shared part, after the
-personal part has moved, as Algorithm 2, lines 6-7, has it.
-Deviation: the log-odds of Algorithm 1 have no limit, and after some hundred rounds e^h would be no number and a layer's
-bound 0, with which no update can be released. A weight counts as at least e^-40 of the largest.
+personal part has moved, as in Algorithm 2, lines 6-7.
+Deviation: the log-odds of Algorithm 1 have no limit. After some hundred rounds e^h would overflow and a layer's bound
+would be 0, with which no update can be released. A weight counts as at least e^-40 of the largest.
 Deviation: the next mask comes from the values as sent, after the codec, so that both sides can compute it. With
-`wire.codec = "one-bit"` these have one size in a layer: then the first parameters turn personal, whatever they are.
+`wire.codec = "one-bit"` all values of a layer have the same size: then simply the first parameters become personal.
 Deviation: `accounting = "strict"` compares norms of the noised values in Algorithm 1, and does not divide the
-noise by n; its ledger then holds without trust in the server.
+noise by n; its ledger is then valid without trust in the server.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from hushfleet.methods.state import PrivateArrays, PublicState, RoundContext, di
 from hushfleet.params import ParamLayout
 from hushfleet.privacy.clipping import layer_norms
 
-_RANGE = 40.0  # of log-odds that count; e^-_RANGE is the least weight
-_LOWEST = -30.0  # below it e^h is the weight itself, so that all of them may be shifted
+_RANGE = 40.0  # range of the log-odds that count; e^-_RANGE is the smallest weight
+_LOWEST = -30.0  # below it the weight equals e^h, so that all log-odds may be shifted
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedGLPADPConfig(TrainingConfig):
-    """Settings of the paper's Section 5.2 by default.
+    """The settings; defaults are from the paper's Section 5.2.
 
     :param glp: layer-wise personalization; off leaves every parameter shared (Table 5).
     :param acndp: adaptive clipping and noising; off clips the whole update to C, as DP-FedAvg (Table 5).
     :param dynamic_beta: beta follows the noise by Eq. (11); off keeps beta_0 (Table 3).
-    :param beta_0: share of each layer that is personal in the end, at the noise sigma_0.
+    :param beta_0: share of each layer that is personal at the end, at the noise sigma_0.
     :param beta_growth: a of Eq. (11).
     :param sigma_0: the moderate noise of Eq. (11); the paper takes the multiplier of its epsilon = 6.
     :param gamma: step of the log-odds in Algorithm 1.
     :param sequential: update the personal part first, then the shared part by a gradient at the new point: twice the
-        computing.
-    :param lambda_1: pull of the personal part towards where it was, Eq. (9).
+        computation.
+    :param lambda_1: pull of the personal part towards its start, Eq. (9).
     :param lambda_2: pull of the shared part's change towards the clip norm, Eq. (10).
     """
 
@@ -89,7 +89,7 @@ def fedglp_adp(config: FedGLPADPConfig, privacy: PrivacySpec, rounds: int) -> Me
     beta = final_share(config, privacy.noise_multiplier)
     penalties = Penalties(config.lambda_1, config.lambda_2)
     order = InTurn() if config.sequential else PartOrder()
-    # As published the trend is that of raw updates, and the clip norms in the header tell it.
+    # As published, the trend follows raw updates, and the clip norms in the header reveal it.
     raw = privacy.as_published and config.gamma > 0
     clip = ClipLayers(TrendBounds(config.gamma), raw="clip norms that follow the norms of raw updates" if raw else "")
     return Method(
@@ -100,7 +100,7 @@ def fedglp_adp(config: FedGLPADPConfig, privacy: PrivacySpec, rounds: int) -> Me
 
 
 def final_share(config: FedGLPADPConfig, noise_multiplier: float) -> float:
-    """beta, the personal share of each layer in the end, Eq. (11)."""
+    """Returns beta, the personal share of each layer at the end, Eq. (11)."""
     if not config.glp:
         return 0.0
     if not config.dynamic_beta:
@@ -111,7 +111,7 @@ def final_share(config: FedGLPADPConfig, noise_multiplier: float) -> float:
 
 @dataclass(frozen=True)
 class GrowingLargest(Personal):
-    """GLP: with each update the largest sent values of each layer turn personal, a share beta in `rounds` updates."""
+    """GLP: with each update the largest sent values of each layer become personal, a share beta in `rounds` updates."""
 
     beta: float
     rounds: int
@@ -121,7 +121,7 @@ class GrowingLargest(Personal):
         return False
 
     def next_mask(self, public: PublicState, sent: Array, layout: ParamLayout) -> Array:
-        """Ties go to the lower index."""
+        """Returns the next mask; ties go to the lower index."""
         grown = public.mask.copy()
         for layer in layout.layers:
             part = slice(layer.start, layer.stop)
@@ -136,7 +136,7 @@ class Penalties(Penalty):
     """Eq. (9) on personal entries and Eq. (10) on shared ones.
 
     Both are norms, not squares: d/dv (lambda_1/2) |v - v0| = (lambda_1/2) (v - v0) / |v - v0|, and the second changes
-    sign where the shared part has moved by C. At a norm of zero the gradient is zero.
+    sign when the shared part has moved by C. At a norm of zero the gradient is zero.
     """
 
     lambda_1: float
@@ -157,7 +157,7 @@ class Penalties(Penalty):
         push = xp.where(shared_norm > context.setting.privacy.clip_norm, push, -push)
         push, more = push[..., None], (pull - push)[..., None]
         for part in blocks(params):
-            weight = mask[..., part] * more  # choosing by the mask takes ten times as long as multiplying by it
+            weight = mask[..., part] * more  # indexing by the mask takes ten times as long as multiplying
             weight += push
             weight *= params[..., part] - start[..., part]
             gradient[..., part] += weight
@@ -165,7 +165,7 @@ class Penalties(Penalty):
 
 @dataclass(frozen=True)
 class InTurn(PersonalFirst):
-    """Algorithm 2, lines 6-7: both parts of each batch, once something is personal."""
+    """Algorithm 2, lines 6-7: each batch trains both parts, once an entry is personal."""
 
     def masks(self, context: RoundContext) -> Sequence[Array | None]:
         xp = array_api.array_namespace(context.mask)
@@ -174,7 +174,7 @@ class InTurn(PersonalFirst):
 
 @dataclass(frozen=True)
 class TrendBounds(LayerBounds):
-    """ACNDP: the root of each layer's part tw of the squared clip norm, whose log-odds follow the trend of its norm.
+    """ACNDP: the root of each layer's share tw of the squared clip norm; its log-odds follow the trend of its norm.
 
     :param gamma: step of the log-odds in Algorithm 1.
     """
@@ -194,7 +194,7 @@ class TrendBounds(LayerBounds):
         return (weights / weights.sum()) ** 0.5
 
     def remember(self, memory: PrivateArrays, seen: Array, layout: ParamLayout) -> PrivateArrays:
-        """Algorithm 1 on the norms of this and the last round."""
+        """Applies Algorithm 1 to the norms of this and the last round."""
         norms, before = layer_norms(seen, layout), memory["norms"]
         direction = np.where(np.isnan(before), 0.0, np.where(norms > before, 1.0, -1.0))
         return {"log_odds": memory["log_odds"] + self.gamma * direction, "norms": norms}

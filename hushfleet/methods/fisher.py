@@ -1,7 +1,7 @@
-"""Parameters that are important for a device's own data: the diagonal of the Fisher information, normalised by parts.
+"""Finds parameters that are important for a device's own data: normalised diagonal of the Fisher information.
 
-FedDPA, FedADDP and DP-FedSim start a parameter from the device's own value where its normalised value is high. With the
-unit `device` all that this decides lies before the clipping and the noise, and the charge covers it.
+FedDPA, FedADDP and DP-FedSim start a parameter from the device's own value if its normalised Fisher value is high. With
+the unit `device` this decision comes before the clipping and the noise, so the charge covers it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MOVED = "moved"  # the last update, float32 `[d]`, in the private arrays
 
 @dataclass(frozen=True)
 class ByFisher(Personal):
-    """All entries are shared; in each round those of high Fisher values start from the device's own.
+    """All entries are shared; in each round, entries with high Fisher values start from the device's own values.
 
-    :param threshold: from which normalised value on.
-    :param by: each tensor or each layer is normalised by itself.
-    :param how: of `normalised`.
-    :param inclusive: whether the threshold itself is enough.
-    :param newcomers: whether a device without a model of its own chooses too, on the global one.
-    :param from_updates: squares of the last update stand for Fisher values.
+    :param threshold: the smallest normalised value that counts as high.
+    :param by: each tensor or each layer is normalised separately.
+    :param how: as in `normalised`.
+    :param inclusive: whether the threshold itself is high enough.
+    :param newcomers: whether a device without its own model chooses too, based on the global one.
+    :param from_updates: squares of the last update replace Fisher values.
     """
 
     threshold: float
@@ -57,16 +57,16 @@ class ByFisher(Personal):
         return {MOVED: update} if self.from_updates else {}
 
     def by_record(self) -> ByFisher:
-        """Fisher values of raw data would be an uncharged look at them; the last update is noised already."""
+        """Returns the choice by the last update, which has noise; Fisher values of raw data would not be charged."""
         return ByFisher(self.threshold, self.by, self.how, self.inclusive, self.newcomers, from_updates=True)
 
 
 def normalised(fisher: Array, parts: Iterable[slice], how: Normalisation) -> Array:
-    """Each part of `fisher [d]`, which is not negative, on a scale of its own.
+    """Returns `fisher [d]`, which is not negative, with each part normalised separately.
 
     :param parts: layers or tensors; together they cover the vector.
-    :param how: `min-max` sends a part's smallest value to 0 and its largest to 1; `sum` divides by the part's sum.
-        A part whose values are all alike, or all zero, becomes 0 by the first; by the second only the latter does.
+    :param how: `min-max` maps a part's smallest value to 0 and its largest to 1; `sum` divides by the part's sum.
+        With `min-max` a part with equal values becomes 0; with `sum` only a part of zeros does.
     """
     out = np.empty_like(fisher)
     for part in parts:

@@ -1,25 +1,25 @@
-"""A network cut in two: the last layers are the head, the others the backbone; one of them stays on the device.
+"""FedPer, LG-FedAvg and FedRep: a network is split into head (last layers) and backbone; one part stays on the device.
 
 FedPer: Arivazhagan, Aggarwal, Singh, Choudhary: "Federated Learning with Personalization Layers", 2019, Algorithm 1.
-The head stays, both parts train together.
+The head stays on the device; both parts train together.
 
 LG-FedAvg: Liang, Liu, Liu, Salakhutdinov, Morency: "Think Locally, Act Globally: Federated Learning with Local and
-Global Representations", 2020, Algorithm 1. The backbone stays, below a head that all share.
+Global Representations", 2020, Algorithm 1. The backbone stays on the device; the head is shared.
 
 FedRep: Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for Personalized Federated Learning",
-ICML 2021, Algorithm 1. The head stays: tau updates of the head with the backbone held fixed, then of the backbone with
-the head held fixed.
+ICML 2021, Algorithm 1. The head stays on the device: tau updates of the head with a fixed backbone, then updates of the
+backbone with a fixed head.
 
-Clip and noise of `[privacy]` are those of DP-FedAvg, on the shared part alone.
+Clipping and noise of `[privacy]` are the same as in DP-FedAvg, on the shared part only.
 
-Reading: FedPer draws each device's first head on the device; here the part that stays is first the initial global
-model's, so that devices differ by their data alone. LG-FedAvg begins with a model that FedAvg has trained.
+Reading: FedPer draws each device's first head on the device; here the part that stays starts from the initial global
+model, so that devices differ only by their data. LG-FedAvg begins with a model that FedAvg has trained.
 Reading: an update of FedRep is an epoch, as in its experiments (10 epochs of the head, then 1 or 5 of the backbone).
 Reading: a FedRep device's own model is its head and the backbone that it trained in the same round, so the head has not
-seen that backbone's last step. What it predicts with after aggregation is its head on the new global backbone.
-Reading: that is where FedRep's public code tests its heads, all clients after each aggregation (`hushfleet reproduce`:
-`accuracy_next_local`); a device's metrics are of its own model as above.
-Deviation: there is no weight decay. FedRep's code has 1e-4 on weights and none on biases, its paper does not say.
+seen that backbone's last step. After aggregation it predicts with its head on the new global backbone.
+Reading: FedRep's public code tests its heads on that backbone, for all clients after each aggregation (`hushfleet
+reproduce`: `accuracy_next_local`); here a device's metrics are measured on its own model, defined above.
+Deviation: there is no weight decay. FedRep's code has 1e-4 on weights and none on biases; its paper does not say.
 Deviation: every device has the same weight. FedPer and LG-FedAvg weigh by sample count, which is a function of private
 data, and so does FedRep's code; FedRep's paper does not.
 Deviation: LG-FedAvg's auxiliary and adversarial losses on local representations are left out.
@@ -40,7 +40,7 @@ from hushfleet.schema import require
 class HeadConfig(TrainingConfig):
     """Settings of methods that divide a network into backbone and head.
 
-    :param head_layers: how many layers at the end are the head; the others are the backbone.
+    :param head_layers: number of layers at the end that are the head; the others are the backbone.
     """
 
     head_layers: int = within("[1, inf)", 1)
@@ -48,7 +48,7 @@ class HeadConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadFirstConfig(HeadConfig):
-    """Local training in whole epochs, since those say which part trains."""
+    """Settings of methods that train in whole epochs, because the epoch decides which part trains."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +59,7 @@ class HeadFirstConfig(HeadConfig):
 class FedRepConfig(HeadFirstConfig):
     """Settings of FedRep.
 
-    :param head_epochs: how many of the local epochs train the head; the others, the backbone.
+    :param head_epochs: number of local epochs that train the head; the others train the backbone.
     """
 
     head_epochs: int = within("[1, 1000)", 1)

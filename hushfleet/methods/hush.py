@@ -1,21 +1,21 @@
-"""Hush: a small shared head on public features, one bounded and noised step a round; many devices with few images each.
+"""Hush: trains a small shared head on public features, for many devices with few images each.
 
-The features are fixed and need no private data (`models/features`), so all that is learned is one linear layer. Each
-device takes a few steps of plain gradient descent on all its images, from the global head and with the logarithm of its
-own label shares as bias, and sends the difference, scaled to norm exactly C, with noise. The server adds up; the task
-ends with the mean of the last third of the iterates. C falls in that third, since its rounds weigh less in the mean.
+The features are fixed and need no private data (`models/features`), so only one linear layer is learned. In each round
+a device takes a few steps of plain gradient descent on all its images, from the global head and with the logarithm of
+its own label shares as bias. It sends the difference, scaled to norm exactly C, with noise. The server adds up; the
+task ends with the mean of the last third of the iterates. C falls in that third, because later rounds weigh less there.
 
 Fixed features and a linear head: Tramèr, Boneh: "Differentially Private Learning Needs Better Features (or Much More
-Data)", ICLR 2021. Noised sums: McMahan et al., ICLR 2018; of masked integers: Bell et al.: "Secure Single-Server
+Data)", ICLR 2021. Noised sums: McMahan et al., ICLR 2018. Sums of masked integers: Bell et al.: "Secure Single-Server
 Aggregation with (Poly)Logarithmic Overhead", CCS 2020, and Kairouz, Liu, Steinke: "The Distributed Discrete Gaussian
-Mechanism", ICML 2021. What a device makes of the head for itself costs no privacy: Jain et al.: "Differentially Private
+Mechanism", ICML 2021. A device can adapt the head for itself at no privacy cost: Jain et al.: "Differentially Private
 Model Personalization", NeurIPS 2021; Liu, Hu, Wu, Smith: "On Privacy and Personalization in Cross-Silo Federated
 Learning", NeurIPS 2022.
 
 The steps, their rate, the scaling, the label prior and the rule for rounds and clip norm (`hush_rule`) are Hushfleet's
 own, measured by `benchmarks/private_gain.py`.
 
-With `privacy.unit = "record"` each image's gradient is clipped and noised instead, and no label counts are looked at.
+With `privacy.unit = "record"` each image's gradient is clipped and noised instead, and label counts are not used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SMOOTHING = 1.0  # samples that are added to each class before the logarithm is 
 class HushConfig(TrainingConfig):
     """Settings of Hush: full-batch gradient descent on features of unit norm.
 
-    :param batch_size: above the number of a device's images, so that a step takes all of them.
+    :param batch_size: larger than the number of a device's images, so that a step uses all of them.
     :param momentum_server: of Nesterov's velocity on the server, for many small steps with the unit `record`.
     """
 
@@ -84,7 +84,7 @@ class OwnPrior(Personal):
     of_classes = True
 
     def mask(self, layout: ParamLayout) -> np.ndarray:
-        """Raises `Malformed` where the network does not end with a bias."""
+        """Returns True for the entries of the last bias. Raises `Malformed` if the network does not end with a bias."""
         if len(layout.shapes[-1]) != 1:
             raise Malformed(
                 f'method.name = "hush" needs a network that ends with one bias for each class, and '
@@ -107,7 +107,7 @@ class OwnPrior(Personal):
 
 
 class FirstPrior(OwnPrior):
-    """The last tensor stays as it is in the first model: label counts may not be looked at."""
+    """The last tensor stays as in the first model, because label counts may not be used."""
 
     begins_alike = True
 
@@ -119,11 +119,11 @@ class FirstPrior(OwnPrior):
 
 @dataclass(frozen=True)
 class TailMean(ServerHalf):
-    """The mean of what was sent; at the end, the mean of the global vectors after the last third of the rounds.
+    """The mean of the sent values; at the end, the mean of the global vectors of the last third of the rounds.
 
     :param rounds: of the task.
-    :param momentum: of the server's steps, in Nesterov's form as PyTorch has it: v <- m v + g, w <- w + g + m v for
-        the mean g of what was sent.
+    :param momentum: of the server's steps, in Nesterov's form as in PyTorch: v <- m v + g, w <- w + g + m v for
+        the mean g of the sent values.
     :param clip_norm: of the task.
     :param noise_multiplier: of the task, for updates; 0: the clip norm does not fall.
     """
@@ -134,7 +134,8 @@ class TailMean(ServerHalf):
     noise_multiplier: float = 0.0
 
     def controls(self, state: ServerArrays, round: int) -> dict[str, float]:
-        """The round's clip norm and noise multiplier. All rounds together cost what the task's own numbers cost."""
+        """Returns the round's clip norm and noise multiplier. All rounds together cost as much as with the task's own
+        numbers."""
         if self.noise_multiplier == 0:
             return {}
         clip_norm, noise_multiplier = falling(self.rounds)[round - 1]
@@ -158,7 +159,7 @@ class TailMean(ServerHalf):
         after = closed.after.astype(np.float64)
         if self.momentum:
             before, m = state.get("velocity", 0.0), self.momentum
-            sent = (after - closed.before - m**2 * before) / (1 + m)  # as devices saw it: the model is rounded
+            sent = (after - closed.before - m**2 * before) / (1 + m)  # from the rounded model, as devices have it
             state = {**state, "velocity": m * before + sent}
         if closed.round > self.rounds - math.ceil(self.rounds / 3):
             state = {**state, "sum": state.get("sum", 0.0) + after, "count": np.asarray(state.get("count", 0) + 1)}

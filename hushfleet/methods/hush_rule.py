@@ -1,15 +1,16 @@
-"""How many rounds, which clip norm and how many directions `hush` takes, from the one number that its noise hangs on.
+"""Chooses the rounds, the clip norm and the directions of `hush` from the one number r that determines its noise.
 
-With n devices, and z_1 the noise multiplier by which a single release keeps the task's epsilon, each of T rounds needs
-sqrt(T) z_1, and the mean of n updates of norm C has noise of C sqrt(T) z_1 / n a value. So r = n / z_1 is the signal.
+Let n be the number of devices, and z_1 the noise multiplier with which a single release keeps the task's epsilon. Each
+of T rounds needs sqrt(T) z_1, and the mean of n updates of norm C has noise of C sqrt(T) z_1 / n per value. So
+r = n / z_1 is the signal.
 
-- T C, the way that a head goes in all rounds, grows as r. The noise that the head ends with is T C z_1 / n a value,
-  whatever T is, so that it is the same for all fleets, about 1.3 a weight, until the way is long enough.
-- Rounds buy feedback alone: a small fleet does as well with few.
-- The signal lies in the leading directions of the features, and each direction more carries its noise. So their number
-  grows as r, too.
+- T C, the largest distance that a head moves in all rounds, grows in proportion to r. The noise of the final head is
+  T C z_1 / n per value for any T. It is therefore the same for all fleets, about 1.3 per weight, up to the cap of T C.
+- More rounds only give more feedback: a small fleet does as well with few rounds.
+- The signal lies in the leading directions of the features, and each further direction adds noise. So their number
+  also grows in proportion to r.
 
-Tuned by eye on the test sets of digits and Fashion-MNIST with 5 to 60 images a device.
+The constants were tuned by hand on the test sets of digits and Fashion-MNIST with 5 to 60 images per device.
 
     >>> rule(devices=100, epsilon=2.0, delta=1e-5)
     Steps(rounds=20, clip_norm=3.76, directions=128)
@@ -27,41 +28,41 @@ from hushfleet.privacy.accounting.epsilon import noise_multiplier_for
 
 ROUNDS = 20
 WAY, LONGEST_WAY = 1.5, 180.0
-"""T C for each r, and at most."""
+"""T C per unit of r, and its maximum."""
 DIRECTIONS, LEAST_DIRECTIONS = 2.5, 32
-"""For each r, and at least."""
+"""The number of directions per unit of r, and its minimum."""
 PAYS_FROM = 12.5
-"""The r from which ten classes of twenty images are worth a fleet's while, about."""
+"""The approximate r from which a fleet is useful with ten classes of twenty images."""
 
 
 def signal(*, devices: float, epsilon: float, delta: float) -> float:
-    """r = n / z_1.
+    """Returns r = n / z_1.
 
-    :param devices: of a round, where the noise is divided among all of them; where it is divided among fewer, the
-        geometric mean of both numbers, since the sum's noise is that much larger.
-    :param epsilon: of the whole task, against whoever sees the sums.
+    :param devices: number of devices in a round if the noise is divided among all of them; if it is divided among
+        fewer, the geometric mean of both numbers, because the sum's noise is accordingly larger.
+    :param epsilon: of the whole task, against anyone who sees the sums.
     """
     return devices / noise_multiplier_for(epsilon=epsilon, delta=delta, steps=1)
 
 
 def rule(*, devices: float, epsilon: float, delta: float, rounds: int = ROUNDS) -> Steps:
-    """Rounds, clip norm and directions; parameters as `signal` and `steps_at` have them."""
+    """Returns rounds, clip norm and directions; parameters as in `signal` and `steps_at`."""
     return steps_at(signal(devices=devices, epsilon=epsilon, delta=delta), rounds=rounds)
 
 
 def steps_at(r: float, *, rounds: int = ROUNDS) -> Steps:
-    """:param rounds: of a task that says how many."""
+    """:param rounds: of the task, if it sets them."""
     clip_norm = min(WAY * r, LONGEST_WAY) / rounds
     return Steps(rounds, float(f"{clip_norm:.3g}"), max(LEAST_DIRECTIONS, 8 * round(DIRECTIONS * r / 8)))
 
 
 @cache
 def falling(rounds: int) -> tuple[tuple[float, float], ...]:
-    """The factors of the task's clip norm and noise multiplier in each round.
+    """Returns the factors of the task's clip norm and noise multiplier in each round.
 
-    The task ends with the mean of the heads after the last third of the rounds, in which those rounds weigh less and
-    less. So the clip norm falls with the root of the weight, the noise of a value stays the same, and the noise
-    multiplier z rises. The clip norms, and 1 / z^2, on which epsilon depends, have the sums that equal rounds have.
+    The task ends with the mean of the heads of the last third of the rounds, in which later rounds weigh less and less.
+    So the clip norm falls with the root of the weight, the noise of a value stays the same, and the noise multiplier z
+    rises. The sums of the clip norms and of 1 / z^2, which determines epsilon, are the same as for equal rounds.
     """
     weights = np.minimum(1.0, np.arange(rounds, 0, -1) / math.ceil(rounds / 3))
     clips = np.sqrt(weights) * rounds / np.sqrt(weights).sum()

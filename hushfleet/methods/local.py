@@ -1,4 +1,4 @@
-"""Local training: the gradient to step along, penalties, the order of parts, and a teacher."""
+"""Local training: the gradient of a step, penalties, the order of parts, and a teacher."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hushfleet.objectives import CROSS_ENTROPY, Objective
 
 @dataclass(frozen=True)
 class GradientRule:
-    """The base of rules for the gradient to step along; itself the batch's mean gradient.
+    """The base class of rules for the gradient of a step; the base itself uses the batch's mean gradient.
 
-    :param record_bound: with the unit `record`, the most that a record's gradient is clipped to, beside the task's.
-    :param subset: with the unit `record`, how many records are clipped as one, by their mean gradient.
+    :param record_bound: with the unit `record`, an upper limit for the clip norm of a record, besides the task's.
+    :param subset: with the unit `record`, number of records that are clipped together, by their mean gradient.
     """
 
     record_bound: float = math.inf
     subset: int = 1
 
-    samples: ClassVar[bool] = False  # whether it takes each sample's gradient
+    samples: ClassVar[bool] = False  # whether it uses each sample's gradient
 
     @property
     def lasting(self) -> tuple[str, ...]:
@@ -42,14 +42,14 @@ class GradientRule:
     def __call__(
         self, context: RoundContext, params: Array, batch: Batch, memory: PrivateArrays
     ) -> tuple[Any, Array, PrivateArrays]:
-        """Mean loss `[...]`, the gradient `[..., d]` to step along, and what it remembers until the next batch.
+        """Returns the mean loss `[...]`, the gradient `[..., d]` of the step, and the memory for the next batch.
 
-        :param memory: arrays `[..., n]` by name; before the first batch, what has lasted from earlier rounds.
+        :param memory: arrays `[..., n]` by name; before the first batch, the arrays kept from earlier rounds.
         """
         return (*batch.mean(params), memory)
 
     def by_record(self) -> GradientRule:
-        """The rule that replaces it when each gradient is noised."""
+        """Returns the rule that replaces it when each gradient is noised."""
         return self
 
 
@@ -61,7 +61,7 @@ class Penalty:
         raise NotImplementedError
 
     def by_record(self) -> Penalty | None:
-        """The penalty that replaces it when the clip norm bounds gradients instead of updates; None: none does."""
+        """Returns the penalty that replaces it when the clip norm bounds gradients instead of updates; None: none."""
         return self
 
 
@@ -80,7 +80,7 @@ class Pull(Penalty):
 
 @dataclass(frozen=True)
 class PartOrder:
-    """The base of orders in which parts of the vector train; itself all of it with each batch."""
+    """The base class of orders in which parts of the vector train; the base itself trains all of it with each batch."""
 
     @property
     def parts_at_once(self) -> int:
@@ -88,12 +88,12 @@ class PartOrder:
         return 1
 
     def masks(self, context: RoundContext) -> Sequence[Array | None]:
-        """The parts of the vector that are updated one after the other, each by a gradient and an optimizer of its own:
-        bool `[..., d]`, or None for the whole vector."""
+        """Returns the parts of the vector that are updated one after the other, each with its own gradient and
+        optimizer: bool `[..., d]`, or None for the whole vector."""
         return (None,)
 
     def active(self, epoch: int, parts: int) -> Sequence[int]:
-        """The numbers of the parts that the batches of an epoch (0, 1, ...) update."""
+        """Returns the numbers of the parts that the batches of an epoch (0, 1, ...) update."""
         return range(parts)
 
     @property
@@ -107,7 +107,7 @@ class PartOrder:
 
 @dataclass(frozen=True)
 class SharedOnly(PartOrder):
-    """Trains the shared part alone; personal entries stay as they are."""
+    """Trains only the shared part; personal entries stay unchanged."""
 
     def masks(self, context: RoundContext) -> Sequence[Array | None]:
         return (~context.personal,)
@@ -115,9 +115,10 @@ class SharedOnly(PartOrder):
 
 @dataclass(frozen=True)
 class PersonalFirst(PartOrder):
-    """The personal part, then the shared one.
+    """Trains the personal part, then the shared part.
 
-    :param epochs: so many epochs train the personal part alone, the others the shared one; 0: each batch trains both.
+    :param epochs: number of epochs that train only the personal part; the others train the shared part. 0: each batch
+        trains both.
     """
 
     epochs: int = 0
@@ -139,14 +140,14 @@ class PersonalFirst(PartOrder):
 class SelfDistillation:
     """The device's own model of its last round teaches the one that it trains.
 
-    :param weight: of the distillation against the cross-entropy, in [0, 1].
+    :param weight: of the distillation relative to the cross-entropy, in [0, 1].
     """
 
     objective: Objective
     weight: float
 
     def teacher(self, context: RoundContext, samples: OwnSamples) -> Teacher | None:
-        """The teacher; None before the device has a model of its own: then it trains on labels alone."""
+        """Returns the teacher; None if the device has no model of its own yet: then it trains on labels alone."""
         own = context.state.own
         return None if own is None else Teacher(samples.logits(own), self.weight)
 
@@ -179,13 +180,13 @@ class Sgd:
             penalty.add(context, params, gradient)
 
     def by_record(self) -> Sgd:
-        """The training that replaces it when gradients are noised, part by part."""
+        """Returns the training that replaces it when gradients are noised, part by part."""
         penalties = tuple(each for penalty in self.penalties if (each := penalty.by_record()) is not None)
         return replace(self, gradient=self.gradient.by_record(), penalties=penalties)
 
 
 def squared_norm(array: Array) -> Array:
-    """The squared norm over the last axis, computed in blocks."""
+    """Returns the squared norm over the last axis, computed in blocks."""
     xp = array_api.array_namespace(array)
     total = 0.0
     for part in blocks(array):

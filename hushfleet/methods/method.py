@@ -1,6 +1,6 @@
-"""A method is a value that lists its parts. This is what the author of a method writes.
+"""Defines `Method`, a value that lists the parts of a method. The author of a method writes such a value.
 
-`hushfleet.methods.task_method` binds it to a task, for those who run it.
+`hushfleet.methods.task_method` binds it to a task, for the code that runs it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Setting = TypeVar("Setting", int, float)
 
 
 def within(accepted: str, default: Setting) -> Setting:
-    """A setting of a configuration, with what is accepted: an interval like "[0, 1)"."""
+    """Returns a setting of a configuration with its accepted interval, like "[0, 1)"."""
     return field(default=default, metadata={"accepted": accepted})
 
 
@@ -35,12 +35,12 @@ def within(accepted: str, default: Setting) -> Setting:
 class TrainingConfig:
     """Local training, common to all methods.
 
-    :param optimizer: `adam` (beta 0.9, 0.999, epsilon 1e-8; state starts afresh each round) or `sgd`.
+    :param optimizer: `adam` (beta 0.9, 0.999, epsilon 1e-8; its state is reset each round) or `sgd`.
     :param momentum: of `sgd`.
-    :param batch_size: samples a step; the last batch of an epoch may be smaller. With privacy unit `record` batches
-        are Poisson samples, and this is what their sums are divided by.
-    :param local_epochs: how often a device goes through its samples in a round.
-    :param local_steps: how many batches it trains on in a round instead, drawn as in epochs; 0: whole epochs.
+    :param batch_size: samples per step; the last batch of an epoch may be smaller. With privacy unit `record` batches
+        are Poisson samples, and this is the divisor of their sums.
+    :param local_epochs: number of passes over the device's samples in a round.
+    :param local_steps: number of batches in a round instead, drawn as in epochs; 0: whole epochs.
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -57,7 +57,7 @@ class TrainingConfig:
 
 
 def check_range(setting: Field[Any], value: Any) -> None:
-    """Raises ValueError where it is not `within` what is accepted."""
+    """Raises ValueError if the value is not in the setting's accepted interval."""
     accepted = setting.metadata.get("accepted")
     require(accepted is None or _is_within(value, accepted), setting.name, value, f"in {accepted}")
 
@@ -75,9 +75,10 @@ class Method:
 
     :param personal: which entries are the device's own, and where its training begins.
     :param training: of the shared model.
-    :param stages: what is done to the update before it leaves, in this order.
+    :param stages: the processing of the update before it leaves, in this order.
     :param server: the server half.
-    :param own_training: of a second model, which stays on the device and is its own; None: the shared one is.
+    :param own_training: of a second model, which stays on the device as its own model; None: the own model is the
+        trained shared one.
     :param takes_empty: whether a device without samples takes part, with noise alone.
     """
 
@@ -98,7 +99,7 @@ class Method:
 
     @property
     def reads_own(self) -> bool:
-        """Whether a round may begin with, or look at, the own model of the device's last round."""
+        """Whether a round may start from, or use, the device's own model of its last round."""
         begins = self.own_training is not None or type(self.personal) is not Personal
         return begins or self.training.distillation is not None
 
@@ -109,7 +110,7 @@ class Method:
 
     @property
     def of_classes(self) -> bool:
-        """Whether it is defined for targets that are classes alone."""
+        """Whether the method is defined only for targets that are classes."""
         return self.personal.of_classes or self.training.objective.distills
 
     @property
@@ -118,10 +119,10 @@ class Method:
         return None if self.gaussian is None else self.gaussian.max_preference
 
     def by_record(self) -> Method:
-        """The same method with the unit `record`: noise moves into the training, clipping and reports drop out.
+        """Returns this method for the unit `record`: noise moves into the training; clipping and reports are removed.
 
-        What is left of the list transforms what was trained on noised gradients. A second model trains without noise,
-        since nothing of it is ever sent.
+        The remaining stages transform an update that was trained on noised gradients. A second model trains without
+        noise, because no part of it is ever sent.
         """
         transforms = (stage.by_record() for stage in self.stages if isinstance(stage, Transform))
         return replace(
@@ -137,7 +138,7 @@ Parts = Callable[[Any, PrivacySpec, int], Method]
 
 
 class Steps(NamedTuple):
-    """The rounds of a task, its clip norm, and how many leading directions of features travel."""
+    """The rounds of a task, its clip norm, and the number of leading feature directions in use."""
 
     rounds: int
     clip_norm: float
@@ -146,13 +147,13 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """A method with a name, as task files and packages know it.
+    """A method with a name, which task files and packages use.
 
     :param source: authors, venue, year.
     :param config: its settings in a task file, with their ranges in `__post_init__`.
-    :param parts: lists the parts, from the configuration, what the task says of privacy, and the number of rounds.
-    :param steps: by `devices`, `epsilon`, `delta` and perhaps `rounds`, for a task that leaves them out; None: the
-        method has no rule.
+    :param parts: lists the parts, from the configuration, the task's privacy settings and the number of rounds.
+    :param steps: computes `Steps` from `devices`, `epsilon`, `delta` and perhaps `rounds`, for a task that leaves them
+        out; None: the method has no rule.
     """
 
     name: str
@@ -171,7 +172,7 @@ def published(
     summary: str,
     steps: Callable[..., Steps] | None = None,
 ) -> Callable[[Parts], Published]:
-    """Makes a function that lists a method's parts a `Published`."""
+    """Returns a decorator that turns a function that lists a method's parts into a `Published`."""
     return lambda parts: Published(name, source, summary, config, parts, steps)
 
 

@@ -1,27 +1,27 @@
-"""PerFreezeClip: the head trains first and then the backbone, each sample's gradient clipped to a moving threshold.
+"""PerFreezeClip: the head trains first, then the backbone; each sample's gradient is clipped to a moving threshold.
 
 Zhang, Liu: "PerFreezeClip: Personalized Federated Learning Based on Adaptive Clipping", Electronics 13 (2024) 2739.
 Freezing: Eqs. (2)-(4) and (10)-(11), Algorithm 1. adap_clip: Eqs. (5)-(8). Only the backbone is sent, Eq. (12). The
-paper clips for stability and claims no privacy: that is `noise_multiplier = 0` with `clip_norm = inf`.
+paper clips for stability and claims no privacy: this is `noise_multiplier = 0` with `clip_norm = inf`.
 
-Privacy: with the unit `device` thresholds follow raw gradients, and so does a history that is kept for life. That is no
-post-processing: it is training, as the data and the own head are. It costs nothing, since whatever training ends with
-is clipped to C and noised as a whole afterwards, and the history itself never leaves the device.
+Privacy: with the unit `device` thresholds follow raw gradients, and so does a history with `history = "life"`. This is
+not post-processing but part of the training, like the data and the own head. It costs nothing, because the result of
+the training is clipped to C and noised as a whole afterwards, and the history itself never leaves the device.
 
 Reading: the head stays on the device from round to round, as in FedRep, on which the paper builds; line 4 of
-Algorithm 2 says that training begins with the global model, of which Eq. (12) makes no head.
-Reading: epochs count from 1 (Algorithm 2, line 5), and the backbone is frozen in those below tau times their number
+Algorithm 2 says that training begins with the global model, but Eq. (12) gives that model no head.
+Reading: epochs count from 1 (Algorithm 2, line 5), and the backbone is frozen in epochs below tau times their number
 (Algorithm 1, line 1): 8 of 10 at tau = 0.9. So the last epoch always trains the backbone, as Figure 7 needs, which has
 tau = 0.9 with 2 epochs. Counted from 0 it would be 9 of 10: `freeze_ratio = 0.95` here.
-Reading: norms are those of the whole gradient: Eqs. (5) and (8) and line 9 of Algorithm 2 name no part of it, nor does
+Reading: norms are taken over the whole gradient: Eqs. (5) and (8) and line 9 of Algorithm 2 name no part, nor does
 AutoClip (Seetharaman et al., 2020), from which the paper takes the percentile. A framework gives no gradient for frozen
-parameters: `norms = "part"` reads it so, with a history for each part, since the head's norms say nothing of the
+parameters: `norms = "part"` follows this, with a history for each part, because the head's norms do not predict the
 backbone's; `"mixed"` has one history for both, the head's steps before the backbone's.
-Reading: the history P_0, P_1, ... begins anew with each local training, as Eq. (5) counts iterations from 0;
-`history = "life"` goes on from round to round, as "historical gradient trends" may mean.
+Reading: the history P_0, P_1, ... starts again with each local training, because Eq. (5) counts iterations from 0;
+`history = "life"` continues from round to round, as "historical gradient trends" may mean.
 Reading: the percentile interpolates linearly between the two nearest values, as in AutoClip.
-Deviation: with privacy unit `record` the threshold is fixed, the smaller of `privacy.clip_norm` and psi, since norms of
-raw gradients may not steer what is sent; norms are then those of the part that trains.
+Deviation: with privacy unit `record` the threshold is fixed, the smaller of `privacy.clip_norm` and psi, because norms
+of raw gradients may not influence what is sent; norms are then taken over the part that trains.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from hushfleet.schema import require
 
 @dataclass(frozen=True, kw_only=True)
 class PerFreezeClipConfig(HeadFirstConfig):
-    """The method's own settings are those of the paper's Section 5.1.2, for two classes a device; the paper trains with
-    SGD of momentum 0.5 in batches of 10.
+    """The settings; the method's own defaults are from the paper's Section 5.1.2, for two classes per device. The paper
+    trains with SGD of momentum 0.5 in batches of 10.
 
     :param freeze_ratio: tau: the backbone is frozen in the epochs 1, 2, ... below tau times their number.
-    :param clipping: `adaptive` is adap_clip, `value` clips to psi, `none` not at all.
-    :param norms: what is clipped, and of what P_t of Eq. (5) is the norm: the `whole` gradient; the `part` that trains,
+    :param clipping: `adaptive` is adap_clip, `value` clips to psi, `none` does not clip.
+    :param norms: which gradient is clipped, and measured by P_t of Eq. (5): the `whole` one; the `part` that trains,
         with a history for each part; `mixed`: the same with one history for both.
-    :param history: whether P_0, P_1, ... begins anew in each `round`, or is the device's for `life`: 8 bytes a batch.
+    :param history: `round`: P_0, P_1, ... starts again each round; `life`: the device keeps it, 8 bytes per batch.
     :param max_norm: psi, the largest threshold.
     :param percentile: T of Eq. (6).
     """
@@ -81,7 +81,7 @@ class ClippedSamples(GradientRule):
     """The mean of the samples' gradients, each clipped to psi, Eq. (8).
 
     :param max_norm: psi.
-    :param whole: whether norms are those of the whole gradient; else of the part that trains.
+    :param whole: whether norms are taken over the whole gradient; else over the part that trains.
     """
 
     max_norm: float = math.inf
@@ -94,21 +94,21 @@ class ClippedSamples(GradientRule):
         return (*batch.clipped(params, self.max_norm, self.normed(batch)), memory)
 
     def normed(self, batch: Batch) -> Entries:
-        """The entries that count in a sample's norm: all, or those of the trained part."""
+        """Returns the entries that count in a sample's norm: all, or the entries of the trained part."""
         return ALL if self.whole else batch.entries
 
     def by_record(self) -> GradientRule:
-        """A fixed threshold: norms of raw gradients may not steer what is sent."""
+        """Returns a rule with a fixed threshold, because norms of raw gradients may not influence what is sent."""
         return GradientRule(record_bound=self.max_norm)
 
 
 @dataclass(frozen=True)
 class AdaptivelyClipped(ClippedSamples):
-    """The same with a threshold that follows the history of mean norms P_0, P_1, ..., Eqs. (5)-(7).
+    """`ClippedSamples` with a threshold that follows the history of mean norms P_0, P_1, ..., Eqs. (5)-(7).
 
     :param percentile: T of Eq. (6).
     :param by_part: whether each part has a history of its own.
-    :param lasts: whether the history goes on from round to round.
+    :param lasts: whether the history continues from round to round.
     """
 
     percentile: float = 90.0
@@ -122,11 +122,11 @@ class AdaptivelyClipped(ClippedSamples):
     def __call__(
         self, context: RoundContext, params: Array, batch: Batch, memory: PrivateArrays
     ) -> tuple[Any, Array, PrivateArrays]:
-        """The loss, the gradient and the history, `[..., t]`."""
+        """Returns the loss, the gradient and the history, `[..., t]`."""
         after, name = dict(memory), f"norm_history_{batch.part if self.by_part else 0}"
 
         def threshold(norms: Array) -> Array:
-            """C_t, `[..., 1]`."""
+            """Returns C_t, `[..., 1]`."""
             xp = array_api.array_namespace(norms)
             mean = (xp.sum(norms, axis=-1) / batch.sizes)[..., None]
             after[name] = xp.concat((memory[name], mean), axis=-1) if name in memory else mean
@@ -136,7 +136,7 @@ class AdaptivelyClipped(ClippedSamples):
 
 
 def percentile(values: Array, percent: float) -> Array:
-    """The percentile over the last axis, which is kept as one entry."""
+    """Returns the percentile over the last axis, which is kept with one entry."""
     xp = array_api.array_namespace(values)
     ordered = xp.sort(values, axis=-1)
     place = (values.shape[-1] - 1) * percent / 100

@@ -1,6 +1,6 @@
 """The personal part of a model: the entries that are never sent, and the start of local training.
 
-The public mask is a function of what was sent, so that both sides compute it alike and no bytes are spent on it.
+The public mask is a function of the sent values, so both sides compute the same mask, and it need not be sent.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from hushfleet.params import ParamLayout
 
 @dataclass(frozen=True)
 class Personal:
-    """The base of choices of personal entries; itself all are shared, and training begins with the global model."""
+    """The base class for choosing personal entries; in the base all are shared, and training starts from the global
+    model."""
 
     of_classes: ClassVar[bool] = False
-    """Whether it is defined for classes alone."""
+    """Whether it is defined only for classes."""
     begins_alike: ClassVar[bool] = True
-    """Whether all devices begin with the global model's own entries. Derived classes do not inherit it."""
+    """Whether all devices start from the global model's entries. Derived classes must set it themselves."""
 
     @property
     def same_for_all(self) -> bool:
-        """Whether all devices send the same entries, whatever they hold: then their noises add up on each."""
+        """Whether all devices send the same entries for any data: then their noise adds up on each entry."""
         return True
 
     def mask(self, layout: ParamLayout) -> np.ndarray:
-        """bool `[d]`, True where an entry is the own of a device that has not trained yet."""
+        """Returns bool `[d]`, True for the personal entries of a device that has not trained yet."""
         return np.zeros(layout.size, dtype=bool)
 
     def next_mask(self, public: PublicState, sent: Array, layout: ParamLayout) -> Array:
-        """The mask after an update. A pure function of what was sent.
+        """Returns the mask after an update. It is a pure function of the sent values.
 
         :param sent: `[d]`, exactly what the aggregator decodes.
         """
@@ -45,39 +46,38 @@ class Personal:
     def choose(
         self, state: DeviceState, global_params: Array, samples: OwnSamples, layout: ParamLayout
     ) -> Array | None:
-        """Entries that the device keeps in this round by its own data, bool `[d]`; nobody else learns which.
-
-        With the unit `record` the samples may not be looked at here.
+        """Returns the entries that the device keeps in this round because of its own data, bool `[d]`. Nobody else
+        learns which. With the unit `record` the samples may not be used here.
         """
         return None
 
     def start(
         self, state: DeviceState, global_params: Array, chosen: Array | None, samples: OwnSamples, layout: ParamLayout
     ) -> Array:
-        """The vector that local training begins with, `[d]`, to be read only: `global_params` itself where nothing
-        is personal, since a board has no room for two."""
+        """Returns the vector that local training starts from, `[d]`, read-only. If nothing is personal, it is
+        `global_params` itself, because a board has no memory for two vectors."""
         personal = state.public.mask if chosen is None else chosen
         if state.own is None or not personal.any():
             return global_params
         return np.where(personal, state.own, global_params)
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
-        """Private arrays for the next round."""
+        """Returns private arrays for the next round."""
         return {}
 
     def by_record(self) -> Personal:
-        """The choice that replaces it when the training is noised."""
+        """Returns the choice that replaces it when the training is noised."""
         return self
 
 
 @dataclass(frozen=True)
 class Head(Personal):
-    """The last layers are the device's own for good; the others, the backbone, are shared."""
+    """The last layers always stay the device's own; the others, the backbone, are shared."""
 
     layers: int = 1
 
     def mask(self, layout: ParamLayout) -> np.ndarray:
-        """The entries of the head. Raises `Malformed` if nothing would be left for the backbone."""
+        """Returns the entries of the head. Raises `Malformed` if no layer would be left for the backbone."""
         if self.layers >= len(layout.layers):
             raise Malformed(
                 f"method.head_layers = {self.layers}: must be below the network's {len(layout.layers)} layers"
@@ -87,7 +87,7 @@ class Head(Personal):
 
 @dataclass(frozen=True)
 class Backbone(Head):
-    """All but the last layers are the device's own, which is the reverse of `Head`."""
+    """All layers except the last ones are the device's own, which is the reverse of `Head`."""
 
     def mask(self, layout: ParamLayout) -> np.ndarray:
         return ~super().mask(layout)

@@ -2,10 +2,10 @@
 
 Jin, Bai, Yao, Dai, Gu, Yu, Sun: "Personalized Edge Intelligence via Federated Self-Knowledge Distillation", IEEE TPDS
 34(2), 2022. Local training starts from the global model, with the loss CE + lambda T^2 KL(teacher || student) at the
-temperature T; the teacher is the model that the device's last round ended with, before aggregation, and a device that
+temperature T; the teacher is the device's model at the end of its last round, before aggregation, and a device that
 never trained has none. The model after local training is the personal one.
 
-Reading: lambda = 1, as the public code has it (CGCL-codes/pFedSD); T = 3 is what ACDP-pFSD's Section 5.1 runs it with.
+Reading: lambda = 1, as in the public code (CGCL-codes/pFedSD); T = 3, as ACDP-pFSD's Section 5.1 runs it.
 Reading: with noise, which the paper does not have, the update is clipped and noised as by DP-FedAvg.
 """
 
@@ -25,7 +25,7 @@ from hushfleet.objectives import Objective
 class PFedSDConfig(TrainingConfig):
     """Settings of pFedSD.
 
-    :param distillation_weight: lambda, of the distillation beside a cross-entropy of weight 1.
+    :param distillation_weight: lambda, weight of the distillation; the cross-entropy has the weight 1.
     :param temperature: T.
     """
 
@@ -35,7 +35,7 @@ class PFedSDConfig(TrainingConfig):
 
 @dataclass(frozen=True)
 class DistillationScale(Penalty):
-    """Multiplies the gradient if the device has a teacher: an objective's weights sum to 1, the paper's do not."""
+    """Multiplies the gradient if the device has a teacher: an objective's weights add up to 1, the paper's do not."""
 
     factor: float
 

@@ -1,4 +1,4 @@
-"""A round that asks, as a round of updates: the same stages, charge, codec and sums, for a vector of a few values."""
+"""Treats a question round like a training round: the same stages, charge, codec and sums, for a few values."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class RoundRules(NamedTuple):
 
 
 def rules_of(spec: TaskSpec, method: TaskMethod, round: int) -> RoundRules:
-    """The task's own in a round of training. In a round that asks, those of an answer: one layer, clipped and noised.
+    """Returns the task's own rules for a training round; for a question round, one clipped and noised layer.
 
     :param method: of `spec`.
 
-    Raises `Malformed` for a question that the task's model has no answer to.
+    Raises `Malformed` for a question that the task's model cannot answer.
     """
     question = spec.question
     if question is None or not spec.asks(round):

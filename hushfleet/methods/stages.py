@@ -1,19 +1,19 @@
-"""The stages that an update passes before it leaves the device, and their cost.
+"""The stages that an update passes before it leaves the device, and their privacy cost.
 
-Accounting is a fold over the list: each stage says what it does to a `Cost`, and `TaskMethod.charge` is what comes out.
+Accounting is a fold over the list: each stage changes a `Cost`, and `TaskMethod.charge` is the result.
 The ledger, the owner's limits, the aggregator's check of headers, the audit and the forecast all use this one number.
 
 A method cannot be charged less than its list costs:
 
-- Noise is always (bound x multiplier), in `Gaussian` alone, for the bound that the stage before it enforced.
-- The stages that lower a cost are `ClipWhole`, `ScaleWhole`, `OneStep`, `ClipLayers`, `Gaussian` and `NumberReport`,
-  and no class derived from them. Whatever else is in a list is a `Transform`: after it the update has no bound and no
-  noise.
-- What chooses the bounds of layers (`LayerBounds`) sees the global model and what was sent before, never the update.
-  `ClipLayers` checks that the bounds are within the norm that they declare.
-- The functions of a `NumberReport` may give any numbers: they are bounded here before they are noised.
+- Noise is always (bound x multiplier), in `Gaussian` only, for the bound that the stage before it enforced.
+- The stages that may lower a cost are `ClipWhole`, `ScaleWhole`, `OneStep`, `ClipLayers`, `Gaussian` and
+  `NumberReport`, but no class derived from them. Anything else in a list is a `Transform`: after it the update counts
+  as having no bound and no noise.
+- The code that chooses the bounds of layers (`LayerBounds`) sees the global model and earlier sent values, never the
+  update. `ClipLayers` checks that the bounds are within the norm that they declare.
+- The functions of a `NumberReport` may return any numbers: they are bounded here before noise is added.
 
-Without a finite bound, noise protects nothing, and raw values have no finite price: both are charged as infinite.
+Noise without a finite bound protects nothing, and raw values have no finite cost: both are charged as infinite.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Release:
     """A clipped and noised update, before the codec.
 
     :param values: `[d]`, zero where the parameter is personal.
-    :param clip_norms: float64 `[L]`, the bound that each layer's noise was scaled to.
-    :param noise_stds: float64 `[L]`, standard deviation of the noise per coordinate; 0 where the noise was added
-        during training. With secure sums it is that of the sum of the honest devices' parts, and the values have none
-        yet: it is added in the ring (`hushfleet.privacy.ring`).
-    :param charge: what the ledger must record before the values and the report leave.
-    :param report: a few numbers for the server's half beside the update, within the charge.
+    :param clip_norms: float64 `[L]`, the bound to which each layer's noise was scaled.
+    :param noise_stds: float64 `[L]`, standard deviation of the noise per coordinate; 0 if the noise was added during
+        training. With secure sums it is the standard deviation of the sum of the honest devices' parts, and the values
+        have no noise yet: it is added in the ring (`hushfleet.privacy.ring`).
+    :param charge: the charge that the ledger must record before the values and the report leave.
+    :param report: a few numbers for the server's half beside the update, covered by the charge.
     :param by_layer: whether layers were clipped one by one.
     """
 
@@ -61,13 +61,13 @@ class Release:
 
 
 class Transform:
-    """Changes the update, as it likes: a paper's own step before clipping. After it nothing is bounded or noised."""
+    """Any change of the update, such as a paper's step before clipping; the result has no bound and no noise."""
 
-    shrinks: ClassVar[bool] = False  # whether no value of the result is larger than it was
-    adds_noise: ClassVar[bool] = False  # which no charge counts
+    shrinks: ClassVar[bool] = False  # whether no value becomes larger
+    adds_noise: ClassVar[bool] = False  # no charge counts this noise
 
     def raw(self, setting: RoundSetting) -> tuple[str, ...]:
-        """Names what it tells of the device's data that no noise could cover."""
+        """Returns names of what it reveals about the device's data that no noise covers."""
         return ()
 
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
@@ -75,21 +75,21 @@ class Transform:
         raise NotImplementedError
 
     def by_record(self) -> Transform | None:
-        """The transform that replaces it when the training is noised: then it sees noised values only."""
+        """Returns the transform that replaces it when the training is noised: then it sees only noised values."""
         return self
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
-        """Private arrays for the next round."""
+        """Returns private arrays for the next round."""
         return {}
 
 
 @dataclass(frozen=True)
 class KeepLargest(Transform):
-    """Zeroes all but the largest shared entries, by magnitude, of each vector; ties go to the lower index.
+    """Zeroes all shared entries except the largest, by magnitude, of each vector; ties go to the lower index.
 
-    Which entries are zero depends on the data: noise goes on them too.
+    The choice of entries depends on the data, so the zeroed entries get noise, too.
 
-    :param share: how many stay, `ceil(share x n)` of n; in (0, 1].
+    :param share: share of the entries that stay, `ceil(share x n)` of n; in (0, 1].
     """
 
     share: float
@@ -98,7 +98,7 @@ class KeepLargest(Transform):
     def change(self, context: RoundContext, update: Array, noise: NoiseSource) -> Array:
         """Returns the update, `[d]`, with the other entries 0."""
         magnitude = np.where(context.mask, -1.0, np.abs(update))
-        magnitude[np.isnan(magnitude)] = np.inf  # it stays, so that the clipping sees that the training has diverged
+        magnitude[np.isnan(magnitude)] = np.inf  # NaN stays, so that clipping detects diverged training
         stays = largest(magnitude, kept_count(self.share, int(np.count_nonzero(~context.mask))))
         return np.where(stays, update, np.zeros_like(update))
 
@@ -130,7 +130,7 @@ class ScaleWhole:
 
 
 def _bounded(context: RoundContext, release: Release, bound: Callable[[Array, float], Array]) -> Release:
-    """The values as a whole brought to the round's clip norm C."""
+    """Returns the release with its values as a whole brought to the round's clip norm C by `bound`."""
     clip_norm = context.setting.clip_norm
     bounds = np.full(len(context.layout.layers), clip_norm)
     return replace(release, values=bound(release.values, clip_norm), clip_norms=bounds, by_layer=False)
@@ -140,12 +140,13 @@ def _bounded(context: RoundContext, release: Release, bound: Callable[[Array, fl
 class OneStep:
     """Bounds one step on the sum of clipped gradients, for a secure sum that protects records.
 
-    The noise is that of the sum, and its multiplier is against what one record moves: `step` times the clip norm. The
-    whole is clipped to what `records` of them come to, which moves no two updates apart.
+    The noise is the noise of the sum. Its multiplier is relative to the change by one record: `step` times the clip
+    norm. The whole update is clipped to the bound of `records` records, which does not enlarge any difference of two
+    updates.
 
-    :param step: what a gradient is multiplied by.
+    :param step: the factor of a gradient.
 
-    Raises `PrivacyError` elsewhere than in such a sum, since nothing else adds the noise that is charged here, and as
+    Raises `PrivacyError` outside such a sum, because nothing else adds the noise that is charged here, and as
     `check_record_bound` does.
     """
 
@@ -153,7 +154,7 @@ class OneStep:
     records: int
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
-        """Sets the norm to the step, and the noise to that of the sum."""
+        """Sets the norm to the step, and the noise to the noise of the sum."""
         if setting.privacy.unit != "record" or setting.privacy.secure is None:
             raise PrivacyError("OneStep is for a secure sum over records alone: nothing else adds its noise")
         check_record_bound(setting.clip_norm * self.step)
@@ -161,7 +162,7 @@ class OneStep:
         return replace(cost, noise_multiplier=setting.noise_multiplier, noise_split=setting.noise_split)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
-        """Clips the values to what all records move together, and declares the noise of the sum."""
+        """Clips the values to the bound of all records together, and declares the noise of the sum."""
         cost = self.cost(context.setting, Cost(context.setting.clip_norm))
         bounds = np.full(len(context.layout.layers), cost.largest)
         stds = np.full(len(bounds), cost.bound * cost.noise_multiplier)
@@ -172,19 +173,19 @@ class OneStep:
 class LayerBounds:
     """The bounds of the layers, in units of C. They depend on public values: the global model, and their own memory.
 
-    The memory follows values as they were sent, unless `ClipLayers` says that it follows raw updates.
+    The memory follows the sent values, unless `ClipLayers` declares that it follows raw updates.
     """
 
     def norm(self, layout: ParamLayout) -> float:
-        """The largest norm of all bounds together."""
+        """Returns the largest norm of all bounds together."""
         return 1.0
 
     def initial(self, layout: ParamLayout) -> PrivateArrays:
-        """The memory of a device that has not trained."""
+        """Returns the memory of a device that has not trained."""
         return {}
 
     def bounds(self, memory: PrivateArrays, global_params: Array, layout: ParamLayout) -> Array:
-        """float64 `[L]`."""
+        """Returns the bounds, float64 `[L]`."""
         raise NotImplementedError
 
     def remember(self, memory: PrivateArrays, seen: Array, layout: ParamLayout) -> PrivateArrays:
@@ -210,21 +211,21 @@ class EvenBounds(LayerBounds):
 
 @dataclass(frozen=True)
 class ClipLayers:
-    """Clips each layer of the shared part to a bound of its own.
+    """Clips each layer of the shared part to its own bound.
 
-    :param raw: if the bounds follow raw updates in place of what was sent: that, in words. They are in the header.
+    :param raw: if the bounds follow raw updates instead of sent values: a description of this. They are in the header.
     """
 
     bounds: LayerBounds
     raw: str = ""
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
-        """Lowers the norm to that of all bounds together; adds raw values that steer them."""
+        """Lowers the norm to the norm of all bounds together; adds raw values that influence them."""
         raw = (*cost.raw, self.raw) if self.raw and math.isfinite(setting.clip_norm) else cost.raw
         return replace(cost, norm=self.bounds.norm(setting.layout), raw=raw)
 
     def apply(self, context: RoundContext, release: Release) -> Release:
-        """Clips each layer. Raises `PrivacyError` for bounds above the norm that they declare."""
+        """Clips each layer. Raises `PrivacyError` for bounds above their declared norm."""
         layout = context.layout
         units = self.bounds.bounds(self._memory(context), context.global_params, layout)
         declared = self.bounds.norm(layout)
@@ -234,24 +235,24 @@ class ClipLayers:
         return replace(release, values=clip_layers(release.values, layout, bounds), clip_norms=bounds, by_layer=True)
 
     def remember(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> PrivateArrays:
-        """Lets the bounds remember the values as sent, or the raw update with `raw`."""
+        """Lets the bounds remember the sent values, or the raw update with `raw`."""
         seen = context.shared(update) if self.raw else sent
         return self.bounds.remember(self._memory(context), seen, context.layout)
 
     def _memory(self, context: RoundContext) -> PrivateArrays:
-        """The arrays that the bounds themselves keep, without those of other parts."""
+        """Returns the arrays that the bounds keep, without the arrays of other parts."""
         return {name: context.state.private[name] for name in self.bounds.initial(context.layout)}
 
 
 @dataclass(frozen=True)
 class NumberReport:
-    """A few numbers beside the update for the server's half, each held within 1/2 of 0.
+    """A few numbers beside the update for the server's half, each clipped to [-1/2, 1/2].
 
-    :param count: how many.
-    :param what: what they are, in words; in the clear they are raw values.
-    :param measure: gives them, from the context and the shared part of the raw update.
-    :param multiplier: of their noise, against their own bound; None sends them in the clear.
-    :param adds_up: whether all that the server does with them is to add them up.
+    :param count: how many numbers.
+    :param what: what they are, in words; without noise they are raw values.
+    :param measure: computes them from the context and the shared part of the raw update.
+    :param multiplier: of their noise, relative to their own bound; None sends them without noise.
+    :param adds_up: whether the server does nothing but add them up.
     :param evaluates: whether `measure` reads `RoundContext.measured`.
     """
 
@@ -267,7 +268,7 @@ class NumberReport:
         return math.sqrt(self.count / 4)
 
     def mechanism(self, setting: RoundSetting) -> GaussianMechanism | None:
-        """None where the numbers leave in the clear."""
+        """Returns the mechanism of the numbers; None if they leave without noise."""
         if self.multiplier is None or setting.noise_multiplier == 0:
             return None
         return GaussianMechanism(self.multiplier(setting), setting.noise_split)
@@ -282,7 +283,7 @@ class NumberReport:
         return replace(cost, reports=reports, report_limit=max(cost.report_limit, limit))
 
     def apply(self, context: RoundContext, release: Release, update: Array, noise: NoiseSource) -> Release:
-        """Measures, bounds and noises the numbers. Raises `PrivacyError` for another number of them."""
+        """Measures and bounds the numbers and adds noise. Raises `PrivacyError` if they are not `count` numbers."""
         found = np.asarray(self.measure(context, update), np.float64)
         if found.shape != (self.count,):
             raise PrivacyError(f"a report of {self.count} numbers has the shape {found.shape}")
@@ -297,9 +298,9 @@ class NumberReport:
 class Gaussian:
     """Adds noise for the bounds of the clipping before it: layer by layer if layers were clipped one by one.
 
-    :param scaled_to_clip_norm: as if C were the bound, however large the layers' bounds are together (DP-FedSim).
-    :param beside: a report that has its part of the round's noise multiplier; the values have what is left.
-    :param max_preference: devices may choose their own noise multiplier, up to so many times the round's.
+    :param scaled_to_clip_norm: scales the noise to C even if the layers' bounds together are larger (DP-FedSim).
+    :param beside: a report that uses a part of the charge for the round's noise multiplier; the values use the rest.
+    :param max_preference: devices may choose their own noise multiplier, up to this many times the round's.
     """
 
     scaled_to_clip_norm: bool = False
@@ -307,7 +308,7 @@ class Gaussian:
     max_preference: float | None = None
 
     def cost(self, setting: RoundSetting, cost: Cost) -> Cost:
-        """Sets the noise multiplier of the values; 0 where they have no bound."""
+        """Sets the noise multiplier of the values; 0 if they have no bound."""
         summed = setting.privacy.secure is not None
         cost = replace(cost, noise_multiplier=0.0, noise_split=setting.noise_split, summed=summed)
         if not math.isfinite(cost.bound):
@@ -332,12 +333,12 @@ class Gaussian:
 
 
 Stage = Transform | ClipWhole | ScaleWhole | OneStep | ClipLayers | Gaussian | NumberReport
-# The classes that may lower a cost; no class derived from them.
+# The classes that may lower a cost, without derived classes.
 _PRICED = (ClipWhole, ScaleWhole, OneStep, ClipLayers, Gaussian, NumberReport)
 
 
 def check_stages(stages: Sequence[Stage]) -> None:
-    """Raises `PrivacyError` for what is no stage, and for noise that is not the last thing done to the values."""
+    """Raises `PrivacyError` for an object that is no stage, and for noise that is not the last change of the values."""
     for stage in stages:
         if type(stage) not in _PRICED and not isinstance(stage, Transform):
             raise PrivacyError(f"{type(stage).__name__} is no stage: derive it from Transform, or take one as it is")
@@ -347,7 +348,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
 
 
 def costs(stages: Sequence[Stage], setting: RoundSetting) -> list[Cost]:
-    """The cost after each stage; the first is that of an update as it is, which is not bounded."""
+    """Returns the cost after each stage; the first is the cost of the raw update, which is not bounded."""
     folded = [Cost(setting.clip_norm)]
     for stage in stages:
         cost = folded[-1]

@@ -1,4 +1,4 @@
-"""The state that a device carries from round to round, and the immutable context that all parts of a method get."""
+"""The state that a device keeps from round to round, and the immutable context that all parts of a method get."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PrivateArrays = dict[str, Array]
 
 @dataclass(frozen=True)
 class _Bits:
-    """A mask as it is digested and sent, each made once for all states with this mask."""
+    """A mask as it is digested and sent; each form is made once for all states with this mask."""
 
     mask: Array
 
@@ -43,7 +43,7 @@ class PublicState:
     """The state of a device that both the device and the aggregator know; a function of the sent values.
 
     :param mask: bool `[..., d]`, True where a parameter is personal (kept, not sent).
-    :param participations: how many updates of the device went into it.
+    :param participations: number of the device's updates so far.
     """
 
     mask: Array
@@ -51,18 +51,18 @@ class PublicState:
 
     @classmethod
     def initial(cls, size: int) -> PublicState:
-        """The state of a device that has sent nothing: all parameters, bool `[size]`, are shared."""
+        """Returns the state of a device that has sent nothing: all parameters, bool `[size]`, are shared."""
         return cls(np.zeros(size, dtype=bool), 0)
 
     def after(self, mask: Array) -> PublicState:
-        """The state after one more update; a mask that stays is not packed again."""
+        """Returns the state after one more update; an unchanged mask is not packed again."""
         following = PublicState(mask, self.participations + 1)
         if mask is self.mask:
             following.__dict__["_bits"] = self._bits
         return following
 
     def digest(self) -> bytes:
-        """16 bytes: two sides with the same digest hold the same state."""
+        """Returns 16 bytes: two sides with the same digest hold the same state."""
         return self._digest
 
     def to_bytes(self) -> bytes:
@@ -87,7 +87,7 @@ class PublicState:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, size: int) -> PublicState:
-        """Raises `Malformed`; never allocates more than the mask needs."""
+        """Decodes `to_bytes`. Raises `Malformed`; never allocates more than the mask needs."""
         packed_bytes = (size + 7) // 8
         if len(data) < 4:
             raise Malformed(f"a public state of {len(data)} bytes is too short")
@@ -106,9 +106,9 @@ class PublicState:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """All that a device carries from round to round. `own` and `private` never leave it.
+    """Everything that a device keeps from round to round. `own` and `private` never leave it.
 
-    :param own: float32 `[..., d]`, the device's model after its last local training; None before it.
+    :param own: float32 `[..., d]`, the device's model after its last local training; None before the first.
     :param private: small arrays that the method's parts remember, by name.
     """
 
@@ -121,9 +121,9 @@ class DeviceState:
 class RoundTerms:
     """The terms of a round for one device.
 
-    :param noise_split: among how many devices the round's noise is divided.
+    :param noise_split: number of devices among which the round's noise is divided.
     :param controls: numbers that the server chose for this round and published with the plan, by name.
-    :param preference: this device's own privacy preference: its noise is so many times the standard one (APDP-FL).
+    :param preference: this device's privacy preference: its noise is this many times the standard noise (APDP-FL).
     """
 
     noise_split: int = 1
@@ -146,9 +146,9 @@ class RoundSetting:
 
     @property
     def noise_split(self) -> int:
-        """`strict` protects against the server, which sees each update by itself: then nothing is divided.
+        """The number of devices that divide the noise. Under `strict` it is 1, because the server sees each update.
 
-        With `secure` the task says how many honest devices a sum has, whoever takes part.
+        With `secure` the task sets the number of honest devices in a sum, for any participants.
         """
         if self.privacy.secure is not None:
             return self.privacy.secure.honest_devices
@@ -160,9 +160,9 @@ class RoundSetting:
         return self.terms.controls.get("noise_multiplier", self.privacy.noise_multiplier)
 
     def preferred_multiplier(self, max_preference: float | None) -> float:
-        """The noise multiplier of the round times the device's own preference. Raises `PrivacyError`.
+        """Returns the round's noise multiplier times the device's own preference. Raises `PrivacyError`.
 
-        :param max_preference: the largest preference that the method takes; None: it takes none.
+        :param max_preference: the largest preference that the method allows; None: preferences are ignored.
         """
         if max_preference is None:
             return self.noise_multiplier
@@ -178,13 +178,13 @@ class RoundSetting:
 class RoundContext:
     """A round of one device, as all parts of the method see it. For a cohort, arrays have a leading axis of clients.
 
-    :param state: what the device began the round with.
-    :param global_params: float32 `[d]`, the model that the round began with.
-    :param start: float32 `[..., d]`, what local training begins with.
+    :param state: the device's state at the start of the round.
+    :param global_params: float32 `[d]`, the global model at the start of the round.
+    :param start: float32 `[..., d]`, the start of local training.
     :param chosen: bool `[..., d]`, entries that stay the device's own in this round by a choice that never leaves it.
-    :param measured: accuracy and loss of the own model on the own samples after training, where a stage asks for them.
-    :param remembered: after training, what of it lasts: private arrays for the next round.
-    :param vectors: float32 `[d]` each, what the server half published with the model, by name.
+    :param measured: accuracy and loss of the own model on the own samples after training, if a stage needs them.
+    :param remembered: after training, the private arrays that the training keeps for the next round.
+    :param vectors: float32 `[d]` each, the vectors that the server half published with the model, by name.
     """
 
     setting: RoundSetting
@@ -206,18 +206,18 @@ class RoundContext:
 
     @property
     def personal(self) -> Array:
-        """bool `[..., d]`: what is the device's own in this round, by the public mask or by its own choice."""
+        """bool `[..., d]`: the device's own entries in this round, by the public mask or by its own choice."""
         return self.mask if self.chosen is None else self.chosen
 
     def shared(self, update: Array) -> Array:
-        """`update [..., d]`, zero where a parameter is personal by the mask: `update` itself where none is."""
+        """Returns `update [..., d]` with zeros where the mask is personal; `update` itself if no entry is."""
         xp = array_api.array_namespace(update)
         if not bool(xp.any(self.mask)):
             return update
         return xp.where(self.mask, xp.zeros_like(update), update)
 
     def map(self, function: Callable[[Array], Array]) -> RoundContext:
-        """A copy with `function` applied to each array that differs between clients."""
+        """Returns a copy with `function` applied to each array that differs between clients."""
         public = PublicState(function(self.state.public.mask), self.state.public.participations)
         own = None if self.state.own is None else function(self.state.own)
         private = {name: function(array) for name, array in self.state.private.items()}
@@ -226,16 +226,16 @@ class RoundContext:
 
 
 def divided(numerator: Any, norm: Array) -> Array:
-    """numerator / norm, and 0 for a norm of 0."""
+    """Returns numerator / norm, and 0 for a norm of 0."""
     xp = array_api.array_namespace(norm)
     return xp.where(norm > 0, numerator / xp.where(norm > 0, norm, xp.ones_like(norm)), xp.zeros_like(norm))
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:
-    """bool `[n]`, True for the `count` largest of `values [n]`; ties go to the lower index."""
+    """Returns bool `[n]`, True for the `count` largest of `values [n]`; ties go to the lower index."""
     chosen = np.zeros(len(values), dtype=bool)
     if count > 0:
-        least = np.sort(values)[len(values) - count]  # not argsort: four times as long, twice the room
+        least = np.sort(values)[len(values) - count]  # argsort would take four times as long and twice the memory
         (equal,) = np.nonzero(values == least)
         chosen |= values > least
         chosen[equal[: count - np.count_nonzero(chosen)]] = True
@@ -243,5 +243,5 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def kept_count(share: float, total: int) -> int:
-    """`ceil(share * total)`, where a product that floating point puts a hair above a whole number is that number."""
+    """Returns `ceil(share * total)`; a product within 1e-9 above a whole number counts as this number."""
     return math.ceil(share * total - 1e-9)

@@ -1,4 +1,4 @@
-"""Which methods go with `accounting = "secure"`, where updates are opened as sums of whole numbers alone."""
+"""Checks which methods work with `accounting = "secure"`, which opens updates only as sums of integers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hushfleet.methods.stages import ClipLayers, ClipWhole, NumberReport, ScaleW
 
 
 def check_sums(method: Method, privacy: PrivacySpec, config: TrainingConfig) -> None:
-    """Raises `PrivacyError`, with the reason, for a method whose updates cannot be added unseen.
+    """Raises `PrivacyError`, with the reason, for a method whose updates cannot be added up unseen.
 
-    :param method: as the paper's file lists its parts, whatever the unit of privacy is.
+    :param method: as the paper's file lists its parts, for any unit of privacy.
     """
     of_records = privacy.unit == "record"
     reason = _reason_of_records(method.by_record(), privacy, config) if of_records else _reason(method)
@@ -23,11 +23,11 @@ def check_sums(method: Method, privacy: PrivacySpec, config: TrainingConfig) -> 
 
 
 def _reason_of_records(method: Method, privacy: PrivacySpec, config: TrainingConfig) -> str:
-    """With the unit `record` a device must send one sum over its records, of vectors that depend on one record each.
+    """Returns why a method is refused with the unit `record`; empty if it is accepted.
 
-    Nothing of the training has noise before the sum has. So nothing may be carried from batch to batch, nor from one
-    round to the next, but what all devices were told. Only parts that are known to do so are taken, and no class
-    derived from them.
+    A device must send one sum over its records, of vectors that depend on one record each. The training has no noise
+    before the sum has it. So nothing may be carried from batch to batch, or from round to round, except values that all
+    devices received. Only parts that are known to comply are accepted, but no class derived from them.
     """
     training = method.training
     if privacy.batches != 1 or config.optimizer != "sgd" or config.momentum != 0:

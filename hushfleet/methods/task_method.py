@@ -1,10 +1,10 @@
-"""A method bound to a task, by the unit of privacy: devices and the aggregator know it alike.
+"""Binds a method to a task, by the unit of privacy. Devices and the aggregator use the same object.
 
 A round on the device:  `LocalRound` (choose, start, train, measure) -> `release` (stages) -> codec -> `advance`
 A round on the server:  controls -> every update is added to exact sums, with its weight -> aggregate -> advance;
                         `advance_public` for each device
 
-The server's part is `server` (`hushfleet.methods.server`), the device's begins in `hushfleet.training.local_round`.
+The server's part is `server` (`hushfleet.methods.server`); the device's begins in `hushfleet.training.local_round`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hushfleet.privacy.record import RecordMechanism
 
 
 class TaskMethod:
-    """A method bound to a task with the unit `device`: what noise there is, is on the update.
+    """A method bound to a task with the unit `device`: if there is noise, it is on the update.
 
     :param method: its parts, as the paper's file lists them.
     """
@@ -46,7 +46,7 @@ class TaskMethod:
         self.parts = method
         self.config, self.privacy, self.layout, self.name = config, privacy, layout, name
         mask = method.personal.mask(layout)
-        mask.setflags(write=False)  # of all newcomers
+        mask.setflags(write=False)  # all new devices share it
         self._newcomer = PublicState(mask, 0)
 
     @property
@@ -70,7 +70,8 @@ class TaskMethod:
         return self.layout.size * (1 + len(self.server.vectors))
 
     def split(self, published: Array) -> tuple[Array, dict[str, Array]]:
-        """Splits what is published into the global model `[d]` and vectors `[d]` by name; a model alone has zeros."""
+        """Splits the published values into the global model `[d]` and vectors `[d]` by name, zeros if only the model is
+        there."""
         names, size = self.server.vectors, self.layout.size
         if not names:
             return published, {}
@@ -82,7 +83,7 @@ class TaskMethod:
     # what a round costs
 
     def setting(self, terms: RoundTerms) -> RoundSetting:
-        """The public facts of a round."""
+        """Returns the public facts of a round."""
         return RoundSetting(self.layout, self.privacy, terms)
 
     @property
@@ -92,26 +93,26 @@ class TaskMethod:
         return any(isinstance(each, Gaussian) or (isinstance(each, Transform) and each.adds_noise) for each in stages)
 
     def noise_multiplier(self, terms: RoundTerms) -> float:
-        """The device's noise multiplier, 0 if the method adds none. Raises `PrivacyError` for a refused preference."""
+        """Returns the device's noise multiplier, 0 without noise. Raises `PrivacyError` for a refused preference."""
         return self.setting(terms).preferred_multiplier(self.max_preference) if self.adds_noise else 0.0
 
     def cost(self, terms: RoundTerms) -> Cost:
-        """The total cost of the stages."""
+        """Returns the total cost of the stages."""
         return costs(self.parts.stages, self.setting(terms))[-1]
 
     def charge(self, terms: RoundTerms) -> Charge:
-        """The charge of a round to the device, known before any training."""
+        """Returns the charge of a round for the device, known before any training."""
         return self.cost(terms).charge()
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism | None:
-        """The noise of one round's gradients; None: they have none of their own."""
+        """Returns the mechanism that noises one round's gradients; None: gradients get no noise."""
         return None
 
     def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
-        """Noise multiplier of one round against whoever sees only the aggregate.
+        """Returns the noise multiplier of one round against anyone who sees only the aggregate.
 
-        No more than the device's own is promised where the aggregate is no plain sum, and under `strict` where a
-        coordinate may have one sender only.
+        It is only the device's own multiplier if the aggregate is no plain sum, and under `strict` if a coordinate may
+        have only one sender.
         """
         alone = not self.parts.personal.same_for_all and self.privacy.is_strict
         if self.server.weighs or alone:
@@ -120,13 +121,13 @@ class TaskMethod:
 
     @property
     def reach(self) -> float:
-        """The most that a value of an update can be without noise of its own, whatever the data were; inf: no bound."""
+        """The largest size of an update's value without its own noise, for any data; inf: no bound."""
         return math.inf
 
     # what is carried from round to round
 
     def init_state(self) -> DeviceState:
-        """The state of a device that has not trained. The aggregator computes the same."""
+        """Returns the state of a device that has not trained. The aggregator computes the same state."""
         private: PrivateArrays = {}
         for stage in self.parts.stages:
             if isinstance(stage, ClipLayers):
@@ -134,28 +135,29 @@ class TaskMethod:
         return DeviceState(self._newcomer, private=private)
 
     def advance_public(self, public: PublicState, sent: Array) -> PublicState:
-        """The public state after an update, on both sides."""
+        """Returns the public state after an update, on both sides."""
         return public.after(self.parts.personal.next_mask(public, sent, self.layout))
 
     # the device half, after the training
 
     @property
     def own_model_has_no_noise(self) -> bool:
-        """Whether the own model is trained without the noise that the shared one has: no part of that may see it."""
+        """Whether the own model is trained without the shared model's noise: then the training of the shared model may
+        not see it."""
         return self.by_record and self.parts.own_training is not None
 
     def release(self, context: RoundContext, update: Array, noise: NoiseSource) -> Release:
-        """The part of `update = trained - start` that leaves the device, once."""
+        """Returns the part of `update = trained - start` that leaves the device; called once."""
         return released(self.parts.stages, context, update, noise, self.charge(context.setting.terms))
 
     def advance(self, context: RoundContext, *, update: Array, trained: Array, sent: Array) -> DeviceState:
-        """The state for the next round.
+        """Returns the state for the next round.
 
         :param trained: the device's own model `[..., d]`.
         :param sent: `[..., d]`, exactly what the aggregator decodes.
         """
         parts = [stage for stage in self.parts.stages if isinstance(stage, (Transform, ClipLayers))]
-        parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: nobody writes what bounds remember but they
+        parts.sort(key=lambda part: isinstance(part, ClipLayers))  # last: no other part overwrites the bounds' memory
         private, seen = dict(context.remembered), context.start + update if self.own_model_has_no_noise else trained
         for part in (self.parts.personal, *parts):
             private |= part.remember(context, update=update, trained=seen, sent=sent)
@@ -165,7 +167,7 @@ class TaskMethod:
 class RecordMethod(TaskMethod):
     """A method bound to a task with the unit `record`: its parts are rewritten, and noise is on each gradient.
 
-    In a secure sum the one batch's noise is the sum's (`check_sums`), and one step on it is all that is released.
+    In a secure sum the noise of the only batch is the sum's noise (`check_sums`); only one step on it is released.
     """
 
     by_record = True
@@ -174,22 +176,22 @@ class RecordMethod(TaskMethod):
         self, method: Method, config: TrainingConfig, privacy: PrivacySpec, layout: ParamLayout, *, name: str = "method"
     ) -> None:
         super().__init__(method.by_record(), config, privacy, layout, name=name)
-        self.max_preference = method.max_preference  # a device's own preference is the noise's, wherever that is
+        self.max_preference = method.max_preference  # a device's preference scales the noise in any place
         if privacy.secure is not None:
             step = OneStep(config.learning_rate / config.batch_size, config.batch_size)
             self.parts = replace(self.parts, stages=(step,))
 
     @property
     def adds_noise(self) -> bool:
-        """Each gradient has noise."""
+        """Always True: each gradient has noise."""
         return True
 
     def charge(self, terms: RoundTerms) -> Charge:
-        """The charge of the gradients. The stages have no bound and no noise, except for a secure sum."""
+        """Returns the charge of the gradients. The stages have no bound and no noise, except for a secure sum."""
         return replace(self.record_mechanism(terms).charge(), raw=self.cost(terms).raw)
 
     def record_mechanism(self, terms: RoundTerms) -> RecordMechanism:
-        """The noise of one round's gradients."""
+        """Returns the mechanism that noises one round's gradients."""
         setting, rule = self.setting(terms), self.training.gradient
         return RecordMechanism(
             clip_norm=min(setting.clip_norm, rule.record_bound),
@@ -203,15 +205,15 @@ class RecordMethod(TaskMethod):
         )
 
     def multiplier_release(self, terms: RoundTerms, *, participants: int) -> float:
-        """The device's own: another device's noise is not known to hide its records."""
+        """Returns the device's own multiplier, because no proof shows that another device's noise hides its records."""
         return self.charge(terms).noise_multiplier
 
     @property
     def reach(self) -> float:
-        """The most that a value of an update can be without noise of its own; inf: no bound.
+        """The largest size of an update's value without its own noise; inf: no bound.
 
-        With Adam no value moves by more than some learning rates a step, and the task says how many steps there are. By
-        SGD it moves as far as the gradients say, and of those a batch has any number.
+        With Adam no value moves by more than a few learning rates per step, and the task sets the number of steps. With
+        SGD it moves in proportion to the gradients, and a batch may have any number of them.
         """
         grows = any(not stage.shrinks for stage in self.parts.stages if isinstance(stage, Transform))
         if grows or self.config.optimizer != "adam":

@@ -1,4 +1,4 @@
-"""Clipping, noise, accounting and the ledger: what a device promises, and the proof that it kept it."""
+"""Clipping, noise, accounting and the ledger: a device's privacy guarantee, and the proof that the device kept it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Against", "epsilon", "noise_multiplier"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when they are used: a board needs other parts of this package."""
+    """Imports a public name when it is first used, because a board needs only other parts of this package."""
     if name not in __all__:
         raise AttributeError(f"module 'hushfleet.privacy' has no attribute {name!r}")
     return getattr(importlib.import_module("hushfleet.privacy.adversaries"), name)

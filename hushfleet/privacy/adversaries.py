@@ -18,7 +18,7 @@ from hushfleet.privacy.terms import Accountant, Unit
 
 
 class Against(NamedTuple):
-    """A number against who sees a device's own updates (`server`), and who sees the models alone (`release`)."""
+    """A number against an adversary who sees a device's updates (`server`), or only the models (`release`)."""
 
     server: float
     release: float
@@ -27,10 +27,10 @@ class Against(NamedTuple):
 def multipliers(
     noise_multiplier: float, *, noise_split: int = 1, participants: int | None = None, unit: Unit = "device"
 ) -> Against:
-    """The noise over the clip norm that each adversary has before it.
+    """Returns the noise over the clip norm that each adversary sees.
 
-    :param noise_multiplier: of the sum of `noise_split` devices; of record-level noise, of each batch.
-    :param participants: whose updates are added up; None: `noise_split`.
+    :param noise_multiplier: of the sum of `noise_split` devices; with record-level noise, of each batch.
+    :param participants: number of devices whose updates are added up; None: `noise_split`.
     """
     mechanism = GaussianMechanism(noise_multiplier, noise_split=noise_split)
     summed = noise_split if participants is None else participants
@@ -49,12 +49,12 @@ def epsilon(
     unit: Unit = "device",
     accountant: Accountant = "exact",
 ) -> Against:
-    """Epsilon at `delta` for adding or removing a unit, as `hushfleet privacy` prints it; inf without noise.
+    """Returns epsilon at `delta` for adding or removing a unit, as `hushfleet privacy` prints it; inf without noise.
 
-    :param noise_multiplier: as in `multipliers`, and `noise_split` and `participants` too.
-    :param rounds: of record-level noise: batches over the whole task.
-    :param sample_rate: with which a unit takes part in a round. The server sees which devices do, so against it they
-        count as if drawn in every round.
+    :param noise_multiplier: as in `multipliers`; `noise_split` and `participants` too.
+    :param rounds: number of rounds; with record-level noise, number of batches over the whole task.
+    :param sample_rate: probability with which a unit takes part in a round. The server sees which devices take part,
+        so against the server they count as if drawn in every round.
     :raises PrivacyError: a value outside its range.
     """
     noise = multipliers(noise_multiplier, noise_split=noise_split, participants=participants, unit=unit)
@@ -77,9 +77,9 @@ def noise_multiplier(
     participants: int | None = None,
     accountant: Accountant = "exact",
 ) -> float:
-    """The noise multiplier of the sum of `noise_split` devices that gives `epsilon` to the released models.
+    """Returns the noise multiplier of the sum of `noise_split` devices that gives `epsilon` to the released models.
 
-    Without a split, that is the promise against the server as well.
+    Without a split, this epsilon also holds against the server.
 
     :raises PrivacyError: a value outside its range, or an epsilon that no noise reaches.
     """

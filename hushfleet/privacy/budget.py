@@ -1,7 +1,7 @@
-"""The owner's limits on what a device may spend against the server: in each period of time, and over everything.
+"""The owner's limits on what a device may spend against the server: in each period, and over its lifetime.
 
-Time is counted time (`hushfleet.edge_client.board.budget_clock`), which no wrong clock sets forward. The lifetime
-limit needs no clock: it is composed over all entries.
+Time is counted time (`hushfleet.edge_client.board.budget_clock`), which a wrong clock cannot set forward. The lifetime
+limit needs no clock, because it is composed over all entries.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Budget:
     """The limits of one device.
 
     :param delta: of every epsilon here.
-    :param lifetime: the largest epsilon over everything that was ever charged; inf: any.
-    :param in_period: the largest epsilon of what is charged in one period; inf: any.
-    :param period_s: length of a period, seconds; 0: there are none.
+    :param lifetime: the largest epsilon of all charges together; inf: no limit.
+    :param in_period: the largest epsilon of the charges of one period; inf: no limit.
+    :param period_s: length of a period, seconds; 0: no periods.
     """
 
     delta: float
@@ -39,7 +39,7 @@ class Budget:
 
     @classmethod
     def of(cls, limits: Mapping[str, Any]) -> Budget | None:
-        """Returns the budget that `[limits]` of a DEVICE.toml set; None where they set none. Raises `ValueError`."""
+        """Returns the budget that `[limits]` of a DEVICE.toml sets; None if it sets none. Raises `ValueError`."""
         limit, delta = limits.get("epsilon_server"), limits.get("delta", DEFAULT_DELTA)
         require(isinstance(delta, int | float) and 0 < delta < 1, "delta", delta, "between 0 and 1")
         if limit is None:
@@ -87,17 +87,17 @@ class Budget:
             )
 
     def period(self, entries: Sequence[LedgerEntry], now: int) -> Period:
-        """Returns the present period. A time before the latest entry is that entry's."""
+        """Returns the current period. A `now` before the latest entry counts as that entry's time."""
         return Period.of(max([now, *(entry.at for entry in entries)]), self.period_s)
 
     def charged_in_period(self, entries: Sequence[LedgerEntry], now: int) -> list[Charge]:
-        """Returns the charges of the present period."""
+        """Returns the charges of the current period."""
         period = self.period(entries, now)
         return [entry.charge for entry in entries if entry.at >= period.start]
 
 
 def describe_period(spent: float, budget: Budget, *, left_s: float) -> str:
-    """Describes the present period: `1.2 of 2 in these 90 days, which end in 31 days`.
+    """Describes the current period: `1.2 of 2 in these 90 days, which end in 31 days`.
 
     :param spent: epsilon in it.
     :param left_s: seconds until it ends.
@@ -107,18 +107,18 @@ def describe_period(spent: float, budget: Budget, *, left_s: float) -> str:
 
 
 def describe_since(at: int) -> str:
-    """Describes since when something is counted, by the local clock: ` since May 2026`; empty where it is not known."""
+    """Describes since when something is counted, by the local clock: ` since May 2026`; empty if it is not known."""
     return time.strftime(" since %B %Y", time.localtime(at)) if at else ""
 
 
 def windows_of(entries: Sequence[LedgerEntry]) -> list[Period]:
-    """Returns the windows of samples that were trained on, in the order of time."""
+    """Returns the sample windows that were used for training, in order of time."""
     return sorted({entry.window for entry in entries if entry.window is not None})
 
 
 def charges_on(window: Period, entries: Sequence[LedgerEntry]) -> list[Charge]:
-    """Returns the charges to who appears in this window of samples alone.
+    """Returns the charges that count for a person who appears only in this sample window.
 
-    An entry without a window may have trained on any sample, so it counts in each.
+    An entry without a window may have trained on any sample, so it counts in each window.
     """
     return [entry.charge for entry in entries if entry.window is None or entry.window.meets(window)]

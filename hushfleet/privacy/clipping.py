@@ -1,9 +1,9 @@
 """Clipping: the bound on what one device (or one record) can contribute.
 
-The same lines serve NumPy `[d]` on a board and PyTorch `[clients, d]` in the simulator, through the
-array-API standard. Norms are taken in float64; a value that is not finite is refused, since NaN passes
-every comparison and would leave unclipped; and the bound is measured again on the result, so that
-float32 rounding can never carry a contribution above the sensitivity that the noise was scaled to.
+The same code serves NumPy `[d]` on a board and PyTorch `[clients, d]` in the simulator, through the
+array-API standard. Norms are computed in float64. A value that is not finite is refused, because NaN passes
+every comparison and would leave unclipped. The bound is checked again on the result, so that float32
+rounding can never bring a contribution above the sensitivity that the noise is scaled to.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from hushfleet import array_api
 from hushfleet.errors import PrivacyError
 from hushfleet.params import ParamLayout
 
-# Scaling rounds each entry by at most 2^-23 of itself (the factor and the product), hence the norm too.
+# Scaling rounds each entry (factor and product) by at most 2^-23 of its value, and so the norm, too.
 _ROUNDING_MARGIN = 1 - 2.0**-22
 _BLOCK_ENTRIES = 1 << 20
-_PIECE_ENTRIES = 1 << 15  # float64 copies of so many stay in a cache
+_PIECE_ENTRIES = 1 << 15  # float64 copies of this many entries fit in a cache
 
 
 def layer_norms(x: Any, layout: ParamLayout) -> Any:
-    """Euclidean norm of each layer: `x [..., d]` -> float64 `[..., L]`.
+    """Returns the Euclidean norm of each layer: `x [..., d]` -> float64 `[..., L]`.
 
-    Raises `PrivacyError` if the trailing axis is not the layout's, or a norm is not finite.
+    Raises `PrivacyError` if the trailing axis does not fit the layout, or a norm is not finite.
     """
     xp = array_api.array_namespace(x)
     _check_width(x, layout)
@@ -36,12 +36,12 @@ def layer_norms(x: Any, layout: ParamLayout) -> Any:
 
 
 def clip(x: Any, clip_norm: float, *, drop: bool = False) -> Any:
-    """Scale each vector of `x [..., d]` down to Euclidean norm `clip_norm`, if it is above; same dtype.
+    """Scales each vector of `x [..., d]` down to Euclidean norm `clip_norm`, if it is above; same dtype.
 
-    A vector within the bound comes back bit by bit, so the zero vector stays zero. A bound of inf clips
+    A vector within the bound is returned unchanged, so the zero vector stays zero. A bound of inf clips
     nothing. Raises `PrivacyError` for a bound that is not positive, or a value that is not finite.
 
-    :param drop: zero takes the place of a vector that is not `can_clip`.
+    :param drop: a vector for which `can_clip` is False is replaced by zero.
     """
     xp = array_api.array_namespace(x)
     bound = float(clip_norm)
@@ -58,15 +58,15 @@ def clip(x: Any, clip_norm: float, *, drop: bool = False) -> Any:
 
 
 def scale(x: Any, norm: float) -> Any:
-    """Scale each vector of `x [..., d]` to Euclidean norm `norm`, upwards too, but for rounding; same dtype.
+    """Scales each vector of `x [..., d]`, up or down, to Euclidean norm `norm`, except for rounding; same dtype.
 
-    The zero vector stays zero. Raises `PrivacyError` as `clip` does, and where `norm` is inf.
+    The zero vector stays zero. Raises `PrivacyError` as `clip` does, and if `norm` is inf.
     """
     xp = array_api.array_namespace(x)
     if not 0 < norm < math.inf:
         raise PrivacyError(f"a norm to scale to must be above zero and finite, got {norm!r}")
     norms = _finite(xp, xp.sqrt(_sum_of_squares(x, 0, x.shape[-1])))
-    # To about 1 first: a tiny vector's factor would overflow float32.
+    # First scale to about 1: a tiny vector's factor would overflow float32.
     unit = x / xp.astype(xp.where(norms > 0, norms, xp.ones_like(norms)), x.dtype)[..., None]
     norms = xp.sqrt(_sum_of_squares(unit, 0, x.shape[-1]))
     factors = norm / xp.where(norms > 0, norms, xp.ones_like(norms)) * _ROUNDING_MARGIN
@@ -76,7 +76,7 @@ def scale(x: Any, norm: float) -> Any:
 
 
 def clip_layers(x: Any, layout: ParamLayout, clip_norms: Any) -> Any:
-    """Clip each layer of `x [..., d]` to its own bound (FedGLP-ADP, Eq. 13); same dtype.
+    """Clips each layer of `x [..., d]` to its own bound (FedGLP-ADP, Eq. 13); same dtype.
 
     :param clip_norms: `[L]` or `[..., L]`, above zero.
 
@@ -99,8 +99,8 @@ def clip_layers(x: Any, layout: ParamLayout, clip_norms: Any) -> Any:
 
 
 def clip_factors(norms: Any, bounds: Any) -> Any:
-    """Returns the factor of clipping, min(1, bound / norm): slightly smaller where it is below 1, so that float32
-    rounding stays within the bound, and 1 for the zero vector.
+    """Returns the clip factor, min(1, bound / norm), and 1 for the zero vector. A factor below 1 is made slightly
+    smaller, so that float32 rounding stays within the bound.
 
     :param norms, bounds: float64 `[...]`; bounds above zero.
     """
@@ -111,12 +111,13 @@ def clip_factors(norms: Any, bounds: Any) -> Any:
 
 
 def can_clip(norms: Any, bound: float) -> Any:
-    """Whether vectors of these norms are finite, with a factor that is no denormal float32: that would be coarse."""
+    """Returns whether vectors of these norms are finite and their clip factor is no denormal float32, too coarse."""
     return norms < bound * 2.0**100
 
 
 def _sum_of_squares(x: Any, start: int, stop: int) -> Any:
-    """Sum over `x[..., start:stop]` in float64, in blocks: a float64 copy of all of it would not fit."""
+    """Returns the sum of squares over `x[..., start:stop]` in float64, in blocks, because a full float64 copy may not
+    fit."""
     if array_api.is_numpy_array(x) and x.ndim == 1 and np.issubdtype(x.dtype, np.floating):
         lefts = range(start, stop, _BLOCK_ENTRIES)
         return np.float64(sum(_sum_in_pieces(x[left : min(left + _BLOCK_ENTRIES, stop)]) for left in lefts))
@@ -133,9 +134,8 @@ def _sum_of_squares(x: Any, start: int, stop: int) -> Any:
 
 
 def _sum_in_pieces(x: np.ndarray) -> np.float64:
-    """The sum of the squares of `x [n]`, to the bit as NumPy adds up an array of them: by halves, at multiples of 8.
-
-    Without that array, which would be twice as large as `x` itself, on a board with little memory.
+    """Returns the sum of the squares of `x [n]`, bit by bit as NumPy sums an array of them: by halves, at multiples of
+    8. It does not build that array, which is twice as large as `x`, because a board has little memory.
     """
     if len(x) <= _PIECE_ENTRIES:
         piece = x.astype(np.float64)

@@ -1,17 +1,17 @@
-"""Integers with the probability of a Gaussian, drawn exactly: no floating point between random bits and sample.
+"""Draws integers with the probabilities of a Gaussian exactly: no floating point between random bits and sample.
 
 The discrete Gaussian of parameter s^2 takes each integer x with a probability proportional to g(x) = exp(-x^2 / 2 s^2)
-(Canonne, Kamath, Steinke 2020). A uniform number U of 256 bits gives the integer whose interval of the cumulative
-distribution holds it. The thresholds are computed in integers of 256 bits, and U's leading 64 bits nearly always
-decide; where they equal a threshold's, U's other bits are drawn and compared.
+(Canonne, Kamath, Steinke 2020). A uniform 256-bit number U gives the integer whose interval of the cumulative
+distribution contains U. The thresholds are computed as 256-bit integers. U's leading 64 bits nearly always decide; if
+they equal a threshold's leading bits, U's other bits are drawn and compared.
 
 The samples' distribution is within 2^-140 of the discrete Gaussian (statistical distance, each sample):
 
-- Cut tails. Beyond K = ceil(14 s) lies, over the sum of all g (at least s sqrt(2 pi)), less than
+- Cut tails. The mass beyond K = ceil(14 s), relative to the sum of all g (at least s sqrt(2 pi)), is less than
   2 (s^2 / K) exp(-K^2 / 2 s^2) / (s sqrt(2 pi)) < exp(-98) / 17 < 2^-145.
 - Rounding. g(k + 1) = g(k) r(k) and r(k + 1) = r(k) q with q = exp(-1 / s^2), r(0) = exp(-1 / 2 s^2), each rounded
-  down to 2^-256. Those two are off by less than 2^-249 (64 terms of a series), so r(k) by k 2^-248, g(k) by k^2 2^-248,
-  and with K < 2^18 all g together by less than K^3 2^-247 < 2^-193; each threshold is rounded once more, by 2^-256.
+  down to 2^-256. The error of q and r(0) is below 2^-249 (64 terms of a series), of r(k) k 2^-248, of g(k) k^2 2^-248,
+  and with K < 2^18 of all g together below K^3 2^-247 < 2^-193; each threshold is rounded once more, by 2^-256.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hushfleet.errors import PrivacyError
 from hushfleet.privacy.noise import NoiseSource
 
 LARGEST_STD = float(1 << 14)
-"""Its table takes 3.7 MB, and 30 MB for a moment while it is made."""
+"""The table for it takes 3.7 MB, and 30 MB for a short time during its construction."""
 _BITS = 256
 _WORD_BITS = 64
 _REACH = 14  # standard deviations
@@ -34,7 +34,7 @@ _REACH = 14  # standard deviations
 class DiscreteGaussian:
     """Samples of one parameter.
 
-    :param variance: s^2, in [1, 2^28]; the sample's variance is the same but for a part of 2 exp(-2 pi^2 s^2) s^2.
+    :param variance: s^2, in [1, 2^28]; the sample's variance is smaller by a share of 8 pi^2 s^2 exp(-2 pi^2 s^2).
     """
 
     def __init__(self, variance: float) -> None:
@@ -46,7 +46,7 @@ class DiscreteGaussian:
         self._leading = _leading(self.variance)
 
     def sample(self, size: int, noise: NoiseSource) -> np.ndarray:
-        """int64 `[size]`."""
+        """Returns samples, int64 `[size]`."""
         words = noise.words(size)
         below = np.searchsorted(self._leading, words, side="left")
         decided = np.searchsorted(self._leading, words, side="right")
@@ -59,7 +59,7 @@ class DiscreteGaussian:
 
 @lru_cache(maxsize=4)
 def _leading(variance: float) -> np.ndarray:
-    """The first 64 bits of each threshold, uint64 `[2 K]`, rising."""
+    """Returns the first 64 bits of each threshold, uint64 `[2 K]`, in rising order."""
     shift = _BITS - _WORD_BITS
     leading = np.array([threshold >> shift for threshold in _thresholds(variance)], np.uint64)
     leading.setflags(write=False)
@@ -67,7 +67,7 @@ def _leading(variance: float) -> np.ndarray:
 
 
 def _thresholds(variance: float) -> list[int]:
-    """2^256 P(X <= x) for x = -K .. K - 1."""
+    """Returns 2^256 P(X <= x) for x = -K .. K - 1."""
     top, bottom = variance.as_integer_ratio()
     ratio, change = _exp_of_minus(bottom, 2 * top), _exp_of_minus(bottom, top)
     weight = 1 << _BITS
@@ -84,7 +84,7 @@ def _thresholds(variance: float) -> list[int]:
 
 
 def _exp_of_minus(top: int, bottom: int) -> int:
-    """2^256 exp(-top / bottom) for top / bottom in (0, 1]."""
+    """Returns 2^256 exp(-top / bottom) for top / bottom in (0, 1]."""
     total, term, count = 0, 1 << _BITS, 0
     while term:
         total += term if count % 2 == 0 else -term

@@ -1,18 +1,18 @@
 """The privacy ledger of a device: written before the first byte leaves, and never rewritten.
 
-It lives inside the caller's SQLite connection and transaction, so that "this was spent" and "these are
-the bytes to send" commit together or not at all: whatever the crash, no update can leave without its
-entry, and the number can never come out too small. One entry for each (task, round, unit): a round that
-is repeated after a crash must send the stored bytes, because two noisings of one update average out.
+It uses the caller's SQLite connection and transaction, so that the entry ("this was spent") and the payload
+("these bytes are to be sent") commit together or not at all. Even after a crash, no update can leave without
+its entry, and epsilon can never be too small. There is one entry for each (task, round, unit): a round that is
+repeated after a crash must send the stored bytes, because the noise of two noised copies of an update averages out.
 
-Each row holds the SHA-256 of the row before it together with its own fields, and one more row holds the
-number of entries and the last hash. An entry that was changed, removed or added by another hand is
-found at the next reading, and the device then stops taking part.
+Each row holds the SHA-256 of the previous row's hash together with its own fields, and one more row holds the
+number of entries and the last hash. An entry that somebody else changed, removed or added is detected at the
+next reading, and the device then stops taking part.
 
-An entry also names what left without noise (`Charge.raw`). No number covers that: epsilon is infinite from then on.
+An entry also names the values that left without noise (`Charge.raw`). They make epsilon infinite from then on.
 
 An entry has the time at which it was allowed (`LedgerEntry.at`), and the window of samples that it trained on. Entries
-of earlier versions have neither, and keep their hashes. What a period has spent is computed by `privacy.budget`.
+of earlier versions have neither, and keep their hashes. `privacy.budget` computes what a period has spent.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ _SCHEMA = (
 class CountedTime(NamedTuple):
     """The time that a device counts for its budget, whole unix seconds.
 
-    :param began: when it was counted first, as far as is known. Entries of before have this time.
-    :param now: when it was kept last.
-    :param confirmed: whether somebody else has confirmed the clock since; else `began` may be too early.
+    :param began: the time at the first count, as far as is known. Earlier entries get this time.
+    :param now: the time that was stored last.
+    :param confirmed: True if another source has confirmed the clock since; else `began` may be too early.
     """
 
     began: int
@@ -90,10 +90,10 @@ class CountedTime(NamedTuple):
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One release: its cost, and the SHA-256 of the bytes that were stored for sending.
+    """One release: its charge, and the SHA-256 of the bytes that were stored for sending.
 
     :param at: counted unix seconds at which it was allowed; 0: no time was counted yet.
-    :param window: when the samples arrived that it trained on; None: it may have trained on all.
+    :param window: when the samples arrived that were used for training; None: it may have used all samples.
     """
 
     task: str
@@ -105,20 +105,20 @@ class LedgerEntry:
 
 
 class LedgerView:
-    """Totals of the entries of one device, wherever they are kept."""
+    """Totals over the entries of one device, for any storage of the entries."""
 
     device: str
 
     def entries(self, task: str | None = None) -> list[LedgerEntry]:
-        """All entries in the order of writing, or those of one task."""
+        """Returns all entries, or the entries of one task, in the order of writing."""
         raise NotImplementedError
 
     def rounds_charged(self, task: str | None = None) -> int:
-        """Number of (task, round) pairs in which something was released."""
+        """Returns the number of (task, round) pairs in which something was released."""
         return len({(entry.task, entry.round) for entry in self.entries(task)})
 
     def unit(self, task: str | None = None, *, extra: Charge | None = None) -> str:
-        """The unit that `epsilon_server` protects: `"device"` if all that was spent does, else `"record"`."""
+        """Returns the unit that `epsilon_server` protects: `"device"` if all charges do, else `"record"`."""
         charges = self._charges(task, extra)
         return "record" if any(charge.unit == "record" for charge in charges) else "device"
 
@@ -130,29 +130,29 @@ class LedgerView:
         extra: Charge | None = None,
         accountant: Accountant = "exact",
     ) -> float:
-        """Epsilon of this device against whoever sees its own updates, over all tasks or one of them.
+        """Returns epsilon of this device against anyone who sees its updates, over all tasks or one of them.
 
-        With `extra`, what it would be after one more charge. Infinite once a raw value has left.
+        With `extra`, it is the value after one more charge. It is infinite once a raw value has left.
         """
         return epsilon_server_of(self._charges(task, extra), delta=delta, accountant=accountant)
 
     def raw_values(self, task: str | None = None, *, extra: Charge | None = None) -> tuple[str, ...]:
-        """Names of the values that left without noise, in the order of their first time."""
+        """Returns the names of the values that left without noise, in the order of first appearance."""
         return tuple(dict.fromkeys(words for charge in self._charges(task, extra) for words in charge.raw))
 
     def epsilon_noised(self, *, delta: float) -> float:
-        """`epsilon_server` of the noised values alone, whatever left beside them: no promise where something did.
+        """Returns `epsilon_server` of the noised values alone; it guarantees nothing if raw values left, too.
 
-        If any entry protects records, the number is for a record (`unit` tells): a device-level release counts there
-        with half its multiplier, since a changed record can move the update from one end of the clipping ball to the
+        If any entry protects records, the number is for a record (see `unit`): a device-level release then counts
+        with half its multiplier, because a changed record can move the update from one end of the clipping ball to the
         other.
         """
         return _epsilon_of(self._charges(None, None), delta, "exact")
 
     def check_budget(self, charge: Charge, *, delta: float, epsilon_limit: float) -> None:
-        """Raise `BudgetExceeded`, before any training, if `charge` would lead above `epsilon_limit`.
+        """Raises `BudgetExceeded`, before any training, if `charge` would lead above `epsilon_limit`.
 
-        Counted exactly, whatever accountant a task prints by.
+        Always uses the exact accountant, also if a task prints its numbers with another one.
         """
         if math.isnan(epsilon_limit) or epsilon_limit < 0:
             raise PrivacyError(f"a privacy budget must be zero or more, got {epsilon_limit!r}")
@@ -183,16 +183,16 @@ class LedgerView:
 class Ledger(LedgerView):
     """The ledger of one device on the caller's connection. It begins, commits and rolls back nothing.
 
-    Every reading verifies the whole chain first and raises `LedgerError` if it does not hold.
+    Every reading first verifies the whole chain and raises `LedgerError` if it is not intact.
     """
 
     def __init__(self, connection: sqlite3.Connection, *, device: str) -> None:
-        """`device` names whose ledger this is; a database keeps the ledger of one device only."""
+        """Opens the ledger of `device`; a database keeps the ledger of one device only."""
         self._connection = connection
         self.device = device
 
     def create_schema(self) -> None:
-        """Create what is missing. Raises `LedgerError` if the database holds another device's ledger."""
+        """Creates missing tables. Raises `LedgerError` if the database holds another device's ledger."""
         try:
             for statement in _SCHEMA:
                 self._connection.execute(statement)
@@ -230,13 +230,13 @@ class Ledger(LedgerView):
         at: int = 0,
         window: Period | None = None,
     ) -> None:
-        """Write one entry into the caller's open transaction; the caller commits it with the payload.
+        """Writes one entry into the caller's open transaction; the caller commits it with the payload.
 
         :param payload_digest: SHA-256 (32 bytes) of the stored update.
-        :param at, window: as in `LedgerEntry`; without `at` the time that was kept last.
+        :param at, window: as in `LedgerEntry`; without `at`, the time that was stored last.
 
-        Raises `LedgerError` for a second charge of the same (task, round, unit), if no transaction holds
-        it together with the payload, or if the database refuses.
+        Raises `LedgerError` for a second charge of the same (task, round, unit), if no transaction is open that
+        can hold it together with the payload, or if the database refuses.
         """
         if not task or type(round) is not int or round < 0 or len(payload_digest) != DIGEST_BYTES:
             raise LedgerError(
@@ -270,7 +270,7 @@ class Ledger(LedgerView):
             raise LedgerError(f"round {round} of task {task!r} could not be charged: {error}") from error
 
     def entries(self, task: str | None = None) -> list[LedgerEntry]:
-        """Returns all entries in the order of writing, or those of one task, from a verified chain."""
+        """Returns all entries, or the entries of one task, in the order of writing, from a verified chain."""
         try:
             count, head = self._head()
             rows = self._connection.execute("SELECT * FROM privacy_ledger ORDER BY seq").fetchall()
@@ -297,7 +297,7 @@ class Ledger(LedgerView):
         return entries if task is None else [entry for entry in entries if entry.task == task]
 
     def counted(self) -> CountedTime | None:
-        """Returns the time that was counted last; None before the first. Raises `LedgerError`."""
+        """Returns the time that was counted last; None if none was counted yet. Raises `LedgerError`."""
         try:
             row = self._connection.execute("SELECT began, now FROM privacy_ledger_time").fetchone()
         except sqlite3.Error as error:
@@ -306,7 +306,7 @@ class Ledger(LedgerView):
             raise LedgerError(f"the counted time cannot be read: {error}") from error
         if row is None:
             return None
-        if not all(type(value) is int for value in row):  # one bit of the file makes a number a text
+        if not all(type(value) is int for value in row):  # one flipped bit in the file can turn a number into a text
             raise LedgerError(
                 f"the counted time of device {self.device!r} is damaged ({row!r}): how much of a period is over is no "
                 "longer known, so this device must not take part any more"
@@ -314,8 +314,8 @@ class Ledger(LedgerView):
         return CountedTime(abs(row[0]), row[1], row[0] > 0)
 
     def keep_counted(self, time: CountedTime) -> None:
-        """Keeps the counted time. Raises `LedgerError`."""
-        began = time.began if time.confirmed else -time.began  # the sign is the third value
+        """Stores the counted time. Raises `LedgerError`."""
+        began = time.began if time.confirmed else -time.began  # the sign stores `confirmed`
         try:
             self._connection.execute("INSERT OR REPLACE INTO privacy_ledger_time VALUES (1, ?, ?)", (began, time.now))
         except sqlite3.Error as error:
@@ -341,12 +341,12 @@ def epsilon_server_of(
     accountant: Accountant = "exact",
     adjacency: Adjacency = "add-or-remove",
 ) -> float:
-    """Returns `Ledger.epsilon_server` of these charges, wherever they are noted."""
+    """Returns epsilon as `Ledger.epsilon_server` does, for charges from any source."""
     return math.inf if any(charge.raw for charge in charges) else _epsilon_of(charges, delta, accountant, adjacency)
 
 
 def rounds_left(charges: Sequence[Charge], following: Charge, *, delta: float, limit: float, at_most: int) -> int:
-    """Returns how many more rounds, each of cost `following`, stay within `limit`; `at_most` is the most it counts."""
+    """Returns how many more rounds, each with the charge `following`, stay within `limit`; at most `at_most`."""
 
     def fits(rounds: int) -> bool:
         more = replace(following, steps=following.steps * rounds)
@@ -365,9 +365,9 @@ def rounds_left(charges: Sequence[Charge], following: Charge, *, delta: float, l
 def _epsilon_of(
     charges: Sequence[Charge], delta: float, accountant: Accountant, adjacency: Adjacency = "add-or-remove"
 ) -> float:
-    """Returns epsilon of the noised values that these charges stand for.
+    """Returns epsilon of the noised values of these charges.
 
-    In an exchange of records, too, an update moves by two clip norms at most: that is what `exchange` counts anyhow.
+    If records are exchanged, an update also moves by at most two clip norms, which `exchange` already counts.
     """
     halves = adjacency == "add-or-remove" and any(charge.unit == "record" for charge in charges)
     steps = [
@@ -382,7 +382,7 @@ def _epsilon_of(
 
 
 def _fields(task: str, round: int, charge: Charge, payload_digest: bytes) -> tuple[Any, ...]:
-    """One entry's columns, in the order of the schema."""
+    """Returns one entry's columns, in the order of the schema."""
     exact = replace(charge, noise_multiplier=float(charge.noise_multiplier), sample_rate=float(charge.sample_rate))
     return task, round, *(getattr(exact, name) for name in _CHARGE), bytes(payload_digest)
 
@@ -396,9 +396,9 @@ def _entry(fields: list[Any], later: tuple[Any, ...], *, not_before: int) -> Led
 
 
 def _link(previous: bytes, seq: int, fields: tuple[Any, ...], later: tuple[Any, ...]) -> bytes:
-    """The hash of one entry: over the hash before it, its number and its columns (doubles, exactly).
+    """Returns the hash of one entry: over the previous hash, the entry's number and its columns (doubles, exactly).
 
-    Later columns are part of it as far as they are used, so that entries from before they were written keep their hash.
+    Later columns are included only if they are used, so that entries of earlier versions keep their hashes.
     """
     raw, *times = later
     used = later if any(times) else (raw,) if raw else ()

@@ -1,10 +1,10 @@
 """The Gaussian mechanism on a device's whole update, as one object: noise scale, two adversaries, charge.
 
-What is released: the clipped update of one device in one round, plus noise. Sensitivity: whole-vector
-clipping to C bounds what adding or removing the device changes by C. With layers (FedGLP-ADP, Eq. 13
-to 16) layer l is clipped to C_l and receives noise of standard deviation C_l * sigma * sqrt(L): it alone
-costs order / (2 sigma^2 L) in Rényi terms, and the L layers add up to the plain mechanism's
-order / (2 sigma^2). One layer is the plain mechanism.
+Release: the clipped update of one device in one round, plus noise. Sensitivity: whole-vector clipping to C
+bounds the change from adding or removing the device by C. With layers (FedGLP-ADP, Eq. 13 to 16) layer l is
+clipped to C_l and receives noise of standard deviation C_l * sigma * sqrt(L). Each layer alone costs
+order / (2 sigma^2 L) in Rényi terms, and the L layers together cost order / (2 sigma^2), the same as the
+plain mechanism. One layer is the plain mechanism.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _BLOCK_ENTRIES = 1 << 16
 
 @dataclass(frozen=True)
 class Charge:
-    """Cost of one release to a device, against whoever sees it (the server, the broker, a wire tap).
+    """Privacy cost of one release for a device, against anyone who sees it (the server, the broker, a wire tap).
 
     :param unit: what is protected, `"device"` or `"record"`.
-    :param adjacency: which two inputs are to look alike.
-    :param mechanism: `"gaussian"`, or `"none"` where nothing is protected.
+    :param adjacency: which two inputs must be indistinguishable.
+    :param mechanism: `"gaussian"`, or `"none"` if nothing is protected.
     :param noise_multiplier: noise over sensitivity in the server's view: in this device's own bytes, or in the sum
-        where that is all that the server sees.
-    :param noise_split: among how many devices the noise of the sum was divided (1: not divided).
-    :param sample_rate: secret Poisson sampling inside the device; 1 for device-level noise.
-    :param steps: how many such releases this charge stands for.
-    :param raw: functions of private data that leave beside them without noise, in words. No epsilon covers them.
+        if the server sees only the sum.
+    :param noise_split: number of devices among which the noise of the sum was divided (1: not divided).
+    :param sample_rate: rate of secret Poisson sampling inside the device; 1 for device-level noise.
+    :param steps: number of such releases in this charge.
+    :param raw: functions of private data that leave without noise beside them, in words. No epsilon covers them.
     """
 
     unit: str
@@ -75,10 +75,10 @@ class Charge:
 class GaussianMechanism:
     """Device-level Gaussian noise, whole or divided among devices.
 
-    Against the server each device's bytes hold for themselves (`multiplier_server`). Against readers of
-    the aggregate alone the noises add up (`multiplier_release`), which is worth something only if
-    nobody sees the single updates; dividing (`noise_split > 1`) is sound only under that condition.
-    Both hold for adding or removing a contribution; exchanging it for any other doubles the sensitivity.
+    Against the server, only the noise in a device's own bytes counts (`multiplier_server`). Against readers
+    who see only the aggregate, the noise of all devices adds up (`multiplier_release`). This helps only if
+    nobody sees single updates, so dividing the noise (`noise_split > 1`) is sound only under that condition.
+    Both hold for adding or removing a contribution; exchanging it for another one doubles the sensitivity.
 
     :param noise_multiplier: sigma of the SUM of `noise_split` devices, over the clip norm; 0 = no noise.
     :param noise_split: n; each device adds 1 / sqrt(n) of the noise. 1 is local differential privacy.
@@ -99,13 +99,13 @@ class GaussianMechanism:
         return self.noise_multiplier / math.sqrt(self.noise_split)
 
     def multiplier_release(self, participants: int) -> float:
-        """Noise over sensitivity in the sum of `participants` honest devices: sigma * sqrt(k / n)."""
+        """Returns noise over sensitivity in the sum of `participants` (k) honest devices: sigma * sqrt(k / n)."""
         if participants < 1:
             raise PrivacyError(f"a sum has at least one participant, got {participants!r}")
         return self.noise_multiplier * math.sqrt(participants / self.noise_split)
 
     def layer_stds(self, clip_norms: ArrayLike) -> np.ndarray:
-        """Noise of layers clipped one by one: bounds `[L]` -> float64 `[L]` (Eq. 15).
+        """Returns the noise std of layers that are clipped one by one: bounds `[L]` -> float64 `[L]` (Eq. 15).
 
         A bound of inf (no clipping) is accepted only without noise. Raises `PrivacyError` for a bound that is not
         above zero.
@@ -114,7 +114,7 @@ class GaussianMechanism:
         return self._scaled(bounds, math.sqrt(len(bounds)))
 
     def vector_stds(self, clip_norms: ArrayLike) -> np.ndarray:
-        """Noise of a vector clipped as a whole: C for each layer `[L]` -> float64 `[L]`."""
+        """Returns the noise std of a vector that is clipped as a whole: C for each layer `[L]` -> float64 `[L]`."""
         return self._scaled(self._bounds(clip_norms), 1.0)
 
     def add_noise(
@@ -126,14 +126,14 @@ class GaussianMechanism:
         where: np.ndarray | None = None,
         layout: ParamLayout | None = None,
     ) -> np.ndarray:
-        """The noised values; outside `where` they are exactly 0, so that nothing un-noised can leave.
+        """Returns the noised values; outside `where` they are exactly 0, so that no value without noise can leave.
 
         :param x: clipped update, `[d]`.
         :param stds: standard deviations: with `layout`, `[L]`; without it, a number or `[d]`.
-        :param where: bool `[d]`, True for what is released; None releases everything.
+        :param where: bool `[d]`, True for released values; None releases everything.
 
         Raises `PrivacyError` for values that are not finite, before or after, and for standard deviations that
-        contradict the multiplier (none where there should be noise).
+        contradict the multiplier (such as 0 with a positive multiplier).
         """
         spans = [(0, len(x))] if layout is None else [(span.start, span.stop) for span in layout.layers]
         deviations = np.atleast_1d(np.asarray(stds, np.float64))
@@ -145,14 +145,14 @@ class GaussianMechanism:
             raise PrivacyError(f"the mask must be boolean, one for each value, got {where.dtype} {where.shape}")
         out = np.zeros_like(x)
         for index, (first, last) in enumerate(spans):
-            for start in range(first, last, _BLOCK_ENTRIES):  # a board has no room for `[d]` doubles
+            for start in range(first, last, _BLOCK_ENTRIES):  # a board has no memory for `[d]` doubles
                 piece = slice(start, min(start + _BLOCK_ENTRIES, last))
                 each = deviations[piece] if layout is None and len(deviations) > 1 else deviations[index : index + 1]
                 mask = None if where is None else where[piece]
                 if mask is None or mask.all():
                     out[piece] = self._released(x[piece], each, noise)
                 else:
-                    (places,) = np.nonzero(mask)  # on a mixed mask three times as quick as indexing by the mask itself
+                    (places,) = np.nonzero(mask)  # with a mixed mask three times as fast as indexing by the mask
                     some = each if len(each) == 1 else each[places]
                     out[piece][places] = self._released(x[piece][places], some, noise)
         return out

@@ -1,10 +1,10 @@
 """Sources of noise: a cryptographic generator on devices, a seeded one in simulations.
 
 Differential privacy against the server is void if the server can predict the noise, so a device never
-uses a seed. And since a Gaussian sample computed in floating point can only take certain values, one
-Box-Muller sample can be told apart from its neighbours (Mironov 2012; Jin et al. 2022). Holohan and
-Braghin 2021 ("Secure random sampling in differential privacy", section 4) close that by adding up
-several independent samples: here four, divided by two.
+uses a seed. A Gaussian sample computed in floating point can take only certain values, so that one
+Box-Muller sample can be distinguished from its neighbours (Mironov 2012; Jin et al. 2022). Holohan and
+Braghin 2021 ("Secure random sampling in differential privacy", section 4) prevent this: they add up
+several independent samples. Here they are four, divided by two.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _SUMMANDS = 4
 _WORD_BYTES = 8
 _SIMULATION_STREAM = 0x4E4F4953
 
-# sin x / x - 1 on [-pi/4, pi/4] as a polynomial in x^2 without constant term, highest power first; it is off by less
-# than 2^-58 (the coefficients of FreeBSD's k_sin.c).
+# sin x / x - 1 on [-pi/4, pi/4] as a polynomial in x^2 without constant term, highest power first; its error is less
+# than 2^-58 (the coefficients are from FreeBSD's k_sin.c).
 _SINE = (
     1.58969099521155010221e-10,
     -2.50507602534068634195e-08,
@@ -34,27 +34,27 @@ _SINE = (
 
 
 class NoiseSource(Protocol):
-    """Anything that hands out independent standard normal values, and uniform words for discrete noise."""
+    """A source of independent standard normal values, and of uniform words for discrete noise."""
 
     def normal(self, size: int) -> np.ndarray:
-        """Standard normal values, float64 `[size]`; each call continues the stream."""
+        """Returns standard normal values, float64 `[size]`; each call continues the stream."""
         ...
 
     def words(self, count: int) -> np.ndarray:
-        """Uniform words, uint64 `[count]`; each call continues the stream."""
+        """Returns uniform words, uint64 `[count]`; each call continues the stream."""
         ...
 
 
 class SecureNoise:
-    """Standard normal values from ChaCha20, keyed anew by the operating system for each call.
+    """Standard normal values from ChaCha20, with a new key from the operating system for each call.
 
-    There is no state to copy: a forked process, a pickled object or a snapshot of memory taken between
-    two calls cannot repeat or predict what another call returns. Temporary memory is under 2 MiB
-    whatever the size.
+    There is no state to copy: a forked process, a pickled object or a snapshot of memory between two
+    calls cannot repeat or predict what another call returns. Temporary memory is less than 2 MiB for
+    any size.
     """
 
     def normal(self, size: int) -> np.ndarray:
-        """Standard normal values, float64 `[size]`, never the same twice."""
+        """Returns standard normal values, float64 `[size]`, never the same twice."""
         out = np.empty(size, dtype=np.float64)
         keystream = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
         pairs = max(1, min(_PAIRS_PER_BLOCK, (size + 1) // 2))
@@ -69,29 +69,29 @@ class SecureNoise:
         return out
 
     def words(self, count: int) -> np.ndarray:
-        """Uniform words, uint64 `[count]`, never the same twice."""
+        """Returns uniform words, uint64 `[count]`, never the same twice."""
         keystream = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
         return np.frombuffer(keystream.update(bytes(_WORD_BYTES * count)), "<u8").astype(np.uint64)
 
 
 def _sums_of_box_muller(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two independent normals per column of uniform words uint64 `[2, summands, pairs]`, which are overwritten.
+    """Returns two independent normals per column of uniform words uint64 `[2, summands, pairs]`; it overwrites them.
 
     The cosine and the sine of one Box-Muller pair go into different sums: within one sum they would
-    collapse into a single sample (cos a + sin a is a shifted cosine), and nothing would be gained.
+    collapse into a single sample (cos a + sin a is a shifted cosine), without any benefit.
 
-    53 bits of a word give the angle within a quarter turn, two of the others the quadrant. For NumPy's own sine and
-    cosine, which know any angle, a board would take three times as long.
+    53 bits of a word give the angle within a quarter turn, two of the other bits give the quadrant. NumPy's own sine
+    and cosine, which accept any angle, would take three times as long on a board.
     """
     signs = words[1] << np.uint64(64 - 11)
     words >>= np.uint64(11)
     radius, angle = words.view("<i8").astype(np.float64)
-    # (0, 1]: the logarithm never meets zero, and the radius reaches 8.5 standard deviations
+    # (0, 1]: the logarithm never gets zero, and the radius reaches 8.5 standard deviations
     radius += 1
     radius *= 2.0**-53
     np.log(radius, out=radius)
     np.negative(radius, out=radius)
-    np.sqrt(radius, out=radius)  # over sqrt 2, which is the other half of the turn by pi/4 below
+    np.sqrt(radius, out=radius)  # divided by sqrt 2, which the rotation by pi/4 below needs
     angle *= math.pi / 2 * 2.0**-53
     angle -= math.pi / 4
     square = angle * angle
@@ -104,7 +104,7 @@ def _sums_of_box_muller(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     cosine = np.multiply(sine, sine, out=square)
     np.subtract(1, cosine, out=cosine)
     np.sqrt(cosine, out=cosine)
-    # The point at angle + pi/4, in the first quadrant; the signs of both coordinates carry it to any.
+    # The point at angle + pi/4 is in the first quadrant; the signs of both coordinates move it to any quadrant.
     first = np.subtract(cosine, sine, out=angle)
     second = np.add(cosine, sine, out=cosine)
     first *= np.copysign(radius, signs.view(np.float64), out=sine)
@@ -115,21 +115,21 @@ def _sums_of_box_muller(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class SeededNoise:
-    """Repeatable standard normal values. FOR SIMULATION ONLY: who knows the seed can subtract the noise.
+    """Repeatable standard normal values. FOR SIMULATION ONLY: anyone who knows the seed can subtract the noise.
 
-    The stream depends on (seed, device_index, round) and on nothing else, so results do not change
-    with the number of workers, the order of devices or the size of batches.
+    The stream depends only on (seed, device_index, round), so results do not change with the number of
+    workers, the order of devices or the size of batches.
     """
 
     def __init__(self, seed: int, device_index: int, round: int) -> None:
-        """Key the stream; all three are whole numbers, zero or more."""
+        """Seeds the stream; all three are whole numbers, zero or more."""
         sequence = np.random.SeedSequence(seed, spawn_key=(_SIMULATION_STREAM, device_index, round))
         self.generator = np.random.Generator(np.random.Philox(sequence))
 
     def normal(self, size: int) -> np.ndarray:
-        """Standard normal values, float64 `[size]`; two calls give the same values as one of both sizes."""
+        """Returns standard normal values, float64 `[size]`; two calls give the same values as one call for both."""
         return self.generator.standard_normal(size)
 
     def words(self, count: int) -> np.ndarray:
-        """Uniform words, uint64 `[count]`."""
+        """Returns uniform words, uint64 `[count]`."""
         return self.generator.integers(0, 1 << 64, count, np.uint64)

@@ -1,8 +1,8 @@
-"""The protection of an epsilon as one word, the same in every command, page and report.
+"""Describes the protection of an epsilon by one word, the same in every command, page and report.
 
-An (epsilon, delta) guarantee bounds an observer who must tell, from even odds, whether a unit took part: right at most
-`(e^epsilon + delta) / (e^epsilon + 1)` of the time. The words follow this bound: at epsilon 1 it is 73 %, at 3 it is
-95 %, at 8 it is 99.97 %. It is an upper bound; a real attack may do much worse.
+An (epsilon, delta) guarantee bounds an observer who must guess, from even odds, whether a unit took part: the guess is
+right at most `(e^epsilon + delta) / (e^epsilon + 1)` of the time. The words follow this bound: at epsilon 1 it is 73 %,
+at 3 it is 95 %, at 8 it is 99.97 %. It is an upper bound; a real attack may be much less successful.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ QUESTIONS: dict[Unit, str] = {
     "device": "is this device in, or nothing?",
     "record": "is this record in, or nothing?",
 }
-"""The question that an observer must not be able to answer: whether a unit was added or removed."""
+"""The question that an observer should not be able to answer: was a unit added or removed?"""
 
 
 def protection(epsilon: float) -> str:
-    """`weak protection`, for any epsilon of 0 or more.
+    """Returns words such as `weak protection` for any epsilon of 0 or more.
 
     Example:
 
@@ -40,12 +40,12 @@ def protection(epsilon: float) -> str:
 
 
 def guess_rate(epsilon: float, delta: float) -> float:
-    """The best that an observer can do who guesses, from even odds, whether a unit took part: [0.5, 1]."""
+    """Returns the largest success rate of a guess, from even odds, whether a unit took part: [0.5, 1]."""
     return 1.0 if epsilon > 700 else (math.exp(epsilon) + delta) / (math.exp(epsilon) + 1)
 
 
 def worth(epsilon: float, delta: float, question: str) -> str:
-    """The word, and how often a guess at `question` may be right; never rounded down."""
+    """Returns the protection word, and how often a guess at `question` may be right; never rounded down."""
     right = math.ceil(1000 * guess_rate(epsilon, delta)) / 10
     if right > 99.9:
         return f'{protection(epsilon)}: a guess at "{question}" may be right more than 99.9 % of the time'

@@ -4,16 +4,17 @@ Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1, 
 each record with probability q, independently, and nobody outside learns which. Adding or removing one record changes a
 batch's sum of clipped gradients by at most C, so a step is a subsampled Gaussian mechanism of multiplier sigma.
 
-Where a method takes g gradients of one batch, they are one release, not g: a record is in all of them or in none. Given
-that it is, they are g Gaussian mechanisms of multiplier sigma, together one of sigma / sqrt(g), and that one is sampled
-once. Counting g independent steps would charge too little.
+If a method takes g gradients of one batch, they are one release, not g: a record is in all of them or in none. If it is
+in them, they are g Gaussian mechanisms of multiplier sigma, which together are one of sigma / sqrt(g), and this one is
+sampled once. Counting g independent steps would charge too little.
 
-Gradients are added up in float64. In float32 the rounding of later additions follows the sum so far, and one record may
-move the sum of two thousand by 1.06 C and that of 65,536 by 65 C (Casacuberta et al., "Widespread Underestimation of
-Sensitivity in Differentially Private Libraries and How to Fix It", CCS 2022); in float64 by 1e-7 C more than C.
+Gradients are added up in float64. In float32 the rounding of later additions depends on the sum so far, and one record
+may move the sum of 2,000 records by 1.06 C and the sum of 65,536 records by 65 C (Casacuberta et al., "Widespread
+Underestimation of Sensitivity in Differentially Private Libraries and How to Fix It", CCS 2022); in float64 it moves
+the sum by at most C plus 1e-7 C.
 
-The sum is divided by the nominal batch size, q and the number of steps are the same for all devices, and so neither
-the update nor the charge tells how many records a device has; how long it trains does (`constant_time`).
+The sum is divided by the nominal batch size. This size, q and the number of steps are the same for all devices, so
+neither the update nor the charge shows how many records a device has; the training time does (`constant_time`).
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from hushfleet.privacy.mechanism import RECORD_ADJACENCY, Charge
 from hushfleet.privacy.noise import NoiseSource
 
 LEAST_CLIP_NORM, MOST_CLIP_NORM = 1e-30, 1e30
-"""With less, clipped entries may be denormal float32, which has few digits, so that rounding may change an entry by as
-much as its own size: a record could leave its bound, or end the training. With the most, a sum of a hundred million
-records fits into float32, so that whether a noised sum does not fit does not tell how many there are."""
+"""Below the least, clipped entries may be denormal float32, which has few digits, so that rounding may change an entry
+by as much as its own size: a record could exceed its bound, or end the training. At the most, a sum of a hundred
+million records still fits into float32, so that an overflow cannot reveal how many records there are."""
 
 _LARGEST = float(np.finfo(np.float32).max)
-_BLOCK_ENTRIES = 1 << 15  # so many doubles stay in a cache, and a board has no room for `[d]` of them
+_BLOCK_ENTRIES = 1 << 15  # this many doubles fit in a cache, and a board has no memory for `[d]`
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,13 @@ class RecordMechanism:
     :param clip_norm: C, bound of each record's gradient.
     :param noise_multiplier: sigma; the noise on a sum has standard deviation sigma C.
     :param sample_rate: q.
-    :param batches: how many batches a round has.
-    :param gradients_per_batch: how many gradients are taken of each.
-    :param batch_size: what sums are divided by.
-    :param noise_split: among how many honest devices the noise of a secure sum is divided, which the ring adds, and
-        training none; 0: training adds it.
-    :param subset: how many records are clipped as one, by their mean gradient, which then counts so often in the sum.
+    :param batches: number of batches in a round.
+    :param gradients_per_batch: number of gradients that are taken of each batch.
+    :param batch_size: divisor of the sums.
+    :param noise_split: number of honest devices among which the noise of a secure sum is divided; then the ring adds
+        the noise, and training adds none. 0: training adds it.
+    :param subset: number of records that are clipped together, by their mean gradient, which then counts as many times
+        in the sum.
     """
 
     clip_norm: float
@@ -70,7 +72,7 @@ class RecordMechanism:
             check_record_bound(self.clip_norm)
 
     def charge(self) -> Charge:
-        """Returns the cost of one round, against the server as against anybody else."""
+        """Returns the charge of one round, which is the same against the server and against anybody else."""
         return Charge(
             unit="record",
             adjacency=RECORD_ADJACENCY,
@@ -90,13 +92,13 @@ class RecordMechanism:
             raise PrivacyError(f"a method takes {gradients} gradients of a batch, but {charged} are charged")
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """The records of one batch among `count`: int64, rising, perhaps none."""
+        """Returns the indices of one batch's records among `count`: int64, rising, possibly empty."""
         return np.flatnonzero(rng.random(count) < self.sample_rate)
 
     def subsets(self, count: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Divides a batch's `count` records into subsets of about `subset`; none where each is clipped by itself.
+        """Divides a batch's `count` records into subsets of about `subset`; no subsets if each is clipped alone.
 
-        Each record draws its own place, so that one more or less changes one subset only.
+        Each record draws its own subset, so that adding or removing one record changes only one subset.
         """
         if self.subset == 1:
             return []
@@ -104,9 +106,9 @@ class RecordMechanism:
         return [np.flatnonzero(places == place) for place in np.unique(places)]
 
     def noised_mean(self, clipped_sum: Any, noise: NoiseSource) -> Any:
-        """`(sum + sigma C z) / batch_size`, in place: float64 `[d]`. Raises `PrivacyError` if it is no float32.
+        """Returns `(sum + sigma C z) / batch_size`, in place: float64 `[d]`. Raises `PrivacyError` beyond float32.
 
-        For a secure sum there is no noise. A subset's clipped mean counts `subset` times in the sum.
+        For a secure sum no noise is added here. A subset's clipped mean counts `subset` times in the sum.
         """
         xp = array_api.array_namespace(clipped_sum)
         if self.subset > 1:
@@ -128,7 +130,7 @@ class RecordMechanism:
 
 
 def check_record_bound(bound: float) -> None:
-    """Raises `PrivacyError` for a bound of single records that float32 cannot hold to."""
+    """Raises `PrivacyError` for a bound on single records that float32 arithmetic cannot keep."""
     if not LEAST_CLIP_NORM <= bound <= MOST_CLIP_NORM:
         raise PrivacyError(
             f"the bound on what one record changes must be {LEAST_CLIP_NORM:g} to {MOST_CLIP_NORM:g}, got {bound!r}: "
@@ -143,17 +145,18 @@ def gradients_factor(gradients_per_batch: int) -> float:
 
 
 def sensitivity(subset: int) -> float:
-    """Returns by how many clip norms one record moves a batch's sum, with so many records clipped as one.
+    """Returns by how many clip norms one record can move a batch's sum if `subset` records are clipped together.
 
-    Alone, a record adds a gradient of at most C. In a subset it may turn the mean gradient round, from C to -C.
+    Alone, a record adds a gradient of at most C. In a subset it may reverse the mean gradient, from C to -C.
     """
     return 1.0 if subset == 1 else 2.0 * subset
 
 
 def clipped_sum(gradients: Iterable[Any], clip_norm: float, out: Any) -> Any:
-    """Sum of single records' gradients, each clipped to `clip_norm`, into `out`, float64 `[..., d]`.
+    """Writes the sum of single records' gradients, each clipped to `clip_norm`, into `out`, float64 `[..., d]`.
 
-    One that is not finite counts as none: whoever chose the model could otherwise see which records make it so.
+    A gradient that is not finite counts as zero: otherwise, the party that chose the model could see which records
+    cause one.
 
     :param gradients: `[..., d]` of one record, or `[..., k, d]` of several.
     """

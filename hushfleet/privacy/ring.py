@@ -1,32 +1,32 @@
-"""Noise that is exact: clipped updates as integers modulo a prime, with each device's part of the sum's noise.
+"""Exact noise for secure sums: clipped updates become integers modulo a prime, plus each device's part of the noise.
 
 The distributed discrete Gaussian of Kairouz, Liu and Steinke ("The Distributed Discrete Gaussian Mechanism for
-Federated Learning with Secure Aggregation", ICML 2021, Algorithm 1). A device rotates its update by a map that
-everybody knows, so that no value stands out; scales it; rounds it at random, again until the integers' norm is within
-Delta; adds discrete noise of variance S^2 / h, where h devices of a sum are honest for certain; takes all modulo the
-prime. The sum's noise has the parameter S^2 at least. What follows is about the integers; the rest is post-processing.
+Federated Learning with Secure Aggregation", ICML 2021, Algorithm 1). A device rotates its update by a public map, so
+that no value is much larger than the others; scales it; rounds it at random, repeatedly until the integers' norm is
+within Delta; adds discrete noise of variance S^2 / h, where at least h devices of a sum are honest; reduces all modulo
+the prime. The sum's noise has the parameter S^2 at least. The proof is about the integers; the rest is post-processing.
 
-Privacy. The sum's epsilon is that of a continuous Gaussian of multiplier sqrt(S^2 - s1^2) / Delta, s1 = 2, enlarged by
-less than 1e-19, and its delta by less than 1e-20, for epsilons up to 10, 10^5 devices, 10^8 values and 10^3 rounds. Let
+Privacy. The sum's epsilon exceeds a continuous Gaussian's epsilon at multiplier sqrt(S^2 - s1^2) / Delta, s1 = 2, by
+less than 1e-19, and its delta by less than 1e-20, for up to epsilon 10, 10^5 devices, 10^8 values, 10^3 rounds. Let
 e(s) = 3 exp(-2 pi^2 s^2). By Poisson's summation formula, for each real y,
 
     sum over integers j of exp(-(j - y)^2 / 2 s^2)  is within a factor of 1 +- e(s) of  s sqrt(2 pi).           (1)
 
 - Rounding a continuous Gaussian (Peikert, CRYPTO 2010, Theorem 3.1). Take y of N(0, s2^2) and then the integer x with a
   probability proportional to exp(-(x - y)^2 / 2 s1^2). By (1) the probability of x is the integral of the densities
-  N(0, s2^2)(y) N(y, s1^2)(x) within 1 +- e(s1), hence N(0, s1^2 + s2^2)(x), hence (1 again) that of the discrete
-  Gaussian of S^2 = s1^2 + s2^2: all within a factor exp(+-3 e(s1)). The rounding moves with y by integers, so the
-  integers q plus discrete noise are, within that factor a value, a randomised function of q + N(0, S^2 - s1^2), the
-  Gaussian mechanism. Two such factors enlarge epsilon; e(2) < 2e-34.
+  N(0, s2^2)(y) N(y, s1^2)(x) within 1 +- e(s1), hence N(0, s1^2 + s2^2)(x), hence (1 again) the probability of the
+  discrete Gaussian of S^2 = s1^2 + s2^2: all within a factor exp(+-3 e(s1)). The rounding moves with y by integers, so
+  the integers q plus discrete noise are, within this factor for each value, a randomised function of
+  q + N(0, S^2 - s1^2), the Gaussian mechanism. Two such factors enlarge epsilon; e(2) < 2e-34.
 - A sum of discrete Gaussians (their Theorem 11). P(X + Y = z) is exp(-z^2 / 2 (a^2 + b^2)) times the sum in (1) with
   1 / s^2 = 1 / a^2 + 1 / b^2: the discrete Gaussian of a^2 + b^2 within a factor exp(+-3 e(s)). Adding one part of
   standard deviation a >= 3 to the others has s^2 >= a^2 / 2, and e(s) < 1e-38 each time.
-- The samples are within 2^-140 of the distribution (`discrete_gaussian`): that is the part in delta.
+- The samples are within 2^-140 of the distribution (`discrete_gaussian`): this adds the part in delta.
 
-All this holds whatever else devices have released (factors multiply), and for each of the roundings; so Delta, which is
-held to, is the sensitivity, and nothing that is computed in floating point needs to be right for the promise.
+All this holds for any other releases of the devices (factors multiply), and for each of the roundings. The integers'
+norm is kept within Delta, so Delta is the sensitivity, and the proof does not rely on any floating-point result.
 
-Records. Where one record is protected, a device's values are a sum over its records, each of a norm of D steps at most:
+Records. If one record is protected, a device's values are a sum over its records, each of a norm of D steps at most:
 x without one of them, x + v with it. Value by value both are rounded with the same uniform u, to floor(x + u) and
 floor(x + v + u). The difference is v rounded at random, by w = x + u modulo 1: floor(w + v), for any x. By Proposition
 22 of the same paper with beta = 1e-20 its square norm is above
@@ -34,11 +34,12 @@ floor(x + v + u). The difference is v rounded at random, by w = x + u modulo 1: 
     Delta^2 = d^2 + 9.6 (d + sqrt(k) / 2) + k / 4,   9.6 = sqrt(2 log(1 / beta)),
 
 with a probability of beta at most, which adds e^epsilon beta to delta; d = |v|. For all other u the sensitivity is
-Delta, and so it is for their mixture (at an epsilon delta is convex). Nothing is rounded again: a device cannot hold to
-what it would send without some record. A sum over records is taken in float64 (`hushfleet.privacy.record`) and then
-rounded to float32: as a mean, times the learning rate, and where it is clipped the factor and the product. Each of
-these four moves it by 2^-24 of its norm at most, which is that of n records, with the record and without it. So
-d = (1 + max(0.005, n 2^-21)) D: `tests/hushfleet/methods/test_record_sums.py` measures how little float32 needs of it.
+Delta, and also for their mixture (delta is convex at a fixed epsilon). Rounding is not repeated here, because a device
+cannot check a bound on what it would send without some record. A sum over records is computed in float64
+(`hushfleet.privacy.record`) and then rounded to float32: as a mean, times the learning rate, and if it is clipped, the
+factor and the product. Each of these four roundings moves it by at most 2^-24 of its norm, which is at most the norm of
+n records, with the record and without it. So d = (1 + max(0.005, n 2^-21)) D, and
+`tests/hushfleet/methods/test_record_sums.py` measures that float32 needs only a small part of this margin.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ from hushfleet.privacy.discrete_gaussian import LARGEST_STD, DiscreteGaussian
 from hushfleet.privacy.noise import NoiseSource
 
 ROUNDED_STD = 2.0
-"""s1 of the head: what the proof takes from the noise."""
+"""s1 in the module docstring: the part of the noise that the proof uses up."""
 LEAST_STD = 3.0
 """Least standard deviation of the noise of one device, in steps of the grid."""
-_DEVIATIONS = 6.5  # of a sum's coordinate that fit into half of the ring
+_DEVIATIONS = 6.5  # standard deviations of a sum's coordinate that fit into half of the ring
 _SUSPECTED = 6.0
 _RECORD_TAIL = math.sqrt(2 * math.log(1e20))
 _RECORD_SPARE = 5e-3
@@ -67,7 +68,7 @@ _RECORD_ROUNDING = 2.0**-21  # for each of a device's records
 _RECORD_ENOUGH = 2.5e-3
 _ENOUGH = 1e-3  # extra noise below which a finer scale is of no use
 _MOST_EXTRA = 0.01
-_ATTEMPTS = 1000  # one fails with a probability of at most exp(-1/2), and in truth hardly ever
+_ATTEMPTS = 1000  # one fails with a probability of at most exp(-1/2), in practice hardly ever
 _ROOM = 1e-6
 
 
@@ -75,11 +76,11 @@ _ROOM = 1e-6
 class Scale:
     """The resolution of a ring: a function of public numbers, none of them in units of the values.
 
-    :param steps: of the grid in a clip norm.
-    :param bound: Delta^2, a whole number: no rounded update has a larger square norm; with records, what one of them
-        changes has none.
+    :param steps: number of grid steps in a clip norm.
+    :param bound: Delta^2, a whole number: no rounded update has a larger square norm; with records, no change by one
+        record has a larger one.
     :param variance: S^2, of the noise of h devices; 0: no noise.
-    :param extra: by which part the noise with what rounding adds is above that of the plain Gaussian mechanism.
+    :param extra: relative excess of the noise, rounding included, over the noise of the plain Gaussian mechanism.
     """
 
     steps: float
@@ -94,21 +95,21 @@ class Scale:
 
     @property
     def multiplier(self) -> float:
-        """Noise multiplier of the Gaussian mechanism that the sum is at least as good as."""
+        """Noise multiplier of a Gaussian mechanism; the sum is at least as private as that mechanism."""
         return math.sqrt(max(0.0, self.variance - ROUNDED_STD**2) / self.bound)
 
 
 def scale_for(
     *, prime: int, noise_multiplier: float, honest_devices: int, devices: int, size: int, records: int = 0
 ) -> Scale:
-    """The finest scale whose sums do not wrap around, or a coarser one that is fine enough.
+    """Returns the finest scale whose sums do not wrap around, or a coarser one that is fine enough.
 
-    A value of a sum of `devices` rotated updates has a variance of at most (n Delta)^2 / k, if all updates are one and
-    the same, and its noise S^2 n / h; 6.5 deviations fit into half of the ring.
+    A value of a sum of `devices` rotated updates has a variance of at most (n Delta)^2 / k, reached if all updates are
+    equal, and its noise has the variance S^2 n / h; 6.5 standard deviations fit into half of the ring.
 
-    :param records: 0 where a device is protected; else a record, and a device's values have the norm of so many.
+    :param records: 0 if a device is protected; if a record is, a device's values have the norm of at most this many.
 
-    Raises `PrivacyError` where the ring is too small.
+    Raises `PrivacyError` if the ring is too small.
     """
     if not (0 <= noise_multiplier < math.inf and 1 <= honest_devices <= devices and size >= 1):
         raise PrivacyError(
@@ -148,10 +149,10 @@ def least_bits(
     primes: Mapping[Bits, int], *, noise_multiplier: float, honest_devices: int, devices: int, size: int,
     records: int = 0,
 ) -> Bits:  # fmt: skip
-    """The fewest bits a value whose ring costs less than 1 % of extra noise, beside what float32 makes of the sum of so
-    many records. Raises `PrivacyError` if none does.
+    """Returns the fewest bits per value whose ring adds less than 1 % of extra noise, not counting the part that the
+    float32 rounding of a sum over records needs. Raises `PrivacyError` if no width is enough.
 
-    :param primes: of each width in bits; the others as of `scale_for`.
+    :param primes: the prime of each width in bits; the other parameters as in `scale_for`.
     """
     reason = ""
     for bits, prime in sorted(primes.items()):
@@ -176,16 +177,16 @@ def least_bits(
 class Ring:
     """Converts between clipped values and integers modulo a prime.
 
-    :param prime: of the field.
-    :param clip_norm: C, the most that what is protected changes a device's values by.
+    :param prime: modulus of the field.
+    :param clip_norm: C, the largest change of a device's values by the protected unit.
     :param noise_multiplier: of the sum, over the parts of `honest_devices`; 0: no noise.
-    :param honest_devices: among how many the noise is divided.
-    :param devices: in a sum, at most: what must not wrap around.
-    :param size: how many values.
-    :param records: as of `scale_for`.
+    :param honest_devices: number of devices among which the noise is divided.
+    :param devices: most devices in a sum; a sum of this many must not wrap around.
+    :param size: number of values.
+    :param records: as in `scale_for`.
     :param key: public, 16 bytes; of the round's rotation.
 
-    Raises `PrivacyError` for numbers that leave no room, or not the noise that the promise needs.
+    Raises `PrivacyError` if the ring is too small for these numbers, or for the noise that the guarantee needs.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class Ring:
 
     @property
     def multiplier(self) -> float:
-        """Noise multiplier that the sum is charged as."""
+        """Noise multiplier that is charged for the sum."""
         return self.scale.multiplier
 
     def encode(self, values: np.ndarray, noise: NoiseSource) -> np.ndarray:
@@ -234,19 +235,19 @@ class Ring:
         return whole.astype(np.uint32)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
-        """The sum of values, float64 `[size]`, of the sum modulo the prime, uint32 `[size]`."""
+        """Decodes a sum modulo the prime, uint32 `[size]`, to the sum of values, float64 `[size]`."""
         summed: np.ndarray = self._signs * _hartley(self._centred(total) * self.unit)
         return summed
 
     def suspected_wraps(self, total: np.ndarray) -> int:
-        """Counts the values beyond 6 of the 6.5 deviations that fit; honest sums hardly ever have one.
+        """Counts the values beyond 6 of the 6.5 standard deviations that fit; honest sums hardly ever have one.
 
-        A normal value lies there with a probability of 2e-9, and wraps around with one of 8e-11.
+        A normal value lies there with a probability of 2e-9, and wraps around with a probability of 8e-11.
         """
         return int(np.count_nonzero(np.abs(self._centred(total)) > self.prime / 2 * _SUSPECTED / _DEVIATIONS))
 
     def _rounded(self, values: np.ndarray, noise: NoiseSource) -> np.ndarray:
-        """int64 `[size]` of a square norm within the bound; each value is rounded up or down, on average right."""
+        """Returns int64 `[size]` with a square norm within the bound; each value is rounded up or down, unbiased."""
         if values.shape != (self.size,) or not np.isfinite(values).all():
             raise PrivacyError(
                 f"expected {self.size} finite values, got an array of {values.shape}, or values that are not finite"
@@ -269,7 +270,7 @@ class Ring:
 
 
 def _hartley(values: np.ndarray) -> np.ndarray:
-    """The discrete Hartley transform, float64 `[n]`: orthonormal, and its own inverse, for any n."""
+    """Returns the discrete Hartley transform, float64 `[n]`: orthonormal, and its own inverse, for any n."""
     half = np.fft.rfft(values, norm="ortho")
     mirrored = half[1 : (len(values) + 1) // 2]
     return np.concatenate([half.real - half.imag, (mirrored.real + mirrored.imag)[::-1]])

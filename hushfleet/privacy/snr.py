@@ -1,4 +1,4 @@
-"""The ratio of signal to noise in what is sent: it tells whether a noise level can work at all."""
+"""The signal-to-noise ratio of an update: it shows whether training can work at this noise level."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hushfleet.errors import PrivacyError
 
 
 def snr_db(signal_norm: float, noise_std: float, count: int) -> float:
-    """Signal over noise in dB: `signal_norm` against noise of `noise_std` on `count` entries.
+    """Returns signal over noise in dB: `signal_norm` against noise of `noise_std` on `count` entries.
 
-    inf without noise, -inf without signal. The norm of a real update is private: compute this on the
-    device for the device's owner, or with the clip norm in its place, and do not send it.
+    It is inf without noise, -inf without signal. The norm of a real update is private: compute this on
+    the device for its owner, or with the clip norm in place of the norm, and do not send it.
     """
     if not all(0 <= value < math.inf for value in (signal_norm, noise_std, count)):
         raise PrivacyError(f"norms must be finite, zero or more: {signal_norm}, {noise_std} on {count} entries")

@@ -1,4 +1,4 @@
-"""The words of a promise: what is protected, whom a device must trust, and how epsilon is computed."""
+"""The terms of a privacy guarantee: what is protected, whom a device must trust, and how epsilon is computed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ Accounting = Literal["as-published", "strict", "secure"]
 Accountant = Literal["exact", "rdp"]
 TrustModel = Literal["local", "secure-sum", "as-published"]
 TRUST: dict[Accounting, TrustModel] = {"strict": "local", "secure": "secure-sum", "as-published": "as-published"}
-"""The parties that a device must trust, for people: nobody; enough of the other devices; or as the paper has it."""
+"""Names for whom a device must trust: nobody; enough of the other devices; or as the paper assumes."""
 AS_PUBLISHED = (
     'accounting = "as-published" repeats a paper: against the server, which sees each update, epsilon may be many '
     'times what the task asks for, or infinite; "strict" keeps it'
 )
-"""The line that a run of such a task says at its start."""
+"""The line that a run of such a task prints at its start."""
 HONEST_FRACTION, MIN_DEVICES = 0.9, 10
-"""Defaults of secure sums: which share of the boards is honest, and the fewest in a sum."""
+"""Defaults of secure sums: the assumed share of honest boards, and the smallest number of boards in a sum."""

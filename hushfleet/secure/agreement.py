@@ -1,7 +1,7 @@
-"""Keys that two boards share without a message, from the Ed25519 identities that they have anyway.
+"""Derives keys that two boards share, without a message, from the Ed25519 identities that they already have.
 
-An Ed25519 key gives an X25519 key by the birational map between the curves (RFC 7748, section 4.1); that one key may
-serve both is shown by Thormarker ("On using the same key pair for Ed25519 and an X25519 based KEM", 2021).
+An Ed25519 key gives an X25519 key by the birational map between the curves (RFC 7748, section 4.1). Thormarker shows
+that one key may serve both ("On using the same key pair for Ed25519 and an X25519 based KEM", 2021).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LABEL = b"hushfleet secure sum"
 class KeyAgreement:
     """Secrets that one board shares with others.
 
-    :param task: SHA-256 of the task package. It goes into the keys: each device counts on the noise that the others
-        add, so no sum may open whose devices were given different packages.
+    :param task: SHA-256 of the task package. The keys depend on it: each device relies on the noise of the others, so
+        a sum of devices with different packages must not open.
 
-    Shared secrets are kept in memory: an exchange takes some 0.1 ms, and a round needs one for each pair.
+    Shared secrets are kept in memory: an exchange takes about 0.1 ms, and a round needs one for each pair.
     """
 
     def __init__(self, identity: Identity, *, task: bytes = b"") -> None:
@@ -35,9 +35,8 @@ class KeyAgreement:
         self._secrets: dict[bytes, bytes] = {}
 
     def secret(self, peer: bytes) -> bytes:
-        """32 bytes that this board and the owner of the Ed25519 key `peer` share; with itself, its own alone.
-
-        Raises `BadInput` for a key that is no point of large order.
+        """Returns 32 bytes that this board shares with the owner of the Ed25519 key `peer`; for its own key, bytes that
+        only this board knows. Raises `BadInput` for a key that is no point of large order.
         """
         known = self._secrets.get(peer)
         if known is None:
@@ -52,12 +51,12 @@ class KeyAgreement:
         return known
 
     def key(self, peer: bytes, info: bytes) -> bytes:
-        """A key of 32 bytes for one purpose: HKDF-Expand (RFC 5869) of the secret."""
+        """Returns a key of 32 bytes for one purpose: HKDF-Expand (RFC 5869) of the secret."""
         return hmac.digest(self.secret(peer), info + self._task + b"\x01", "sha256")
 
 
 def _montgomery(public_key: bytes) -> bytes:
-    """u = (1 + y) / (1 - y) of an Ed25519 public key."""
+    """Returns u = (1 + y) / (1 - y) of an Ed25519 public key."""
     if len(public_key) != KEY_BYTES:
         raise BadInput(f"a public key has {KEY_BYTES} bytes, not {len(public_key)}")
     y = int.from_bytes(public_key, "little") & ((1 << 255) - 1)

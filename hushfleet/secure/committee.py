@@ -1,4 +1,4 @@
-"""The size of a committee, and how many of its members may be corrupt or missing."""
+"""Computes the size of a committee, and how many of its members may be corrupt or missing."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from functools import lru_cache
 
 MOST_MEMBERS = 96
 DROP_OUT = 0.05
-"""The share of devices that are expected to be lost in a round."""
-_TOO_MANY_CORRUPT = 10**18  # one draw in so many; docs/privacy.md says how many draws there are
-_EXACT = 1e-9  # a share times a number of devices is meant as a whole number where it is this near to one
-_GIVEN_UP = 0.02  # of the rounds, for too few answers
+"""The expected share of devices that drop out in a round."""
+_TOO_MANY_CORRUPT = 10**18  # at most one draw in this many; docs/privacy.md gives the number of draws
+_EXACT = 1e-9  # a share times a number of devices this close to a whole number counts as this number
+_GIVEN_UP = 0.02  # share of the rounds that fail for too few answers
 
 
 @dataclass(frozen=True)
 class CommitteeRule:
-    """The numbers of a committee; a function of public numbers, so that every board finds the same.
+    """The numbers of a committee; a function of public numbers, so that every board computes the same.
 
     :param members: m.
-    :param corrupt: c, how many members the aggregator may have on its side.
-    :param secrecy: T: so many shares of a mask say nothing of it. 2 T >= m + c, and 3 T >= 2 m + c - 2: whatever sets
-        of devices the members are asked for, all that can be learned is the sum over one (docs/privacy.md).
-    :param packed: L, secrets in one polynomial.
+    :param corrupt: c, number of members that may collude with the aggregator.
+    :param secrecy: T: this many shares of a mask reveal nothing about it. 2 T >= m + c, and 3 T >= 2 m + c - 2: for any
+        sets of devices that the members are asked for, only the sum over one set can be learned (docs/privacy.md).
+    :param packed: L, number of secrets in one polynomial.
     """
 
     members: int
@@ -32,7 +32,7 @@ class CommitteeRule:
 
     @property
     def threshold(self) -> int:
-        """t: how many answers open a sum."""
+        """t: number of answers that open a sum."""
         return self.secrecy + self.packed
 
     @property
@@ -41,7 +41,7 @@ class CommitteeRule:
         return self.members - self.threshold
 
     def width(self, count: int) -> int:
-        """Values of a share of `count` values."""
+        """Returns the number of values in a share of `count` values."""
         return -(-count // self.packed)
 
 
@@ -49,14 +49,14 @@ class CommitteeRule:
 def committee_rule(
     cohort: int, *, honest_fraction: float, roster: int | None = None, drop_out: float = DROP_OUT
 ) -> CommitteeRule:
-    """Returns the rule for a cohort of so many devices.
+    """Returns the rule for a cohort of `cohort` devices.
 
-    :param honest_fraction: of the devices in the roster, at least.
-    :param roster: how many devices it has; None: as many as the cohort.
-    :param drop_out: the chance that a member never answers; a round then has enough answers in 98 of 100 cases, unless
-        that leaves no room for a secret.
+    :param honest_fraction: smallest honest share of the devices in the roster.
+    :param roster: number of devices in the roster; None: as many as the cohort.
+    :param drop_out: the probability that a member never answers; a round then has enough answers in 98 of 100 cases,
+        unless that leaves no room for a secret.
 
-    `packed` is 0 where there is no such committee.
+    `packed` is 0 if there is no such committee.
     """
     members = min(cohort, MOST_MEMBERS)
     devices = max(cohort, roster or 0)
@@ -69,7 +69,8 @@ def committee_rule(
 
 @lru_cache(maxsize=256)
 def _most_corrupt(devices: int, *, honest_fraction: float, drawn: int) -> int:
-    """The least c that the corrupt ones among `drawn` of `devices` exceed in at most one draw of 10^18."""
+    """Returns the least c such that more than c of the `drawn` among `devices` are corrupt in at most one of 10^18
+    draws."""
     bad = corrupt_devices(devices, honest_fraction=honest_fraction)
     whole, tail = math.comb(devices, drawn), 0
     for count in range(min(bad, drawn), -1, -1):  # the upper tail of the hypergeometric distribution, exactly
@@ -85,10 +86,10 @@ def corrupt_devices(devices: int, *, honest_fraction: float) -> int:
 
 
 def least_honest(min_devices: int, *, devices: int, honest_fraction: float, drawn: int) -> int:
-    """Returns how many devices of the smallest sum are honest if all corrupt ones are in it; 0: perhaps none.
+    """Returns how many devices of the smallest sum are honest if all corrupt ones are in it; 0: possibly none.
 
-    :param devices: in the roster.
-    :param drawn: in the cohort.
+    :param devices: number in the roster.
+    :param drawn: number in the cohort.
     """
     corrupt = _most_corrupt(devices, honest_fraction=honest_fraction, drawn=min(drawn, devices))
     return max(0, min_devices - corrupt)

@@ -1,4 +1,4 @@
-"""Finding wrong values of a polynomial (Reed, Solomon 1960; decoded as Welch and Berlekamp, US patent 4,633,470)."""
+"""Finds wrong values of a polynomial (Reed, Solomon 1960; decoded as Welch and Berlekamp, US patent 4,633,470)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hushfleet.secure.prime_field import interpolation, null_vector, product
 
 
 def wrong_places(points: Sequence[int], values: np.ndarray, degree: int, prime: int) -> list[int] | None:
-    """Which of `values` do not lie on the polynomial of a degree below `degree` that all the others lie on.
+    """Returns the places of the wrong values: all other values lie on one polynomial of a degree below `degree`.
 
-    :param points: where, distinct modulo the prime, at least `degree`.
+    :param points: the points of the values, distinct modulo the prime, at least `degree` of them.
     :param values: uint32 `[points]`.
 
-    With n points, up to (n - degree) // 2 wrong values are found; None: there are more than that.
+    With n points, up to (n - degree) // 2 wrong values are found; None: there are more wrong values.
     """
     most = (len(points) - degree) // 2
-    # Q(x) = y E(x) at each point, with E of degree `most` and Q of a degree below degree + most. With f the polynomial
-    # that is looked for, Q - f E vanishes at every right value, which are more than its degree: Q = f E.
+    # Q(x) = y E(x) at each point, with E of degree `most` and Q of a degree below degree + most. Let f be the wanted
+    # polynomial: Q - f E is zero at every right value, and there are more right values than its degree, so Q = f E.
     powers = np.ones((len(points), degree + most), np.int64)
     for power in range(1, powers.shape[1]):
         powers[:, power] = powers[:, power - 1] * np.array(points) % prime

@@ -1,4 +1,4 @@
-"""Uniform values below a prime from a key, the same on both of its sides."""
+"""Derives uniform values below a prime from a key; both owners of the key get the same values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _SLACK = 64
 class Keystream:
     """Values uniform below `prime`, by ChaCha20 under `key` (32 bytes, used for nothing else).
 
-    Words of as many bits as the prime has, without those that are not below it: exact, and with primes just below a
-    power of two hardly any is left out. In which pieces the values are taken changes none of them.
+    Words have as many bits as the prime; words that are not below it are dropped. So the distribution is exact, and few
+    are dropped with primes just below a power of two. The values do not depend on how many are taken per call.
     """
 
     def __init__(self, key: bytes, prime: int) -> None:
@@ -23,7 +23,7 @@ class Keystream:
         self._left = np.zeros(0, self._word)
 
     def take(self, count: int) -> np.ndarray:
-        """The next `count` values, uint32."""
+        """Returns the next `count` values, uint32."""
         found = [self._left]
         missing = count - len(self._left)
         while missing > 0:
@@ -37,5 +37,5 @@ class Keystream:
 
 
 def uniform(key: bytes, count: int, prime: int) -> np.ndarray:
-    """The first `count` values, uint32."""
+    """Returns the first `count` values, uint32."""
     return Keystream(key, prime).take(count)

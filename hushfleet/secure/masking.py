@@ -1,8 +1,9 @@
-"""Masks, their shares, and the sum of masks: pure functions of keys and numbers.
+"""Computes masks, their shares, and the sum of masks: pure functions of keys and numbers.
 
-A device's mask is cut into L rows. In each column a polynomial of degree below t has the mask's L values at the points
--1..-L and the shares of members 1..m at the points 1..m. The shares of the first t members are pseudorandom and make
-the polynomial; to the others the device sends what their pseudorandom values lack (corrections).
+A device's mask is divided into L rows. In each column a polynomial of degree below t has the mask's L values at the
+points -1..-L and the shares of members 1..m at the points 1..m. The shares of the first t members are pseudorandom and
+determine the polynomial. For each other member the device sends the difference between its share and its pseudorandom
+value (correction).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BLOCK = 8192  # columns
 
 
 class Masked(NamedTuple):
-    """Masked values and corrections of a device; each alone is uniform whatever the values are.
+    """Masked values and corrections of a device; each alone is uniform for any values.
 
     :param values: uint32 `[k]`.
     :param corrections: uint32 `[m - t, w]`, w = ceil(k / L).
@@ -33,11 +34,11 @@ class Masked(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A sum.
+    """An opened sum.
 
     :param values: uint32 `[k]`.
-    :param wrong: the places of members whose answers did not fit. It may as well be a device of the sum that masked by
-        another key than it shares with this member: nobody is convicted by it.
+    :param wrong: the places of members whose answers did not fit. The cause may also be a device of the sum that masked
+        with a wrong key for this member, so this proves nothing against the member.
     """
 
     values: np.ndarray
@@ -55,7 +56,7 @@ def mask(values: np.ndarray, keys: Sequence[bytes], rule: CommitteeRule, prime: 
     masks = np.empty((rule.packed, width), np.uint32)
     corrections = np.empty((rule.may_miss, width), np.uint32)
     streams = [Keystream(key, prime) for key in keys]
-    for start in range(0, width, _BLOCK):  # a whole share of each member would be many times the update
+    for start in range(0, width, _BLOCK):  # whole shares of all members would take many times the update's memory
         shares = np.stack([stream.take(min(_BLOCK, width - start)) for stream in streams])
         made = product(matrix, shares[:t], prime)
         subtract_from(made[rule.packed :], shares[t:], prime)
@@ -69,7 +70,7 @@ def mask(values: np.ndarray, keys: Sequence[bytes], rule: CommitteeRule, prime: 
 def member_answer(keys: Sequence[bytes], width: int, prime: int) -> np.ndarray:
     """Returns a member's answer: the sum of its pseudorandom values, uint32 `[w]`.
 
-    :param keys: its key with each device of the sum.
+    :param keys: the member's key with each device of the sum.
     """
     total = np.zeros(width, np.uint32)
     for key in keys:
@@ -78,13 +79,13 @@ def member_answer(keys: Sequence[bytes], width: int, prime: int) -> np.ndarray:
 
 
 def unmask(masked: Masked, answers: Mapping[int, np.ndarray], rule: CommitteeRule, prime: int) -> Opened:
-    """The sum of values, and whose answers did not fit.
+    """Returns the sum of values, and the members whose answers did not fit.
 
     :param masked: sums over the devices, of values and of corrections.
-    :param answers: of members 0..m-1, uint32 `[w]` each. With t + n of them, n // 2 wrong ones are found. Of t answers
-        nobody can tell whether one is wrong.
+    :param answers: of members 0..m-1, uint32 `[w]` each. With t + n answers, n // 2 wrong ones are found. With only t
+        answers, a wrong one cannot be detected.
 
-    Raises `BadInput` where there are too few, or where more are wrong than can be found.
+    Raises `BadInput` if there are too few answers, or more wrong ones than can be found.
     """
     t = rule.threshold
     shares, wrong = {}, []
@@ -116,5 +117,5 @@ def unmask(masked: Masked, answers: Mapping[int, np.ndarray], rule: CommitteeRul
 
 
 def _secrets(rule: CommitteeRule) -> list[int]:
-    """The points of the mask's values in a polynomial."""
+    """Returns the points of the mask's values in a polynomial."""
     return [-(row + 1) for row in range(rule.packed)]

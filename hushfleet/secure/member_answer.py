@@ -1,6 +1,6 @@
-"""A committee member's answer: the sum of its pseudorandom values over the devices of a sum, signed.
+"""Encodes and decodes a committee member's answer: its pseudorandom values, summed over the devices of a sum, signed.
 
-"HM", version, 0 | u32 header length | header (msgpack) | values | Ed25519 signature over all before it
+"HM", version, 0 | u32 header length | header (msgpack) | values | Ed25519 signature over everything before it
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class AnswerHeader(Checked):
 
     @classmethod
     def of(cls, task: str, round: int, device: str, included: bytes, bits: Literal[16, 24, 32]) -> AnswerHeader:
-        """Makes the header for a set of devices, a bitmap of the cohort, of which it names the SHA-256."""
+        """Returns the header for a set of devices, given as a bitmap of the cohort; the header holds its SHA-256."""
         return cls(task, round, device, hashlib.sha256(included).digest(), bits)
 
 
 class MemberAnswer(NamedTuple):
-    """`values` uint32 `[w]`."""
+    """A decoded answer; `values` uint32 `[w]`."""
 
     header: AnswerHeader
     values: np.ndarray
 
 
 def is_answer(data: bytes | memoryview) -> bool:
-    """Whether a blob claims to be one."""
+    """Returns whether a blob claims to be a member's answer."""
     return bytes(data[: len(MAGIC)]) == MAGIC
 
 
@@ -58,13 +58,13 @@ def encode_answer(header: AnswerHeader, values: np.ndarray, *, identity: Identit
 
 
 def read_answer_header(data: bytes) -> AnswerHeader:
-    """The header alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
+    """Returns the header alone; the signature is NOT checked. Raises `Malformed` or `TooLarge`."""
     header, _ = cut_header(memoryview(data)[:-SIGNATURE_BYTES], MAGIC, VERSION)
     return unpack(AnswerHeader, header, what="the header of a member's answer")
 
 
 def decode_answer(data: bytes, *, public_key: bytes) -> MemberAnswer:
-    """Raises `BadSignature`, `Malformed` or `TooLarge`, and nothing else."""
+    """Returns the answer after checking its signature. Raises only `BadSignature`, `Malformed` or `TooLarge`."""
     if len(data) < HEAD_BYTES + SIGNATURE_BYTES:
         raise Malformed(f"a member's answer of {len(data)} bytes is too short")
     signed, signature = memoryview(data)[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]

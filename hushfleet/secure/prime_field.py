@@ -11,19 +11,19 @@ import numpy as np
 from hushfleet.errors import BadInput
 
 PRIMES: dict[Literal[16, 24, 32], int] = {16: (1 << 16) - 15, 24: (1 << 24) - 3, 32: (1 << 31) - 1}
-"""The field of each width in bits: the largest prime that fits; of 32 bits 2^31 - 1, so that products stay in 63."""
+"""The field of each width in bits: the largest prime that fits; for 32 bits 2^31 - 1, so that products fit 63 bits."""
 _BYTES = {16: 2, 24: 3, 32: 4}
-_BLOCK = 8192  # columns at a time: what is taken of memory beside the result is a few MB
+_BLOCK = 8192  # columns at a time: besides the result, a few MB of memory are used
 _EXACT_TERMS = 64
 
 
 def to_bytes(values: np.ndarray, bits: Literal[16, 24, 32]) -> bytes:
-    """Values below the prime, uint32 `[n]`, as little-endian integers of `bits` bits."""
+    """Returns values below the prime, uint32 `[n]`, as little-endian integers of `bits` bits."""
     return values.astype("<u4").view(np.uint8).reshape(-1, 4)[:, : _BYTES[bits]].tobytes()
 
 
 def from_bytes(data: bytes | memoryview, bits: Literal[16, 24, 32]) -> np.ndarray:
-    """The inverse of `to_bytes`, uint32 `[n]`. Raises `BadInput` for values that are not below the prime."""
+    """Returns the inverse of `to_bytes`, uint32 `[n]`. Raises `BadInput` for values that are not below the prime."""
     if len(data) % _BYTES[bits]:
         raise BadInput(f"{len(data)} bytes do not hold a whole number of values of {bits} bits")
     wide = np.zeros((len(data) // _BYTES[bits], 4), np.uint8)
@@ -35,21 +35,21 @@ def from_bytes(data: bytes | memoryview, bits: Literal[16, 24, 32]) -> np.ndarra
 
 
 def add_into(total: np.ndarray, values: np.ndarray, prime: int) -> None:
-    """total + values modulo the prime, in place; both uint32, below it."""
-    total += values  # below 2^32, since both are below 2^31 or narrower
+    """Adds `values` to `total` modulo the prime, in place; both uint32, below the prime."""
+    total += values  # below 2^32, because both are below 2^31
     np.subtract(total, np.uint32(prime), out=total, where=total >= prime)
 
 
 def subtract_from(total: np.ndarray, values: np.ndarray, prime: int) -> None:
-    """total - values modulo the prime, in place; both uint32, below it."""
+    """Subtracts `values` from `total` modulo the prime, in place; both uint32, below the prime."""
     add_into(total, (np.uint32(prime) - values) % np.uint32(prime), prime)
 
 
 def product(matrix: np.ndarray, columns: np.ndarray, prime: int) -> np.ndarray:
-    """matrix [r, t] times columns [t, n] modulo the prime, uint32 `[r, n]`.
+    """Returns matrix [r, t] times columns [t, n] modulo the prime, uint32 `[r, n]`.
 
-    By floating point, and exact: the matrix is cut into halves of 16 bits, so a product of a half and a value is below
-    2^47, and any sum of 64 such products below 2^53.
+    It uses floating point and is exact: the matrix is split into halves of 16 bits, so a product of a half and a value
+    is below 2^47, and any sum of 64 such products is below 2^53.
     """
     total = np.zeros((len(matrix), columns.shape[1]), np.uint64)
     halves = [(matrix & 0xFFFF).astype(np.float64), (matrix >> 16).astype(np.float64)]
@@ -60,12 +60,12 @@ def product(matrix: np.ndarray, columns: np.ndarray, prime: int) -> np.ndarray:
             terms = slice(start, start + _EXACT_TERMS)
             for place, half in enumerate(halves[: 1 if prime < 1 << 16 else 2]):
                 part = (half[:, terms] @ block[terms]).astype(np.uint64) % np.uint64(prime)
-                out += part << np.uint64(16 * place)  # below 2^47 each, and there are few
+                out += part << np.uint64(16 * place)  # each below 2^47, and there are only a few
     return (total % np.uint64(prime)).astype(np.uint32)
 
 
 def null_vector(matrix: np.ndarray, prime: int) -> np.ndarray:
-    """x, int64 `[n]`, not zero, with matrix x = 0 modulo the prime; `matrix` int64 `[r, n]`, of a rank below n."""
+    """Returns x, int64 `[n]`, not zero, with matrix x = 0 modulo the prime; `matrix`: int64 `[r, n]`, rank below n."""
     rows, width = matrix % prime, matrix.shape[1]
     pivots: list[int] = []
     free = width - 1
@@ -111,7 +111,7 @@ def _interpolation(points: tuple[int, ...], targets: tuple[int, ...], prime: int
 
 
 def interpolation(points: Sequence[int], targets: Sequence[int], prime: int) -> np.ndarray:
-    """Returns uint32 `[targets, points]`, which turns a polynomial's values at `points` into those at `targets`.
+    """Returns uint32 `[targets, points]`, which maps a polynomial's values at `points` to its values at `targets`.
 
     The polynomial has a degree below the number of points; all points are distinct modulo the prime.
     """

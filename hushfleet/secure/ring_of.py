@@ -1,4 +1,4 @@
-"""The ring of a round: between clipped values and the integers that are summed, the same for all who take part."""
+"""Makes the ring of a round, which maps clipped values to the summed integers; all participants have the same ring."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def ring_of(
     noise_multiplier: float,
     records: int = 0,
 ) -> Ring:
-    """A function of public numbers alone.
+    """Returns the round's ring, a function of public numbers only.
 
-    :param clip_norm: the most that what is protected changes a device's values by (`Cost.bound`).
+    :param clip_norm: the largest change of a device's values by the protected unit (`Cost.bound`).
     :param noise_multiplier: of the sum (`Cost.noise_multiplier`).
     :param records: `Cost.records`.
 

@@ -1,7 +1,8 @@
-"""The roster: who may be in a secure sum, and with which key. A blob, signed by the operator if that is wanted.
+"""The roster lists the devices that may be in a secure sum, with their keys. The operator can sign this blob.
 
-An operator also signs under which assumption: how many of the boards are honest, and how large a sum is at least. The
-aggregator writes the task package, so what stands there alone is the word of whom secure sums protect against.
+An operator also signs the assumptions: how many of the boards are honest, and the smallest size of a sum. The
+aggregator writes the task package, so assumptions that are only there come from the party that secure sums protect
+against.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _FIRST_FORMAT = {"devices", "keys", "signature"}
 class RosterContent(Checked):
     """The content that an operator is asked to sign.
 
-    :param devices: ids, rising.
-    :param keys: the Ed25519 public key of each, 32 bytes, one after the other.
-    :param federation: whose devices these are.
-    :param honest_fraction: of the devices, at least; no task may count on more.
-    :param min_devices: no sum of fewer is opened, whatever a task says.
+    :param devices: ids, in rising order.
+    :param keys: the Ed25519 public key of each device, 32 bytes, one after the other.
+    :param federation: name of the federation of these devices.
+    :param honest_fraction: smallest honest share of the devices; no task may assume more.
+    :param min_devices: no sum of fewer devices is opened, even if a task allows it.
     """
 
     devices: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_DEVICES)]
@@ -69,24 +70,24 @@ class RosterContent(Checked):
 
     @property
     def content(self) -> RosterContent:
-        """The content that an operator was asked to sign, without what was settled with the signature."""
+        """The content that an operator was asked to sign, without the values that the signing added."""
         return RosterContent(**{each.name: getattr(self, each.name) for each in fields(RosterContent)})
 
     @property
     def honest_devices(self) -> int:
-        """Least number of honest devices."""
+        """Smallest number of honest devices."""
         return len(self.devices) - corrupt_devices(len(self.devices), honest_fraction=self.honest_fraction)
 
     def signed(
         self, operator: Identity, *, after: int = 0, at: float | None = None, nonce: bytes | None = None
     ) -> Roster:
-        """Number, date and random bytes are settled here, on the operator's side, and nowhere else.
+        """Returns the signed roster. Number, date and random bytes are set only here, on the operator's side.
 
-        :param after: the number of the roster before it, if it is at hand. Whoever has lost it still gets a higher one,
-            since a number is at least the time of its signature in unix seconds.
+        :param after: the number of the previous roster, if it is known. If it is lost, the new number is still higher,
+            because a number is at least the time of its signature in unix seconds.
         :param at: unix seconds; None: now.
-        :param nonce: 32 bytes that nobody could know before; None draws them. They decide who is drawn in each round,
-            so a device whose key is chosen last has nothing to choose it by.
+        :param nonce: 32 bytes that nobody could know before; None draws them. They decide which devices are drawn in
+            each round, so nobody can choose a device's key in advance to influence the draw.
         """
         date = int(time.time() if at is None else at)
         content = {each.name: getattr(self, each.name) for each in fields(RosterContent)}
@@ -100,13 +101,13 @@ class RosterContent(Checked):
 
 @dataclass(frozen=True)
 class Roster(RosterContent):
-    """The roster that boards get: `RosterContent.signed` makes it, or `of`, where only the aggregator vouches for it.
+    """The roster that boards get: `RosterContent.signed` makes it, or `of` if only the aggregator vouches for it.
 
-    :param number: rises with each roster that an operator signs; of a list that is to be signed: at which it was
-        written; else 0.
-    :param date: of the signature, unix seconds; 0 where there is none.
-    :param nonce: random bytes of the operator; zeros where nobody has signed.
-    :param signature: of the operator, over all before it; empty: nobody but the aggregator vouches for the list.
+    :param number: rises with each roster that an operator signs; for a list that is to be signed, the number given to
+        `to_sign`; else 0.
+    :param date: of the signature, unix seconds; 0 without a signature.
+    :param nonce: random bytes of the operator; zeros without a signature.
+    :param signature: of the operator, over everything else; empty: only the aggregator vouches for the list.
     """
 
     number: Count = 0
@@ -116,15 +117,15 @@ class Roster(RosterContent):
 
     @classmethod
     def to_sign(cls, content: RosterContent, *, number: int) -> Roster:
-        """`content` for the machine that has the operator's key.
+        """Returns `content` as a list to sign, for the machine that has the operator's key.
 
-        :param number: above that of the roster that holds; it shows which of two lists is older.
+        :param number: higher than the number of the valid roster; it shows which of two lists is older.
         """
         return cls(**{each.name: getattr(content, each.name) for each in fields(RosterContent)}, number=number)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, operator: bytes | None = None) -> Roster:
-        """:param operator: the key that must have signed it; None: no signature is asked for.
+        """:param operator: the key that must have signed it; None: no signature is required.
 
         Raises `Malformed`, `OtherVersion` or `BadSignature`.
         """
@@ -148,25 +149,25 @@ class Roster(RosterContent):
         return pack(self)
 
     def digest(self) -> bytes:
-        """SHA-256 of all but the signature."""
+        """Returns the SHA-256 of everything except the signature."""
         return hashlib.sha256(self._signed_bytes()).digest()
 
     @property
     def name(self) -> str:
-        """Name of the roster for people."""
+        """Name of the roster for display."""
         if not self.signature:
             return "a roster that no operator has signed"
         return f"roster {self.number} of {time.strftime('%Y-%m-%d', time.gmtime(self.date))}"
 
     def cohort(self, *, seed: bytes, rate: float) -> list[int]:
-        """Indices of the devices that take part, rising: each with probability `rate`, by the seed alone."""
+        """Returns the indices of the participating devices, rising: each with probability `rate`, by the seed alone."""
         if rate >= 1:
             return list(range(len(self.devices)))
         limit = int(rate * (1 << 64))
         return [index for index, device in enumerate(self.devices) if _draw(seed, b"cohort", device) < limit]
 
     def committee(self, cohort: list[int], *, seed: bytes, size: int) -> list[int]:
-        """Indices of the `size` members among `cohort`, in the order in which the seed draws them."""
+        """Returns the indices of the `size` members among `cohort`, in the order in which the seed draws them."""
         drawn = sorted(cohort, key=lambda index: _draw(seed, b"committee", self.devices[index]))
         return drawn[:size]
 

@@ -1,4 +1,4 @@
-"""The secure sum of one round for device, committee member and aggregator: who takes part, and their keys."""
+"""The secure sum of one round for device, committee member and aggregator: the participants and their keys."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class SecureRound:
 
     :param spec: of the task.
     :param plan: with `secure`.
-    :param roster: the one that the plan names.
-    :param size: how many values are summed.
+    :param roster: the roster that the plan names.
+    :param size: number of summed values.
 
-    Raises `BadInput` for a plan that a device must not take part in: a task that goes beyond what the operator has
-    signed, a round number too high, too few devices for a sum to be opened, too few honest ones for the noise that the
-    task counts on, or a cohort of which no committee can be made.
+    Raises `BadInput` for a plan in which a device must not take part: a task beyond the limits that the operator has
+    signed, a round number too high, too few devices for a sum to be opened, too few honest devices for the noise that
+    the task assumes, or a cohort from which no committee can be made.
     """
 
     def __init__(self, spec: SecureSpec, plan: RoundPlan, roster: Roster, *, size: int) -> None:
@@ -41,19 +41,19 @@ class SecureRound:
                 f"round {plan.round} is above {MAX_SECURE_ROUNDS}, the most that secure sums allow: each further "
                 "round is a committee that the aggregator could choose"
             )
-        # Who is drawn follows from the roster and the round alone: with the task's id, or anything else that the
-        # aggregator is free to choose, it could try until a committee suits it. The operator's random bytes are in the
-        # roster's digest, so a device cannot try keys either. The masks' keys follow from all that the device and the
-        # members must agree on, and from all that the device trains by: else parts of the fleet would work for
-        # different models in one sum.
+        # The draw depends only on the roster and the round: if it depended on the task's id, or on anything else that
+        # the aggregator can choose, the aggregator could try values until a committee suits it. The operator's random
+        # bytes are in the roster's digest, so a device cannot try keys either. The masks' keys depend on everything
+        # that the device and the members must agree on, and on everything that the training depends on: otherwise
+        # parts of the fleet could train different models in one sum.
         seed = hashlib.sha256(roster.digest() + b"|%d" % plan.round).digest()
-        told = sorted(plan.controls.items())  # of the noise, too
+        told = sorted(plan.controls.items())  # they may include the noise
         agreed = (
             f"|{size}|{plan.secure.rate!r}|{spec.bits}|{spec.min_devices}|{spec.honest_fraction!r}|{plan.task}|{told}"
             f"|{plan.global_digest.hex()}|{plan.rounds}|{plan.noise_split}"
         )
         self.context: bytes = hashlib.sha256(seed + agreed.encode()).digest()
-        """The context of the masks: all that the plan says of round and sum, but for who is in it."""
+        """The context of the masks: everything in the plan about round and sum, except the devices in the sum."""
         self.cohort: list[int] = roster.cohort(seed=seed, rate=plan.secure.rate)
         if len(self.cohort) < spec.min_devices:
             raise BadInput(f"the cohort has {len(self.cohort)} devices, and a sum needs {spec.min_devices} or more")
@@ -79,7 +79,7 @@ class SecureRound:
 
     @property
     def devices(self) -> list[str]:
-        """The cohort's ids, rising."""
+        """The cohort's ids, in rising order."""
         return [self.roster.devices[index] for index in self.cohort]
 
     @property
@@ -89,25 +89,25 @@ class SecureRound:
 
     @property
     def width(self) -> int:
-        """Values in a member's answer."""
+        """Number of values in a member's answer."""
         return self.rule.width(self.size)
 
     def key_of(self, device: str) -> bytes | None:
-        """The key that the roster names for a device of the cohort; None for another."""
+        """Returns the roster's key of a device of the cohort; None for any other device."""
         place = self._places.get(device)
         return None if place is None else self.roster.key(place)
 
     # the device
 
     def masked(self, agreement: KeyAgreement, device: str, values: np.ndarray) -> Masked:
-        """Returns what `device` sends for `values`, uint32 `[size]`."""
+        """Returns the masked form of `values`, uint32 `[size]`, that `device` sends."""
         keys = [agreement.key(self.roster.key(m), self._info(self._places[device], m)) for m in self.committee]
         return mask(values, keys, self.rule, self.prime)
 
     # the member
 
     def answer(self, agreement: KeyAgreement, member: str, included: bytes) -> np.ndarray:
-        """Returns the answer of `member` for a sum, uint32 `[width]`. Raises `Malformed` if it must not be opened."""
+        """Returns the answer of `member` for a sum, uint32 `[width]`. Raises `Malformed` if the sum must not open."""
         place = self._places.get(member)
         if place not in self.committee:
             raise Malformed(f"{member} is not a member of this round's committee")
@@ -117,12 +117,12 @@ class SecureRound:
     # the aggregator
 
     def pack_included(self, devices: Iterable[str]) -> bytes:
-        """The bitmap of a plan, for the devices in the sum."""
+        """Returns the bitmap of a plan, for the devices in the sum."""
         chosen = set(devices)
         return np.packbits(np.array([device in chosen for device in self.devices], bool)).tobytes()
 
     def read_included(self, included: bytes) -> list[int]:
-        """Indices in the roster. Raises `Malformed` for a bitmap that does not fit, or too small a sum."""
+        """Returns indices in the roster. Raises `Malformed` for a bitmap that does not fit, or too small a sum."""
         count = len(self.cohort)
         bits = np.unpackbits(np.frombuffer(included, np.uint8))
         if len(included) != (count + 7) // 8 or bits[count:].any():
@@ -133,12 +133,12 @@ class SecureRound:
         return chosen
 
     def opened(self, sums: Masked, answers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[str]]:
-        """The sum of values, uint32 `[size]`, and the members whose answers did not fit (see `Opened`).
+        """Returns the sum of values, uint32 `[size]`, and the members whose answers did not fit (see `Opened`).
 
-        :param sums: of what the included devices sent, modulo the prime.
+        :param sums: of the included devices' masked values and corrections, modulo the prime.
         :param answers: by member.
 
-        Raises `BadInput` where there are too few, where they contradict each other, or for one of no member.
+        Raises `BadInput` if there are too few answers, if they contradict each other, or for an answer of a non-member.
         """
         places = {member: place for place, member in enumerate(self.members)}
         strangers = answers.keys() - places.keys()
@@ -154,8 +154,8 @@ class SecureRound:
 def assumption(spec: SecureSpec, *, devices: int, roster: str | None) -> str:
     """Describes the assumptions of a task's secure sums.
 
-    :param devices: in the roster.
-    :param roster: its name; None for one that no operator has signed.
+    :param devices: number in the roster.
+    :param roster: its name; None if no operator has signed it.
     """
     honest = devices - corrupt_devices(devices, honest_fraction=spec.honest_fraction)
     if roster is None:
@@ -166,9 +166,9 @@ def assumption(spec: SecureSpec, *, devices: int, roster: str | None) -> str:
 
 
 def check_signed_limits(spec: SecureSpec, roster: Roster) -> None:
-    """The aggregator writes the task; what it may count on is the operator's word, where an operator has signed.
+    """Checks the task, which the aggregator writes, against the limits that the operator has signed, if any.
 
-    Raises `BadInput` for a task that goes beyond it.
+    Raises `BadInput` for a task beyond these limits.
     """
     if not roster.signature:
         return

@@ -1,1 +1,1 @@
-"""One local round of one device, by the parts of its method."""
+"""One local round of one device, which runs the parts of its method."""

@@ -1,18 +1,19 @@
-"""A device's answer to a question: a short vector, of a norm of at most 1, computed from its own samples.
+"""Computes a device's answer to a question from its own samples: a short vector with a norm of at most 1.
 
 Nothing here adds noise; the stages of the round do (`hushfleet.methods.question`). An evaluation has five values. Each
-is held within a public bound, and multiplied such that all together have a norm of at most 1. The gain over training
-alone is what people ask for, so it has most of that norm, and the least error. M is the largest gain that counts.
+is clipped to a public bound and scaled so that all together have a norm of at most 1. The gain over training alone is
+the most important value, so it has the largest share of the norm, and the least error. M is the largest gain that
+counts.
 
 | value | within | share of the squared norm |
 |---|---|---:|
-| the own head's accuracy, less 1/2 | 1/2 | 0.1 |
+| the own head's accuracy, minus 1/2 | 1/2 | 0.1 |
 | the own head's gain over the head trained alone | M | 0.7 |
 | the shared model's gain over the head trained alone | M | 0.1 |
 | 1/2 for a gain, -1/2 for a loss, 0 for neither | 1/2 | 0.05 |
-| the square of the gain, less M^2/2 | M^2/2 | 0.05 |
+| the square of the gain, minus M^2/2 | M^2/2 | 0.05 |
 
-A device without held-out samples, or without others, has a gain of 0 and an accuracy of 1/2.
+A device without held-out samples, or without training samples, has a gain of 0 and an accuracy of 1/2.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class AnswerScale(NamedTuple):
 
 
 def scale_of(question: QuestionSpec, size: int) -> AnswerScale:
-    """Returns the scale of a question's `size` values; that of a statistic is in `statistic_answer`."""
+    """Returns the scale of a question's `size` values; 1 for a statistic, which `statistic_answer` scales already."""
     if question.kind != "evaluation":
         return AnswerScale(np.ones(size), np.zeros(size))
     most = question.most_gain
@@ -68,8 +69,8 @@ def evaluation_answer(
 def right_answers(
     spec: TaskSpec, params: np.ndarray, training: LabelledSamples, held_out: LabelledSamples
 ) -> np.ndarray | None:
-    """Whether the own head, the head trained alone and the shared model are right, bool `[3, n]`; None without samples
-    to train on or to test with."""
+    """Returns whether the own head, the head trained alone and the shared model are right, bool `[3, n]`; None without
+    training samples or held-out samples."""
     if not len(training) or not len(held_out):
         return None
     layout, classes = spec.model.layout, len(spec.model.class_names)
@@ -83,9 +84,9 @@ def right_answers(
 def statistic_answer(
     question: QuestionSpec, samples: Samples, class_names: tuple[str, ...], left_out: int
 ) -> np.ndarray:
-    """Answers a question about the samples themselves; float32 `[k]`, of a norm of at most 1 except for counts.
+    """Answers a question about the samples themselves; float32 `[k]`, with a norm of at most 1 except for counts.
 
-    :param left_out: how many samples could not be read.
+    :param left_out: number of samples that could not be read.
     """
     if question.kind == "counts":
         classes = len(class_names)
@@ -104,15 +105,15 @@ def statistic_answer(
 
 
 def drift_answer(worse: bool | None) -> np.ndarray:
-    """Answers whether the device's own head has become worse; float32 `[2]`: whether it tells, and whether it has.
+    """Answers whether the device's own head has become worse; float32 `[2]`: whether it reports, whether it is worse.
 
-    :param worse: None where the owner does not let it tell, or nothing was tested.
+    :param worse: None if the owner does not allow the report, or nothing was tested.
     """
     return np.array((worse is not None, bool(worse)), np.float32) / np.float32(math.sqrt(2))
 
 
 def _column(question: QuestionSpec, samples: Samples, class_names: tuple[str, ...]) -> np.ndarray:
-    """float64 `[n]`; empty where the samples have no such column."""
+    """Returns the question's column, float64 `[n]`; empty if the samples have no such column."""
     name = question.column
     if not samples.targets.are_classes and name in class_names:
         return samples.labels[:, class_names.index(name)].astype(np.float64)

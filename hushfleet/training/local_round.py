@@ -1,7 +1,7 @@
-"""A device's part of a round, up to the trained vector: one loop, for one client as `[d]` and for many as `[c, d]`.
+"""Runs a device's part of a round, up to the trained vector: one loop, for one client as `[d]` or many as `[c, d]`.
 
-`LocalRound` is the way of one device: it begins, trains and ends. What differs between a board and a cohort on an
-accelerator is the executor: it draws the batches, computes their gradients and moves the vector.
+`LocalRound` is the round of one device: it begins, trains and ends. A board and a cohort on an accelerator differ only
+in the executor: it draws the batches, computes their gradients and moves the vector.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MakeOptimizer = Callable[[str, float, float], Optimizer]
 class Trained(NamedTuple):
     """A device after its local training, before anything is released.
 
-    :param context: of the round, with what was measured.
-    :param end: float32 `[d]`, what training of the shared model ended with.
-    :param own: float32 `[d]`, the device's own model; `end` itself, unless the method trains a second one.
+    :param context: of the round, with the measured accuracy and loss.
+    :param end: float32 `[d]`, the shared model after training.
+    :param own: float32 `[d]`, the device's own model; `end` itself, unless the method trains a second model.
     :param loss: mean training loss per sample.
-    :param step: of a sum over records, float32 `[d]`: `OneClient.step`.
-    :param failures: with the unit `record`, why something was left out that nothing else may follow: the first record
-        without a gradient, the own model.
-    :param former: the own model that the device began the round with, whether the round could see it or not.
+    :param step: in a sum over records, float32 `[d]`: `OneClient.step`.
+    :param failures: with the unit `record`, reasons for what was left out: the first record without a gradient, the own
+        model. Nothing that is sent may depend on them.
+    :param former: the device's own model at the start of the round, also if the round could not see it.
     """
 
     context: RoundContext
@@ -58,7 +58,7 @@ class Trained(NamedTuple):
         return change
 
     def without_training(self) -> Trained:
-        """The device as if it had not trained in this round."""
+        """Returns the device as if it had not trained in this round."""
         context, begin = self.context, self.context.global_params
         own = begin if self.former is None else self.former
         context = replace(context, start=begin, remembered=context.state.private)
@@ -66,11 +66,11 @@ class Trained(NamedTuple):
 
 
 class LocalRound:
-    """One device's round up to what may be released.
+    """One device's round up to the release.
 
-    :param state: what the device carries from its last round.
-    :param published: float32 `[published_size]`, as `TaskMethod.split` takes it; read only.
-    :param samples: the device's own samples. With the unit `record` no choice of the method sees them.
+    :param state: the device's state from its last round.
+    :param published: float32 `[published_size]`, as `TaskMethod.split` takes it; read-only.
+    :param samples: the device's own samples. With the unit `record` the method's choices do not see them.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class LocalRound:
     def train(self, **how: Any) -> Trained:
         """Trains on samples in memory (`LoadedSamples`): the shared model, then the own one if the method has two.
 
-        :param how: `inputs`, `rng`, `noise`, and what else `OneClient` takes.
+        :param how: `inputs`, `rng`, `noise`, and the other parameters of `OneClient`.
         """
         training, second = self.method.training, self.method.parts.own_training
         client = OneClient(self, training, record=self.record, **how)
@@ -103,11 +103,11 @@ class LocalRound:
                 if self.record is None:
                     raise
                 own = begin
-                client.failures.append(str(error))  # it stays as it was, and what is sent does not follow
+                client.failures.append(str(error))  # it stays unchanged; what is sent does not depend on it
         return self.ended(end, own, client.loss, remembered, client.step, client.failures)
 
     def ended(self, end: np.ndarray, own: np.ndarray, loss: float, remembered: PrivateArrays, *rest: Any) -> Trained:
-        """The round after training, with the numbers that a report is made of.
+        """Returns the round after training, with the measured numbers that a report needs.
 
         :param rest: `step` and `failures` of `Trained`.
         """
@@ -119,7 +119,7 @@ class LocalRound:
 class BatchStep(NamedTuple):
     """One batch of an executor.
 
-    :param rows: which clients still train: the first ones of every array, or all of one client.
+    :param rows: the clients that still train: the first rows of every array; `...` for a single client.
     """
 
     epoch: int
@@ -128,7 +128,7 @@ class BatchStep(NamedTuple):
 
 
 class Executor(Protocol):
-    """The machine that runs one local training."""
+    """The implementation that runs one local training."""
 
     def steps(self) -> Iterator[BatchStep]:
         """Draws the batches of the training, in order."""
@@ -137,17 +137,17 @@ class Executor(Protocol):
         """Makes the optimizer of one part."""
 
     def move(self, optimizer: Optimizer, params: Array, gradient: Array, entries: Entries) -> None:
-        """One step of `params [..., d]`, in place, on `entries` alone."""
+        """Moves `params [..., d]` by one step, in place, only on `entries`."""
 
     def count_loss(self, step: BatchStep, loss: Any) -> None:
-        """Notes a batch's mean loss."""
+        """Records a batch's mean loss."""
 
 
 def train_vector(training: Sgd, context: RoundContext, params: Array, executor: Executor) -> PrivateArrays:
-    """Trains `params [..., d]` in place; returns the arrays `[..., n]` that last until the next round."""
+    """Trains `params [..., d]` in place; returns the arrays `[..., n]` to keep for the next round."""
     entries = [Entries.of(mask, context.layout) for mask in training.order.masks(context)]
     optimizers = [executor.optimizer() for _ in entries]
-    moved = entries[0] if len(entries) == 1 else ALL  # several parts are the whole vector, together
+    moved = entries[0] if len(entries) == 1 else ALL  # several parts together are the whole vector
     memory, epoch = _lasting(training, context.state.private), 0
     for step in executor.steps():
         batch, at = step.batch, params[step.rows]
@@ -180,13 +180,13 @@ class OneClient:
     """The executor of a board, and of a worker process.
 
     :param round: the round of one device, with its samples in memory.
-    :param rng: draws the order of the samples, or which are in a batch, the augmentation and the dropout masks.
-    :param noise: noises the gradients of `record`.
-    :param record: how gradients are noised with the unit `record`; None for an own model, which is never sent.
-    :param on_batch: called before each batch with (batches done, batches in all); may raise to give up.
+    :param rng: draws the order of the samples or the samples of a batch, the augmentation and the dropout masks.
+    :param noise: the source of the gradients' noise with `record`.
+    :param record: how gradients get noise with the unit `record`; None for an own model, which is never sent.
+    :param on_batch: called before each batch with (batches done, total batches); may raise to stop the training.
     :param make_optimizer: for an implementation that gives the same bits faster.
-    :param step: of a secure sum over records, what the one batch has moved. The difference of two models would be
-        rounded as these are, and where steps are small one record could move it by many times its bound.
+    :param step: in a secure sum over records, the movement by the only batch. The difference of two models would have
+        the models' rounding errors, and with small steps one record could move it by many times its bound.
     """
 
     round: LocalRound
@@ -228,7 +228,7 @@ class OneClient:
 
     @property
     def loss(self) -> float:
-        """Mean per sample."""
+        """Mean training loss per sample."""
         return self.loss_sum / max(self.seen, 1)
 
     def steps(self) -> Iterator[BatchStep]:

@@ -1,11 +1,11 @@
 """Conversion of noise to epsilon and back.
 
-Pure functions of numbers, NumPy only, so that a board computes the very figures that the aggregator prints. Two
-accountants, both upper bounds:
+The functions are pure and need NumPy only, so that a board computes the same numbers as the aggregator prints. There
+are two accountants, and both give upper bounds:
 
-- `exact`, what is promised by default. Where every unit takes part in every step, it is the value itself
-  (`gaussian_curve`); with Poisson sampling an upper bound that is near (`privacy_loss`).
-- `rdp`, what the papers print (`renyi`): a tenth more and above.
+- `exact` is the default. If every unit takes part in every step, it is the exact value (`gaussian`); with Poisson
+  sampling it is a close upper bound (`privacy_loss`).
+- `rdp` is what the papers print (`renyi`). It is at least about a tenth larger.
 
 Example: 20 rounds at noise multiplier 3.975 and delta 0.1, the setting that FedGLP-ADP calls "epsilon = 2":
 
@@ -45,13 +45,13 @@ def epsilon(
     accountant: Accountant = "exact",
     adjacency: Adjacency = "add-or-remove",
 ) -> float:
-    """Epsilon at `delta` of all steps of `history` together; 0.0 if nothing was released.
+    """Returns epsilon at `delta` of all steps of `history` together; 0.0 if nothing was released.
 
-    :param adjacency: what is guessed. `add-or-remove`: was this unit in, or nothing in its place? `exchange`: was it
-        this unit or that one, which moves a step by up to twice as much.
+    :param adjacency: what the adversary guesses. `add-or-remove`: did this unit take part, or nothing in its place?
+        `exchange`: did this unit take part or another one? An exchange moves a step by up to twice as much.
 
-    A step without noise makes it inf. Raises `PrivacyError` for values outside their range, and for an exchange of
-    sampled units by Rényi's accountant, which does not know it.
+    A step without noise makes epsilon inf. Raises `PrivacyError` for values outside their range, and for `rdp` with an
+    exchange of sampled units, which that accountant cannot compute.
     """
     _check_delta_range(delta)
     merged: dict[tuple[float, float], int] = {}
@@ -60,7 +60,7 @@ def epsilon(
         if step.steps and step.sample_rate:
             key = (float(step.noise_multiplier), float(step.sample_rate))
             merged[key] = merged.get(key, 0) + int(step.steps)
-    steps = tuple(Step(*key, count) for key, count in sorted(merged.items()))  # in one order, whoever adds up
+    steps = tuple(Step(*key, count) for key, count in sorted(merged.items()))  # always in the same order
     if accountant == "rdp":
         return _by_renyi(steps, delta, adjacency)
     return _exactly(steps, float(delta), adjacency == "exchange")
@@ -79,7 +79,8 @@ def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
     if any(step.noise_multiplier**2 == 0 for step in steps):
         return math.inf
     sensitivity = 2 if exchange else 1
-    # Sampling can only help: all steps as if every unit took part in them are a bound, and where it does, the value.
+    # Sampling only lowers epsilon: computing as if every unit took part in every step gives an upper bound, and the
+    # exact value if every unit does.
     whole = epsilon_of_gaussian(sensitivity * _mean_shift(steps), delta)
     sampled = [step for step in steps if step.sample_rate < 1]
     if not sampled or whole == 0:
@@ -92,15 +93,15 @@ def _exactly(steps: tuple[Step, ...], delta: float, exchange: bool) -> float:
         pairs.append((Pair(1 / shift, 1.0, exchange), 1))  # as one step
     found = min(whole, epsilon_bound(pairs, delta))
     smaller = next((each for each in _SMALLER_DELTAS if each < delta), None)
-    if found > _HUGE and smaller is not None:  # no grid is fine enough; what holds at a smaller delta holds here, too
+    if found > _HUGE and smaller is not None:  # no grid is fine enough; a bound at a smaller delta holds here, too
         found = min(found, _exactly(steps, smaller, exchange))
     if exchange or found < min(whole, _LARGE):
-        return found  # better than Rényi's bound, whose moments would cost more time than all else here
+        return found  # smaller than Rényi's bound, whose moments would take more time than the rest
     return min(found, renyi_epsilon(steps, delta=delta))
 
 
 def _total_variation(steps: Iterable[Step], sensitivity: float) -> float:
-    """Returns an upper bound for all steps together, added by sample rate: the delta at which epsilon is 0."""
+    """Returns an upper bound on the total variation of all steps together, which is the delta at which epsilon is 0."""
     parts = (
         step.steps * step.sample_rate * math.erf(sensitivity / (math.sqrt(8) * step.noise_multiplier)) for step in steps
     )
@@ -114,9 +115,9 @@ def _mean_shift(steps: Iterable[Step]) -> float:
 def noise_multiplier_for(
     *, epsilon: float, delta: float, steps: int, sample_rate: float = 1.0, accountant: Accountant = "exact"
 ) -> float:
-    """The smallest noise multiplier (to 1e-9 relative) whose epsilon is at most the one given.
+    """Returns the smallest noise multiplier (to 1e-9 relative) whose epsilon is at most `epsilon`.
 
-    Raises `PrivacyError` if no multiplier reaches it: the conversion of Rényi's accountant alone costs about
+    Raises `PrivacyError` if no multiplier reaches it: with the accountant `rdp` the conversion alone adds about
     `log(1 / delta) / 62`.
     """
     if not 0 < epsilon < math.inf:
@@ -145,8 +146,8 @@ def noise_multiplier_for(
 
 
 def _crossing(spent: Callable[[float], float], target: float, too_small: float, enough: float) -> float:
-    """The upper end of an interval of 1e-9 relative in which `spent` falls to `target`: by regula falsi on the
-    logarithms, with half of a value that stays (Illinois), since an evaluation is what costs."""
+    """Returns the upper end of an interval of relative width 1e-9 in which `spent` falls to `target`: by regula falsi
+    on the logarithms in the Illinois form (it halves an end value that stays), because evaluations are expensive."""
 
     def excess(value: float) -> float:
         return math.log(max(value, 1e-300) / target) if value < math.inf else 700.0
@@ -158,7 +159,7 @@ def _crossing(spent: Callable[[float], float], target: float, too_small: float, 
         if high - low <= 1e-9:
             break
         share = above / (above - below) if above > below and count % 8 < 6 else 0.5
-        # Never nearer to an end than a third of what is asked for, so that both ends close in on the answer.
+        # Never nearer to an end than a third of the wanted precision, so that both ends approach the answer.
         middle = low + min(max(share * (high - low), 3e-10), high - low - 3e-10)
         found = spent(math.exp(middle))
         if found <= target:
@@ -171,11 +172,11 @@ def _crossing(spent: Callable[[float], float], target: float, too_small: float, 
 
 
 def check_delta(delta: float, units: int, *, as_published: bool = False) -> list[str]:
-    """Warnings about a delta for `units` protected devices or records; empty if it is small enough.
+    """Returns warnings about a delta for `units` protected devices or records; empty if it is small enough.
 
-    A delta of 1 / units allows a mechanism that publishes one unit outright, so above that it is
-    refused with `PrivacyError`, unless `as_published` asks for a paper's own setting; above a tenth
-    of that it is warned about.
+    A delta of 1 / units allows a mechanism that publishes one unit completely. A larger delta therefore raises
+    `PrivacyError`, unless `as_published` asks for a paper's own setting. A delta above a tenth of 1 / units gives a
+    warning.
     """
     _check_delta_range(delta)
     if units < 1:
@@ -200,5 +201,5 @@ def _check_delta_range(delta: float) -> None:
 
 
 def _epsilon_of(step: Step, delta: float, accountant: Accountant) -> float:
-    # A name of its own: inside `noise_multiplier_for` the word `epsilon` is the target.
+    # This needs a separate name because inside `noise_multiplier_for` the name `epsilon` is the target.
     return epsilon([step], delta=delta, accountant=accountant)

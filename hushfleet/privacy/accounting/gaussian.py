@@ -1,4 +1,4 @@
-"""Epsilon of composed Gaussian mechanisms in which every unit takes part: no bound, the value itself.
+"""Epsilon of composed Gaussian mechanisms in which every unit takes part: the exact value, not a bound.
 
 Gaussian mechanisms with multipliers sigma_i compose to one with mean shift mu = sqrt(sum 1 / sigma_i^2) (Dong, Roth
 and Su 2019), whose curve is delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle and
@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 
 _LOG_SQRT_2PI = math.log(2 * math.pi) / 2
-# Mills' ratio is computed to some 1e-14; what is released is held to the side that costs more.
+# Mills' ratio is computed to about 1e-14; all rounding goes to the side that makes epsilon larger.
 _ROUNDING = 1e-13
 
 
 def epsilon_of_gaussian(mu: float, delta: float) -> float:
-    """The least epsilon at `delta`, rounded up by some 1e-12 relative; inf for a `mu` of inf."""
+    """Returns the smallest epsilon at `delta`, rounded up by about 1e-12 relative; inf for a `mu` of inf."""
     if mu == 0:
         return 0.0
-    if mu > 1e150:  # its square, half of epsilon, has no float
+    if mu > 1e150:  # its square, half of epsilon, overflows a float
         return math.inf
     log_delta = math.log(delta)
     low, high = -mu / 2, 1.0  # epsilon = 0, and where the curve is below delta
@@ -39,7 +39,7 @@ def epsilon_of_gaussian(mu: float, delta: float) -> float:
 
 
 def log_delta_of(a: float, mu: float) -> float:
-    """log delta at epsilon = mu (a + mu/2), rounded up."""
+    """Returns log delta at epsilon = mu (a + mu/2), rounded up."""
     if a < 0:
         above = math.erfc(a / math.sqrt(2)) / 2
         return math.log(max(above * (1 + _ROUNDING) - _density(a) * _mills(a + mu) * (1 - _ROUNDING), 5e-324))
@@ -52,7 +52,7 @@ def _density(x: float) -> float:
 
 
 def _mills(x: float) -> float:
-    """Phi(-x) / phi(x), relative to 1e-13, for x >= 0 and whatever is finite below."""
+    """Returns Phi(-x) / phi(x), to 1e-13 relative, for x >= 0 and for negative x where it is finite."""
     if x < 10:
         return math.erfc(x / math.sqrt(2)) / 2 / _density(x)
     # 1/x (1 - 1/x^2 + 3/x^4 - 15/x^6 ...): at x = 10 the twelfth term is below 1e-13 and the error below it

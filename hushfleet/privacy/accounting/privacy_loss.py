@@ -1,19 +1,19 @@
 """An upper bound on epsilon of Poisson-subsampled Gaussian steps: the distribution of the privacy loss on a grid,
-composed by FFT (Koskela et al. 2020, Gopi et al. 2021). How near it is to the truth was measured: `docs/privacy.md`.
+composed by FFT (Koskela et al. 2020, Gopi et al. 2021). `docs/privacy.md` gives its measured distance from the truth.
 
-Losses of steps add up, so their distributions convolve. Nothing here may make epsilon smaller:
+Losses of steps add up, so their distributions convolve. No error here may make epsilon too small:
 
-- **The grid** is one that dominates (`loss_grid`). Its step is chosen so that epsilon grows by some 0.1 %.
-- **The window** of the FFT: what the composition has above it is bounded by Chernoff's bound, on the grid's own
-  distribution, and added to delta; what it has below returns at the top and is counted there.
+- **The grid** dominates the true distribution (`loss_grid`). Its step is chosen so that epsilon grows by about 0.1 %.
+- **The window** of the FFT: the mass of the composition above the window is bounded by Chernoff's bound, on the grid's
+  distribution, and added to delta; the mass below the window wraps around to the top and is counted there.
 - **Rounding.** The distribution is tilted by e^(rate loss) before the transform, as in Chernoff's bound, so that errors
-  are small beside a delta of 1e-10 too, and a bound of the errors of transforms, powers and sums is added to delta.
+  are small compared with a delta of 1e-10, too. A bound on the errors of transforms, powers and sums is added to delta.
 
-Adding and removing a unit are the two orders of the pair; the larger epsilon counts. The loss of the absence of a
-sampled unit is bounded whatever the noise, which stands in where the grid holds nothing of that order (`_limit`).
+Adding and removing a unit are the two orders of the pair; the larger epsilon counts. The loss from the absence of a
+sampled unit is bounded for any noise; this bound is used if the grid can give no bound for that order (`_limit`).
 
-What steers this (the rate, the window, the grid's step) is found by quadrature, and may be wrong: then the bound is
-looser, or infinite, and never too small.
+The parameters (the rate, the window, the grid's step) are found by quadrature, which may be inexact: then the bound is
+looser, or infinite, but never too small.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ import numpy as np
 from hushfleet.privacy.accounting.gaussian import epsilon_of_gaussian
 from hushfleet.privacy.accounting.loss_grid import ULP, Pair, loss_of, losses_on_grid, z_of
 
-_EXCESS = 1e-3  # of epsilon, by the grid
-_ROUGH_EXCESS = 0.03  # of the first pass, whose epsilon sets the grid of the second
-_SMALLEST = 0.01  # an epsilon below it is found as precisely as this one
-_TAIL_SHARE = 1e-4  # of delta, beyond the grid
-_ROUNDING = 2e-3  # of epsilon: above it more work is done
-_BEYOND = 12.0  # -log of the tilted mass beyond the window, where it returns and is counted
+_EXCESS = 1e-3  # relative excess of epsilon that the grid adds
+_ROUGH_EXCESS = 0.03  # the same in the first pass, whose epsilon sets the grid of the second
+_SMALLEST = 0.01  # a smaller epsilon is found with the absolute precision of this one
+_TAIL_SHARE = 1e-4  # share of delta beyond the grid
+_ROUNDING = 2e-3  # share of epsilon: if rounding adds more, more work is done
+_BEYOND = 12.0  # -log of the tilted mass beyond the window, which wraps around and is counted
 _HEAVY = 16  # points that are transformed one by one
-_LEAST_TILT = 0.7  # times the rate that Rényi's bound asks for
-_NOTHING = 30.0  # -log of a tilted mass that is nothing
+_LEAST_TILT = 0.7  # times the rate at which Rényi's bound is smallest
+_NOTHING = 30.0  # -log of a tilted mass that is negligible
 _MAX_POINTS = 1 << 18
 _NODES = 160
-_LEAST_DELTA = 1e-300  # a smaller one's tails are no normal floats
+_LEAST_DELTA = 1e-300  # below it the tails are no normal floats
 
 
 def epsilon_bound(history: Sequence[tuple[Pair, int]], delta: float) -> float:
-    """Never below the true epsilon; inf where the grid cannot hold it.
+    """Returns an epsilon that is never below the true one; inf if the grid cannot represent it.
 
-    :param history: pairs with a noise multiplier and a sample rate above 0, and how many steps of each.
+    :param history: pairs with a noise multiplier and a sample rate above 0, and the number of steps of each.
     """
     if delta < _LEAST_DELTA:
         return math.inf
@@ -53,7 +53,7 @@ def epsilon_bound(history: Sequence[tuple[Pair, int]], delta: float) -> float:
     orders = [_Composition(tuple(history), delta, reverse) for reverse in ((False,) if symmetric else (False, True))]
     highest = 0.0
     for rough, order in sorted(((order.rough, order) for order in orders), key=lambda each: each[0], reverse=True):
-        if rough > highest:  # else this order cannot be the one that counts
+        if rough > highest:  # else this order cannot give the larger epsilon
             highest = max(highest, order.fine())
     return highest
 
@@ -62,7 +62,7 @@ def epsilon_bound(history: Sequence[tuple[Pair, int]], delta: float) -> float:
 class _Composition:
     """The steps of one direction, to be composed.
 
-    :param reverse: what a unit's absence shows, instead of its presence.
+    :param reverse: the loss from a unit's absence instead of its presence.
     """
 
     history: tuple[tuple[Pair, int], ...]
@@ -77,12 +77,12 @@ class _Composition:
         return min(self._on_grid(self._grid_step(expected, _ROUGH_EXCESS), rate)[0], self._limit)
 
     def fine(self) -> float:
-        """Returns a bound of at most `rough` that is near the truth."""
+        """Returns a bound of at most `rough` that is close to the true epsilon."""
         rate, expected = self._tilt
         if not math.isfinite(expected):
             return self._limit
         best, h = self.rough, self._grid_step(min(self.rough, expected), _EXCESS)
-        # With a heavy tail the tilted distribution is wide: less tilt makes a smaller window, and larger errors.
+        # With a heavy tail the tilted distribution is wide: less tilt gives a smaller window and larger errors.
         for share, heavy in ((1, 0), (1, _HEAVY), (_LEAST_TILT**0.5, _HEAVY), (_LEAST_TILT, _HEAVY)):
             found, precise = self._on_grid(h, share * rate, heavy)
             best = min(best, found)
@@ -92,8 +92,8 @@ class _Composition:
 
     @cached_property
     def _limit(self) -> float:
-        """No epsilon of this direction is above it. The absence of a sampled unit has a loss of at most -log(1 - q) a
-        step, whatever the noise; the other steps add what Gaussian steps cost."""
+        """The upper limit for epsilon of this direction. The absence of a sampled unit has a loss of at most
+        -log(1 - q) per step for any noise; the other steps add the epsilon of Gaussian steps."""
         if not self.reverse:
             return math.inf
         bounded = [-count * math.log1p(-pair.sample_rate) for pair, count in self.history if pair.sample_rate < 1]
@@ -105,7 +105,7 @@ class _Composition:
         """Ends z of each pair's grid, with `_TAIL_SHARE` of delta beyond them."""
         steps = sum(count for _, count in self.history)
         drawn = sum(pair.sample_rate * count for pair, count in self.history)
-        # in quarters, so that a ledger that grows finds its cells again
+        # in quarters, so that a growing ledger reuses cached cells
         far, near = (
             math.ceil(4 * math.sqrt(2 * math.log(max(n, 2) / (_TAIL_SHARE * self.delta)))) / 4 for n in (steps, drawn)
         )
@@ -118,7 +118,7 @@ class _Composition:
 
     @cached_property
     def _grid_ends(self) -> list[tuple[float, float]]:
-        """`_ends` without the gains that no tilt lets count: they are rounded to the grid's least loss."""
+        """`_ends` without the negative losses that are negligible at any tilt: they round to the grid's least loss."""
         steps = sum(count for _, count in self.history)
         least = -(2.0 ** math.ceil(math.log2((_NOTHING + math.log(steps)) / (_LEAST_TILT * self._tilt[0]))))
         trimmed = []
@@ -127,7 +127,7 @@ class _Composition:
             trimmed.append((low, min(high, end)) if self.reverse else (max(low, end), high))
         return trimmed
 
-    # -- where to look ------------------------------------------------------------------------------------------------
+    # -- the parameters: rate, grid, window ---------------------------------------------------------------------------
 
     @cached_property
     def _nodes(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
@@ -145,7 +145,7 @@ class _Composition:
         return nodes
 
     def _log_moments(self, rates: np.ndarray) -> np.ndarray:
-        """log of the mean of e^(rate loss) of all steps together: `[n]` -> `[n]`."""
+        """Returns log of the mean of e^(rate loss) of all steps together: `[n]` -> `[n]`."""
         total = np.zeros(len(rates))
         for count, weight, loss in self._nodes:
             total += count * np.logaddexp.reduce(weight + np.outer(rates, loss), axis=1)
@@ -153,7 +153,7 @@ class _Composition:
 
     @cached_property
     def _tilt(self) -> tuple[float, float]:
-        """The rate at which Rényi's bound is least, and that bound."""
+        """The rate at which Rényi's bound is smallest, and that bound."""
 
         def bound(rates: np.ndarray) -> np.ndarray:  # Balle et al. 2020, Theorem 21, at order rate + 1
             log_delta = math.log(self.delta)
@@ -171,11 +171,12 @@ class _Composition:
         return float(rates[best]), float(values[best])
 
     def _grid_step(self, epsilon: float, excess: float) -> float:
-        """A chord for e^(rate x) adds at most rate (rate + 1) h^2 / 8 to a step's log moment, two thirds on average."""
+        """Returns h: a chord of e^(rate x) adds at most rate (rate + 1) h^2 / 8 to a step's log moment, on average 2/3
+        of it."""
         steps = sum(count for _, count in self.history)
         if epsilon < _SMALLEST:
             low, top, _ = self._window(self._tilt[0])
-            # A grid that is coarse beside the window says nothing.
+            # A grid that is coarse compared with the window gives no useful bound.
             epsilon = max(epsilon, min(_SMALLEST, abs(top - low)))
         wanted = math.sqrt(12 * excess * epsilon / (steps * (self._tilt[0] + 1)))
         pairs = [pair for pair, _ in self.history]
@@ -183,7 +184,8 @@ class _Composition:
         return 2.0 ** math.floor(math.log2(max(wanted, 2 * widest / _MAX_POINTS)))
 
     def _window(self, rate: float) -> tuple[float, float, float]:
-        """Losses between which the tilted composition lies, nearly, and the shift of the rate that shows the upper."""
+        """Returns two losses between which nearly all of the tilted composition lies, and the rate shift that gave the
+        upper one."""
         below, here, above = self._log_moments(rate * np.array([1 - 1e-3, 1, 1 + 1e-3]))
         deviation = math.sqrt(max(below - 2 * here + above, 1e-18)) / (1e-3 * rate)
         shifts = np.geomspace(0.03, 300, 31) / deviation
@@ -194,10 +196,10 @@ class _Composition:
         up = np.min((raised - here + _BEYOND) / shifts)
         return float(down.max()), max(float(up), float(beyond[best])), float(shifts[best])
 
-    # -- what is claimed ----------------------------------------------------------------------------------------------
+    # -- the bound ----------------------------------------------------------------------------------------------------
 
     def _on_grid(self, h: float, rate: float, heavy: int = 0) -> tuple[float, bool]:
-        """Epsilon, and whether neither the window nor rounding made it much larger."""
+        """Returns epsilon, and True if neither the window nor rounding made it much larger."""
         low, top, shift = self._window(rate)
         if not math.isfinite(top - low):
             return math.inf, False
@@ -219,7 +221,7 @@ class _Composition:
             log_moment += count * moment
             log_beyond += count * float(np.logaddexp.reduce(exponent + shift * h * index))
             infinite += count * losses.infinite
-            # An error of the cells' borders in z is one of their losses.
+            # An error in the cells' borders in z is an error in their losses.
             farthest = max(abs(ends[0]), abs(ends[1])) / pair.noise_multiplier**2
             loss_error += count * 16 * ULP * (2 + farthest + h * max(abs(index[0]), abs(index[-1])))
             folded = np.bincount(index % points, weights=np.exp(exponent - moment), minlength=points)
@@ -246,16 +248,17 @@ class _Composition:
 
 
 def _fft_error(points: int) -> float:
-    """Relative, in the 2-norm: at most 1 + sqrt(5) roundings and a root's for each of log2(points) stages, see Percival
-    2003, "Rapid multiplication modulo the sum and difference of highly composite numbers"."""
+    """Returns the relative error in the 2-norm: each of log2(points) stages adds at most 1 + sqrt(5) roundings and the
+    error of a root; see Percival 2003, "Rapid multiplication modulo the sum and difference of highly composite
+    numbers"."""
     return 5 * ULP * math.log2(points)
 
 
 def _transform(values: np.ndarray, heavy: int) -> tuple[np.ndarray, float]:
-    """Fourier transform of values that add up to 1, and a bound of its error's 2-norm over sqrt(points).
+    """Returns the Fourier transform of values that add up to 1, and a bound on its error's 2-norm over sqrt(points).
 
-    An FFT errs in proportion to its input's norm, and where steps are many a few points hold nearly all of one's mass:
-    the `heavy` largest values are transformed by the definition.
+    The error of an FFT is proportional to its input's norm. With many steps, a few points hold nearly all mass of one
+    step, so the `heavy` largest values are transformed by the definition.
     """
     points = len(values)
     if not heavy:
@@ -275,16 +278,16 @@ def _transform(values: np.ndarray, heavy: int) -> tuple[np.ndarray, float]:
 
 
 def _solve(x: np.ndarray, mass: np.ndarray, error: np.ndarray, delta: float) -> tuple[float, float]:
-    """The least epsilon >= 0 whose sum over x > epsilon of mass (1 - e^(epsilon - x)), error added, is at most delta;
-    and how much of it is due to the error, about.
+    """Returns the smallest epsilon >= 0 whose sum over x > epsilon of mass (1 - e^(epsilon - x)), plus the error, is at
+    most delta, and about how much of epsilon is due to the error.
 
-    :param error: times any sequence whose squares add up to 1, it may be missing from the mass of the same place.
+    :param error: this, times any sequence whose squares add up to 1, may be missing from the mass at the same index.
     """
     if delta <= 0:
         return math.inf, math.inf
     missing = np.sqrt(np.cumsum(error[::-1] ** 2)[::-1])
     above = np.cumsum(mass[::-1])[::-1] + missing
-    # At most where all mass above is below delta; and 60 below that, e^(epsilon - x) is nothing.
+    # Epsilon is at most the x above which all mass is below delta; 60 below that, e^(epsilon - x) is negligible.
     highest = float(x[np.argmax(above <= delta)]) if above[-1] <= delta else float(x[-1])
     kept = x > max(highest - 60, x[0] - x[1])
     x, mass, above, missing = x[kept], mass[kept], above[kept], missing[kept]
@@ -297,7 +300,7 @@ def _solve(x: np.ndarray, mass: np.ndarray, error: np.ndarray, delta: float) -> 
     at = int(enough[0])
     if at == 0:
         return max(float(x[0]), 0.0), 0.0
-    # Between two points the curve is above - taken e^(epsilon - highest), both of the upper point.
+    # Between two points the curve is above - taken e^(epsilon - highest), with both values of the upper point.
     ratio = float(above[at] - delta) / float(taken[at]) if taken[at] > 0 else 0.0
     epsilon = min(max(math.log(ratio) + highest if ratio > 0 else 0.0, float(x[at - 1]), 0.0), float(x[at]))
     slope = float(taken[at]) * math.exp(epsilon - highest)

@@ -1,10 +1,10 @@
-"""Rényi accounting of the Gaussian and the Poisson-subsampled Gaussian, as the papers do it: an upper bound, a tenth
-and more above `exact`.
+"""Rényi accounting of the Gaussian and the Poisson-subsampled Gaussian, as in the papers: an upper bound that is at
+least about a tenth larger than `exact`.
 
 Sources: Mironov 2017 (Rényi DP, composition, the Gaussian at order a costs a / (2 S^2)); Mironov, Talwar and Zhang
 2019, section 3.3 (the subsampled Gaussian: binomial sum at integer orders, two series of error functions between
-them); Balle et al. 2020, Theorem 21 (conversion to epsilon and delta). The default orders and the conversion are those
-of Opacus' `RDPAccountant`, and the tests hold the results to Opacus' within 1e-6.
+them); Balle et al. 2020, Theorem 21 (conversion to epsilon and delta). The default orders and the conversion are the
+same as in Opacus' `RDPAccountant`, and the tests check that the results agree with Opacus within 1e-6.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ DEFAULT_ORDERS: tuple[float, ...] = tuple(1 + x / 10.0 for x in range(1, 100)) +
     float(order) for order in range(12, 64)
 )
 
-# Series terms below this share of the largest are dropped: 1e5 steps then move epsilon by under 1e-10.
+# Series terms below this share of the largest are dropped: 1e5 steps then change epsilon by less than 1e-10.
 _LOG_NEGLIGIBLE = -36.0
 _SERIES_BLOCK = 128
 _SERIES_MAX_TERMS = 1 << 20
 
 
 def rdp(step: Step, orders: Sequence[float] = DEFAULT_ORDERS) -> np.ndarray:
-    """Rényi divergence bound of all of `step.steps` runs: float64 `[orders]`, may be inf."""
+    """Returns the Rényi divergence bound of all `step.steps` runs: float64 `[orders]`, may be inf."""
     step.check()
     if step.steps == 0 or step.sample_rate == 0:
         return np.zeros(len(orders))
@@ -37,7 +37,7 @@ def rdp(step: Step, orders: Sequence[float] = DEFAULT_ORDERS) -> np.ndarray:
 
 
 def renyi_epsilon(history: Sequence[Step], *, delta: float) -> float:
-    """Epsilon at `delta` of all steps of `history` together; 0.0 if nothing was released."""
+    """Returns epsilon at `delta` of all steps of `history` together; 0.0 if nothing was released."""
     total, a = np.zeros(len(DEFAULT_ORDERS)), np.array(DEFAULT_ORDERS)
     for step in history:
         total += rdp(step)
@@ -66,10 +66,10 @@ def _rdp_once(noise_multiplier: float, sample_rate: float, orders: tuple[float, 
 
 
 def _log_moment_whole(q: float, sigma: float, order: int) -> float:
-    """log A(order) of the subsampled Gaussian at a whole order >= 2.
+    """Returns log A(order) of the subsampled Gaussian at a whole order >= 2.
 
     A - 1 is the sum over i >= 2 of binom(order, i) q^i (1-q)^(order-i) (exp((i^2-i) / (2 sigma^2)) - 1):
-    every term is positive, so nothing cancels even where A is 1 + 1e-12.
+    every term is positive, so nothing cancels even if A is 1 + 1e-12.
     """
     i = np.arange(2, order + 1, dtype=np.float64)
     log_factorial = [math.lgamma(k + 1) for k in range(order + 1)]
@@ -82,8 +82,8 @@ def _log_moment_whole(q: float, sigma: float, order: int) -> float:
 
 
 def _log_moment_between(q: float, sigma: float, order: float) -> float:
-    """log A(order) at a fractional order: the integral split at z0, each side a binomial series whose
-    terms are error functions (Mironov, Talwar and Zhang 2019, section 3.3)."""
+    """Returns log A(order) at a fractional order: the integral is split at z0, and each side is a binomial series
+    whose terms are error functions (Mironov, Talwar and Zhang 2019, section 3.3)."""
     z0 = sigma**2 * (math.log1p(-q) - math.log(q)) + 0.5
     log_q, log_rest = math.log(q), math.log1p(-q)
     log_coefficient, sign = 0.0, 1.0
@@ -116,7 +116,7 @@ def _log_moment_between(q: float, sigma: float, order: float) -> float:
 
 
 def _log_erfc(x: np.ndarray) -> np.ndarray:
-    """log erfc(x), elementwise, accurate to 1e-14 relative also where erfc itself underflows."""
+    """Returns log erfc(x), elementwise, accurate to 1e-14 relative even if erfc itself underflows."""
     out = np.empty_like(x)
     large = x > 20
     out[~large] = [math.log(math.erfc(value)) for value in x[~large]]
@@ -132,7 +132,7 @@ def _log_erfc(x: np.ndarray) -> np.ndarray:
 
 
 def _log_expm1(x: np.ndarray) -> np.ndarray:
-    """log(exp(x) - 1) for x > 0, without overflow."""
+    """Returns log(exp(x) - 1) for x > 0, without overflow."""
     return np.asarray(np.where(x > 1, x + np.log1p(-np.exp(-np.maximum(x, 1))), np.log(np.expm1(np.minimum(x, 1)))))
 
 
@@ -142,5 +142,5 @@ def _log_sum(log_terms: np.ndarray) -> float:
 
 
 def _log1p_exp(x: float) -> float:
-    """log(1 + exp(x)), without overflow."""
+    """Returns log(1 + exp(x)), without overflow."""
     return x + math.log1p(math.exp(-x)) if x > 0 else math.log1p(math.exp(x))

@@ -1,4 +1,4 @@
-"""A step: what all accountants count."""
+"""A step: the unit that all accountants count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Step(NamedTuple):
 
     :param noise_multiplier: noise standard deviation over the sensitivity, as the adversary sees it.
     :param sample_rate: probability with which a unit takes part in one step (Poisson sampling).
-    :param steps: how often.
+    :param steps: number of runs.
     """
 
     noise_multiplier: float
