@@ -359,7 +359,7 @@ class DeviceRound:
             sent[shared] = seen
         if residual is not None:
             residual[shared] = values - seen
-        if self.asks and codec_of(self.trainer.spec.wire.codec).carries_error:  # the training's residual does not change
+        if self.asks and codec_of(self.trainer.spec.wire.codec).carries_error:  # training's residual does not change
             residual = self.store.load_residual(plan.task, size=self.trainer.spec.model.layout.size)
         commit = RoundCommit(
             task=plan.task,
