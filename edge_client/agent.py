@@ -4,9 +4,8 @@
 The fields of `tasks` and `rounds` hold the work in progress; the store holds everything that must survive a restart.
 A lost link stops only the sending, and after `LinkUp` everything continues where it was.
 
-Only the update is derived from the device's data and leaves it; docs/privacy.md names the exceptions ("What declines
-tell"). The reasons of a `Decline` are constant texts or name budgets and memory; metrics go to a local file, in
-simulations only.
+Only the update is derived from the device's data and leaves it, with the exceptions in docs/privacy.md ("What declines
+tell"). The reasons of a `Decline` are constant or about budgets and memory; only simulations write metrics, to a file.
 """
 
 from __future__ import annotations
@@ -287,8 +286,9 @@ class Agent:
         if before is not None:
             self.store_check.aggregator_is_back(self._clock())
             if is_new or not retained:
-                # It reads this device's state from the broker: another client may have overwritten that, and some
-                # brokers retain nothing. The first time it is asked, and says itself if it has received nothing.
+                # The aggregator reads this device's state from the broker: another client may have overwritten it,
+                # and some brokers retain nothing. With the first server state this is not needed: the device asks the
+                # aggregator, which answers if it has received no state.
                 self._announce(self._status)
         if is_new:
             self._ready_epoch = server.epoch

@@ -194,7 +194,7 @@ class RoundHandler:
                 self._store_check.ask_again(now, doubt=True)
 
     def _revived(self, answer: Ack | Missing | Refused) -> Upload | None:
-        """Returns the upload that an answer is about, if it is not being sent: the aggregator may have lost its own."""
+        """Returns the upload that an answer is about, if it is not being sent: the aggregator may have lost it."""
         plan, task = self.plan, self._tasks.runtime
         if plan is None or task is None or plan.phase not in _IN_PROGRESS or not same_round(plan, answer):
             return None

@@ -257,7 +257,7 @@ class DeviceRound:
         """Returns a newcomer's state: if the task continues an earlier one, it keeps its own parts of the model.
 
         It starts without them if its messages could then depend on earlier samples without noise: with windows of data;
-        and with the unit `record`, because gradients depend on own parts, which the earlier task may have trained
+        and with the unit `record`, if gradients depend on own parts, which the earlier task may have trained
         without noise.
         """
         earlier, model, method = self.spec.continues, self.spec.model, self.trainer.method
@@ -307,7 +307,7 @@ class DeviceRound:
     ) -> Trained:
         """Runs only the local training; nothing is stored, and nothing may leave the device.
 
-        :param samples: are used instead of the device's own.
+        :param samples: samples to use instead of the device's own.
         """
         own = self.samples() if samples is None else samples
         loaded = LoadedSamples(own, self.trainer.gradient, self.trainer.logits_of, by_record=self.method.by_record)

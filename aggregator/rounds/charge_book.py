@@ -92,7 +92,7 @@ class ChargeBook:
         return set(spent[round])
 
     def _take_back(self, round: int, declined: set[str]) -> None:
-        """Drops the notes of those of these devices that this process has asked exactly once to train."""
+        """Drops the notes of the devices in `declined` that this process has asked exactly once to train."""
         if round != self._round or round == self._resumed:
             return
         new = self._engine.store.new_cards(round)  # an earlier card may have spent what the new one declines

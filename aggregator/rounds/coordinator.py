@@ -335,8 +335,7 @@ class Coordinator:
         self._outbox.send(device, update.reply)
 
     def _on_ask(self, device: str, ask: Ask) -> None:
-        """Answers a device's question. If two processes share a key, only the later session continues, or the first of
-        one session."""
+        """Answers a device. Of two processes with one key, the later session continues, or the first of equal ones."""
         if self.enrolment.has_new_key(device):
             self._settle_births()
             self._apply_changes()

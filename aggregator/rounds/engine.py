@@ -355,7 +355,7 @@ class RoundEngine:
         """Computes the next global model from the accepted updates, and commits the round.
 
         With fewer than `min_updates`, or if a secure sum cannot be opened (in a simulation: if not `opens`), the model
-        does not change. Raises `StoreFull` if the disk is full; the round is then still open, and may be closed again.
+        does not change. Raises `StoreFull` if the disk is full; the round stays open, and `close` may be called again.
         """
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)

@@ -1,7 +1,7 @@
 """Computes gradients on a board's GPU if that is correct and faster: a trial decides once for each task.
 
 ONNX Runtime has CUDA only if somebody has installed it (docs/boards/jetson-orin.md). A GPU changes only the last bits
-of a gradient: clipping and noise stay on the processor. The GPU is never required: if it fails, in a trial or in the
+of a gradient: clipping and noise stay where they are. The GPU is never required: if it fails, in a trial or in the
 middle of a round, the processor computes the gradient, and the round continues.
 """
 

@@ -172,7 +172,7 @@ class LimitsSection(Checked):
     :param noise_split: the most devices among which the noise may be divided; 0: as many as the task package names.
     :param min_devices: the fewest devices of a secure sum. If an operator has signed a higher number, that applies.
     :param honest_fraction: the largest share of the devices that a task with secure sums may assume to be honest. If an
-        operator has signed a lower share, that applies.
+        operator has signed a smaller share, that applies.
     :param tell_new: whether the device may skip rounds while it has fewer new samples than a task's
         `schedule.after_new`: this reveals that it has so few, and no charge covers it.
     :param tell_drift: whether the device answers, with noise and for a charge, whether its own model has become worse.
@@ -226,7 +226,7 @@ class SimulationSection(Checked):
     :param metrics: JSON lines are appended to it; they are never sent.
     :param reconnect_s: first delay of a reconnect.
     :param slowdown: all work takes this many times its CPU time, as on a slower board; at least 1.
-    :param write_mb_s: the store writes at most so many 10^6 bytes a second; None: as fast as the machine.
+    :param write_mb_s: the store writes at most this many 10^6 bytes per second; None: as fast as the machine.
     :param durable: the store is synced as in the field, for simulated power cuts.
     """
 

@@ -19,7 +19,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 def use_installed_runtime(folders: Iterable[str]) -> bool:
-    """Imports it, and returns whether that was possible. Called before `onnxruntime` is imported for the first time.
+    """Imports that runtime; returns whether this worked. Call it before the first import of `onnxruntime`.
 
     :param folders: the folders in which packages are searched, as in `sys.path`.
     """

@@ -62,7 +62,7 @@ class Pacer:
 
     @contextmanager
     def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
-        """Runs `check` inside at each `step` and `catch_up`, and while they wait; what it raises ends them."""
+        """Runs `check` inside at each `step` and `catch_up`, and while they wait; an error that it raises ends them."""
         before, self._check = self._check, check
         try:
             yield

@@ -78,7 +78,7 @@ class _Tap(NamedTuple):
 
 
 def version_of(status: os.stat_result) -> str:
-    """Tells a file from another one that takes its name, as where a camera overwrites `latest.jpg`."""
+    """Returns a text that changes if another file takes the name, such as if a camera overwrites `latest.jpg`."""
     return f"{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_size}"
 
 
