@@ -1,10 +1,10 @@
 """The command on a board: run the device, give it labelled images, use its model, or look at what it has spent.
 
-Exit codes: 0 stopped or finished, 1 failure, 2 something that a person must see to (a file or value that is wrong,
-a store that is lost or a copy of another), 130 Ctrl-C. The store is safe at any time: start the same command again and
-the device goes on where it was.
+Exit codes: 0 stopped or finished, 1 failure, 2 a problem that a person must solve (a wrong file or value, a store that
+is lost or is a copy of another), 130 Ctrl-C. The store is safe at any time: start the same command again, and the
+device continues where it was.
 
-A command imports what does the work when it is called, so that a board answers `--help` at once.
+A command imports the modules that it needs only when it is called, so that a board answers `--help` at once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ a small device.toml:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; errors on purpose become one clear paragraph and an exit code."""
+    """Runs one command; a `HushfleetError` becomes one clear paragraph and an exit code."""
     take_all_characters()
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser(arguments).parse_args(arguments)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _COMMANDS[options.command](options)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # who read our output, such as `head`, has seen enough; nothing may be left to be written
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed it; nothing may remain to be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except HushfleetError as error:
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(arguments: list[str]) -> argparse.ArgumentParser:
-    """`run` is the command when none is named, since that is what a board does all day."""
+    """Returns the parser; adds the command `run` to `arguments` if they name none, because a board mostly runs."""
     parser = argparse.ArgumentParser(
         prog="hushfleet-edge",
         description="Hushfleet's client for boards: trains on the device's own images, and sends\n"
@@ -181,7 +181,7 @@ def _run(options: argparse.Namespace) -> int:
         return MqttLink(address, client_id=client_id, will=will, timing=timing, keepalive_s=keepalive_s)
 
     stop, supervisor, caught = threading.Event(), Supervisor.from_environment(), list[int]()
-    progress.listeners.append(supervisor.alive)  # to read a year's images takes longer than its patience
+    progress.listeners.append(supervisor.alive)  # reading a year's images takes longer than the watchdog waits
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         caught.append(number)

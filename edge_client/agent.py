@@ -1,12 +1,11 @@
 """Runs the device's side of the protocol (docs/wire.md): one thread, one loop over the link's events.
 
-`step` takes one event, then does whatever can be done now: fetch the task, answer the open round, train,
-send. What is in progress is in the fields of `tasks` and `rounds`; what must survive is in the
-store. A lost link stops nothing but sending, and after `LinkUp` everything continues where it was.
+`step` takes one event, then does everything that can be done now: fetch the task, answer the open round, train, send.
+The fields of `tasks` and `rounds` hold the work in progress; the store holds everything that must survive a restart.
+A lost link stops only the sending, and after `LinkUp` everything continues where it was.
 
-Nothing that is derived from the device's data leaves it except the update, but for what docs/privacy.md names ("What
-declines tell"): the reasons of a `Decline` are constant texts or speak of budgets and memory, and metrics go to a local
-file, in simulations only.
+Only the update is derived from the device's data and leaves it, with the exceptions in docs/privacy.md ("What declines
+tell"). The reasons of a `Decline` are constant or about budgets and memory; only simulations write metrics, to a file.
 """
 
 from __future__ import annotations
@@ -67,15 +66,15 @@ _log = logging.getLogger("hushfleet.edge")
 class Agent:
     """The client of one device.
 
-    :param connect: makes the link, given the will that the broker must publish when the link dies.
+    :param connect: creates the link from the will that the broker must publish when the link dies.
     :param store: opened by the caller, who also closes it.
     :param clock: monotonic seconds.
     :param stop: ends the work loop once it is set.
-    :param supervisor: is told that the work loop lives (systemd's watchdog).
-    :param pacer: makes the work as slow as a simulated board's.
+    :param supervisor: receives the sign that the work loop is alive (systemd's watchdog).
+    :param pacer: makes the work as slow as on a simulated board.
     :param duties: work for its fleet besides training.
-    :param health: reports the board's health to its fleet; None: there is no fleet.
-    :param budget_clock: counts time for the owner's limits; None: by `clock`.
+    :param health: reports the board's health to its fleet; None if there is no fleet.
+    :param budget_clock: counts time for the owner's limits; None to count with `clock`.
     """
 
     def __init__(
@@ -107,8 +106,8 @@ class Agent:
         self._verifier = MessageVerifier(store, config.server_key, federation=self.topics.federation)
         self._enrolment = EnrolmentRetry(self.device, store.identity.public_key)
         self._server: ServerState | None = None
-        self._is_heard = False  # over the present connection
-        self._ready_epoch: int | None = None  # of the last aggregator that was ready
+        self._is_heard = False  # True if the server state has arrived over the present connection
+        self._ready_epoch: int | None = None  # epoch of the last aggregator that was ready
         self._early: dict[str, bytes] = {}  # retained messages that came before the aggregator's key
         self._backlog: deque[LinkEvent] = deque()
         self.stop = stop or threading.Event()
@@ -153,7 +152,7 @@ class Agent:
     def run(self) -> None:
         """Works until `stop` is set or, in a simulation, until the task has finished.
 
-        Raises `CopiedStore` where the aggregator's answer shows that the store is not the only or newest one.
+        Raises `CopiedStore` if the aggregator's answer shows that the store is not the only or newest one.
         """
         self.start()
         try:
@@ -194,7 +193,7 @@ class Agent:
         self._waiting.is_(*self._waits_for())
 
     def close(self) -> None:
-        """Says goodbye. The store is safe at any time, so nothing else needs to end well."""
+        """Announces that the device sleeps, and closes the link. The store is safe at any time."""
         self._supervisor.stopping()
         self._announce("sleeping")
         self.link.close()
@@ -212,7 +211,7 @@ class Agent:
         due = (each.due_at for each in (question, self.blobs.fetch, upload, *self._duties) if each is not None)
         return min([longest_s, *(max(0.0, at - now) for at in due)])
 
-    # what comes in
+    # incoming messages
 
     def _on_event(self, event: LinkEvent) -> None:
         if isinstance(event, LinkUp):
@@ -287,8 +286,9 @@ class Agent:
         if before is not None:
             self.store_check.aggregator_is_back(self._clock())
             if is_new or not retained:
-                # It knows of this device what the broker kept for it: another may have overwritten that, and some
-                # brokers keep nothing. At first it is asked, and says so itself if it has heard nothing.
+                # The aggregator reads this device's state from the broker: another client may have overwritten it,
+                # and some brokers retain nothing. With the first server state this is not needed: the device asks the
+                # aggregator, which answers if it has received no state.
                 self._announce(self._status)
         if is_new:
             self._ready_epoch = server.epoch
@@ -307,7 +307,7 @@ class Agent:
             self.rounds.decline_round(decline_reason(error))
 
     def _sleep(self, seconds: float) -> None:
-        """Sleeps for a while, `seconds` at most, in a training that is announced. Raises `Stopped`."""
+        """Sleeps for at most `seconds` during an announced training. Raises `Stopped`."""
         self._supervisor.alive()
         if self.stop.wait(min(seconds, LONGEST_SLEEP_S)):
             raise Stopped
@@ -325,7 +325,7 @@ class Agent:
             if isinstance(event, Delivery) and (
                 len(event.payload) > MAX_MESSAGE_BYTES or event.topic.startswith(f"{self.topics.prefix}/release/")
             ):
-                continue  # too large for a message, or a chunk that is asked for again: memory is for training
+                continue  # too large for a message, or a chunk that is requested again: training needs the memory
             self._backlog.append(event)
             if isinstance(event, Delivery) and event.topic == self.topics.round and self._ends(plan, event):
                 raise Superseded("a newer plan has come")
@@ -334,34 +334,34 @@ class Agent:
         try:
             newer = self._verifier.verify(delivery.payload)
         except WireError:
-            return False  # it is counted when its turn comes
+            return False  # it is counted later, when the backlog is processed
         if not isinstance(newer, RoundPlan):
             return False
-        if newer.max_staleness:  # the turn of earlier plans would come after this one, as that of replayed ones
+        if newer.max_staleness:  # earlier plans in the backlog would now be rejected as replayed
             self._backlog = deque([e for e in self._backlog if getattr(e, "topic", "") != delivery.topic] + [delivery])
         goes_on = newer.phase == "open" or (newer.max_staleness > 0 and newer.phase == "closed")
         return not (goes_on and newer.takes(plan.task, plan.round))
 
-    # what goes out
+    # outgoing messages
 
     @property
     def _confirmed_upload(self) -> Upload | None:
-        """The upload in progress; None while it is not known whether the store is the newest one."""
+        """The upload in progress; None while it is unknown whether the store is the newest one."""
         return self.rounds.upload if self.store_check.confirmed else None
 
     @property
     def _lacks_news(self) -> bool:
-        """Whether something that the aggregator has retained has not come: its state, the task or the plan."""
+        """True if a retained message of the aggregator has not arrived: its state, the task or the plan."""
         plan = self.rounds.plan
         if not self._is_heard or self._server is None or self._server.state != "ready":
             return not self._is_heard
         return plan is None or plan.task != self.tasks.name or self._verifier.is_ahead_of(plan)
 
     def _send_due(self) -> None:
-        """Sends at most one message of each kind, so that the link is looked at in between."""
+        """Sends at most one message of each kind, so that the link is read in between."""
         now, messages = self._clock(), self.topics.msg(self.device)
         if self._listening.again(now, lacks=self._lacks_news):
-            self._announce(self._status)  # the broker may have dropped that, too
+            self._announce(self._status)  # the broker may have dropped this announcement, too
         if self._enrolment.is_due(now):
             self._announce(self._status)
         if self.rounds.decline is not None and self.rounds.decline_due:
@@ -424,7 +424,7 @@ class Agent:
         )
         return self._encoded(birth)
 
-    # what it waits for
+    # the event that it waits for
 
     def _waits_for(self) -> tuple[Kind, str]:
         server = self._server

@@ -1,7 +1,7 @@
-"""Tells why a device declines a round, in words that reveal nothing about its data.
+"""Turns errors into public reasons why a device declines a round, which reveal nothing about its data.
 
-The text of an arbitrary error may name the owner's files or the number of samples. So only texts that depend on the
-task and on limits alone go over the wire; the rest stays in the local log.
+The text of an arbitrary error may name the owner's files or the number of samples. Therefore only texts that depend
+only on the task and on limits go over the wire; all others stay in the local log.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hushfleet.wire.format.fields import DeclineCode
 
 _log = logging.getLogger("hushfleet.edge")
 
-# Native code says in words that it got no memory: ONNX Runtime while it loads a graph and while it runs one, the
-# dynamic linker, and Python where it cannot start a thread.
+# Native code reports a lack of memory only in its error text: ONNX Runtime while it loads or runs a graph, the
+# dynamic linker, and Python if it cannot start a thread.
 _NO_MEMORY = re.compile(
     r"bad_alloc|failed to allocate memory|cannot allocate memory|failed to map segment|can't start new thread",
     re.IGNORECASE,
@@ -40,20 +40,20 @@ class Declined(Exception):
 
 
 class GivenUp(Exception):
-    """Training is given up on purpose, whatever the data are; nothing was spent."""
+    """Training was given up for a reason that does not depend on the data; nothing was spent."""
 
 
 def decline_reason(error: Exception) -> DeclineReason:
-    """Makes the public form of an error; its own text goes to the local log, unexpected ones with a traceback."""
+    """Returns the public form of an error; logs its own text locally, with a traceback if it is unexpected."""
     if ran_out_of_memory(error):
         _log.error("out of memory: %s", error)
         return DeclineReason("memory", "this device ran out of memory")
     match error:
         case Declined():
             return error.reason
-        case BudgetExceeded():  # speaks of epsilons, which do not depend on data
+        case BudgetExceeded():  # its text names epsilons, which do not depend on data
             return DeclineReason("budget", str(error))
-        case GraphRefused():  # ONNX Runtime's words may have a label or a pixel in them
+        case GraphRefused():  # the text of ONNX Runtime may contain a label or a pixel
             public = DeclineReason("graph", "the task's graph fails on this device")
         case StoreError():
             public = DeclineReason("disk", "the device's store cannot be read or written")
@@ -69,7 +69,7 @@ def decline_reason(error: Exception) -> DeclineReason:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether a lack of memory is the cause, directly or behind other errors."""
+    """Returns whether a lack of memory is the cause, directly or through other errors."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):

@@ -11,7 +11,7 @@ from hushfleet.wire.link.interface import Link
 class Duty:
     """One duty. It must not wait for anything: between its calls the board trains.
 
-    `due_at` is when `advance` has something to do, monotonic seconds; infinity: nothing at present.
+    `due_at` is when `advance` has something to do, monotonic seconds; infinity if there is nothing at present.
     """
 
     due_at: float
@@ -22,16 +22,16 @@ class Duty:
         """Called when the link is there (again)."""
 
     def lost(self) -> None:
-        """Called when the link is gone, or could not be made. May raise what ends the agent."""
+        """Called when the link is lost, or could not be opened. May raise an error that ends the agent."""
 
     def take(self, topic: ParsedTopic, payload: bytes) -> None:
-        """Takes a message that is not about rounds, of this duty or another's. Raises a `WireError` for a wrong one."""
+        """Handles a message that is not about rounds, for this or another duty. Raises a `WireError` if it is wrong."""
 
     def advance(self, link: Link, now: float, *, busy: bool) -> None:
         """Does what is due, while the link is up. Raises `LinkLost`; it is then called again after `connected`.
 
-        Never between the announced beginning and end of a training: moments must not tell how long it took.
+        It is never called between the announced start and end of a training: times must not reveal how long it took.
 
-        :param busy: a round has something under way: parts of its model come, or an update goes.
+        :param busy: true while a round transfers data: it receives parts of its model, or sends an update.
         """
         raise NotImplementedError

@@ -1,6 +1,6 @@
-"""Writes what a simulated device measures about itself, as JSON lines in a local file; never on the wire.
+"""Writes the metrics of a simulated device as JSON lines into a local file; they are never sent.
 
-In the field there is no such file: losses and accuracies are functions of private data.
+In the field there is no such file, because losses and accuracies are functions of private data.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hushfleet.training.local_round import Trained
 
 @dataclass(frozen=True)
 class MetricsFile:
-    """A file of a device's metrics, and what they are measured on.
+    """A file of a device's metrics, and the samples that they are measured on.
 
     :param path: JSON lines are appended to it.
     :param common_test: .npz that all devices share.
-    :param local_test: this device's own held-out samples, or a bit for each image of the common test.
-    :param features: makes features of these images, where the task trains on those.
+    :param local_test: this device's own held-out samples, or one bit for each image of the common test.
+    :param features: computes the features of these images, if the task trains on features.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class MetricsFile:
 
     @classmethod
     def of(cls, config: DeviceConfig, features: FeatureGraph | None = None) -> MetricsFile | None:
-        """None outside simulations, and where no file is asked for."""
+        """Returns None outside simulations, and if the configuration asks for no file."""
         section = config.simulation
         if section is None or section.metrics is None:
             return None
@@ -52,10 +52,10 @@ class MetricsFile:
         return cls(Path(section.metrics), common, local, features)
 
     def write(self, round: DeviceRound, trained: Trained, release: Release, *, train_s: float) -> None:
-        """Appends one line: the device's own model after local training, before aggregation."""
+        """Appends one line about the device's own model after local training, before aggregation."""
         spec, logits_of = round.spec, round.trainer.logits_of
         privacy, line = spec.privacy, dict[str, object](round=round.plan.round, loss=trained.loss)
-        # of a linear model the head that the device chooses counts, not what a round trains
+        # for a linear model, the head that the device chooses counts, not the model that a round trains
         tested = {} if spec.model.chooses_head else self._evaluate(trained, spec.model, logits_of)
         for name, result in tested.items():
             line[f"accuracy_own_{name}"] = result.accuracy
@@ -87,7 +87,7 @@ class MetricsFile:
 
 
 def append_line(path: Path, line: Mapping[str, object]) -> None:
-    """Appends JSON, with numbers as the event log has them. What a full disk has cut stays a line of its own."""
+    """Appends one JSON line, with numbers as in the event log. A line that a full disk has truncated stays separate."""
     with path.open("a+b") as out:
         if out.tell():
             out.seek(-1, os.SEEK_END)
@@ -96,7 +96,7 @@ def append_line(path: Path, line: Mapping[str, object]) -> None:
 
 
 def _clip_weights(clip_norms: Sequence[float], clip_norm: float) -> list[float | None]:
-    """Each layer's part of the squared clip norm, by Eq. (13) of FedGLP-ADP."""
+    """Returns each layer's part of the squared clip norm, by Eq. (13) of FedGLP-ADP."""
     if not math.isfinite(clip_norm):
         return [None] * len(clip_norms)
     return [(float(norm) / clip_norm) ** 2 for norm in clip_norms]

@@ -1,4 +1,4 @@
-"""How right the own model is on samples that this board has held out, beside the fleet's and one trained alone."""
+"""Measures the own model on samples that this board has held out, and compares it with the fleet's and a local one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hushfleet.model.evaluation import evaluate_each
 
 
 class OwnAccuracy(NamedTuple):
-    """How right the own model is on images of this device that it was not trained on; private, as they are.
+    """The accuracy of the own model on images of this device that it was not trained on; private like the images.
 
-    :param right: how many of `images` it got right; None where nothing is held out.
-    :param which: what the images are, in words.
-    :param fleet_right: of the same images, how many the fleet's model gets right as it is; `alone_right`: a model that
-        was trained on this board alone. None where that is not known.
-    :param why: why nothing could be measured, though samples are held out.
+    :param right: how many of `images` it got right; None if nothing is held out.
+    :param which: the kind of the images, in words.
+    :param fleet_right: how many of the same images the fleet's model gets right, unchanged; `alone_right`: the same for
+        a model that was trained on this board alone. None if this is unknown.
+    :param why: the reason why nothing could be measured although samples are held out.
     """
 
     task: str
@@ -35,8 +35,8 @@ class OwnAccuracy(NamedTuple):
 
 
 def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None:
-    """Measures by `data.held_out`; or else takes, for an own head, the cross-validation that chose it. None without a
-    model.
+    """Measures on `data.held_out`; without it, returns for an own head the cross-validation that chose it. Returns None
+    without a model.
     """
     try:
         own = own_model(store)
@@ -44,7 +44,7 @@ def own_accuracy(store: DeviceStore, data: OwnDataSection) -> OwnAccuracy | None
         return None
     try:
         return _measured(store, own, data)
-    except (BadInput, GraphRefused, OSError) as error:  # a disk may have been taken out
+    except (BadInput, GraphRefused, OSError) as error:  # a disk may have been removed
         return OwnAccuracy(own.spec.task, own.kind, why=str(error))
 
 

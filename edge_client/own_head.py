@@ -1,10 +1,10 @@
-"""Keeps the device's own head up to date, where the model is one linear layer: after each round, and at the end.
+"""Keeps the device's own head up to date if the model is one linear layer: after each round, and at the end.
 
-It costs no privacy, since nothing of it leaves. It is done when nothing waits to be sent; a device that hides how long
-it works waits for the task's end. After the last round the final global model is fetched for it, also by a device that
-was in no round; if that does not come, the head of an earlier model stays. Images without labels are read for the head
-of the final model alone, so that they delay no round. A device with an autoencoder, which predicts with the shared
-model, fetches the final one too. A simulated device leaves it all to the simulator.
+It costs no privacy, because nothing of it leaves the device. It runs when nothing waits to be sent; a device that hides
+its training time waits for the task's end. After the last round the device fetches the final global model for it, even
+if it was in no round; if that model does not arrive, the head of an earlier model stays. Images without labels are read
+only for the head of the final model, so that they delay no round. A device with an autoencoder predicts with the shared
+model, and fetches the final one, too. In a simulation the simulator does all this.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class OwnHeads:
         self._store = store
         self._model = model
         self._done: tuple[str, bytes, bool] | None = None
-        """Task, digest of the model that was chosen with last or has failed, and whether it is the final one."""
+        """Task, digest of the model that was last used (also without success), and whether it is the final one."""
 
     def advance(self, plan: RoundPlan, task: TaskRuntime) -> bool:
-        """Chooses where there is a newer model; True where the final model was kept for it.
+        """Chooses a head if there is a newer model; returns True if the final model was stored for it.
 
-        :param plan: settled, and of this task.
+        :param plan: a settled plan of this task.
         """
         finished = plan.phase == "finished"
         wanted = plan.task, plan.global_digest, finished
@@ -62,7 +62,7 @@ class OwnHeads:
             if data is not None and model.chooses_head:
                 self._choose(plan, task, np.frombuffer(data, "<f4", count=model.layout.size))
             return finished
-        except Exception as error:  # the rounds go on without it, and so does an older head
+        except Exception as error:  # the rounds continue without it, and an older head stays
             self._done = wanted
             _log.warning("choosing an own head with the model of round %d failed: %s", plan.round, error)
             return False
@@ -81,7 +81,7 @@ class OwnHeads:
         _log.info("round %d: this board now predicts with %s", plan.round, head.choice.plain)
 
     def _test(self, head: DeviceHead, task: TaskRuntime) -> None:
-        """Notes on the board how right the head is on samples that never train, where the task holds some out."""
+        """Stores on the board the head's accuracy on samples that never train, if the task holds some out."""
         held = task.data.held_out() if task.spec.held_out else None
         if held is None or not len(held):
             return

@@ -1,8 +1,8 @@
-"""Class probabilities of one image, or the numbers that the task predicts, by the device's own model.
+"""Predicts for one image, with the device's own model: class probabilities, or the numbers that the task predicts.
 
-The personalised model of the current task if this device has trained, else the last global model. Of a linear model,
-the head that the device has chosen by its own images (`hushfleet.model.own_head`); of an autoencoder that is shared as
-a whole, the global model.
+It is the personalised model of the current task if this device has trained, otherwise the last global model. For a
+linear model it is the head that the device has chosen on its own images (`hushfleet.model.own_head`); for an
+autoencoder that is shared as a whole, it is the global model.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LoadedGraphs = tuple[InferenceGraph, FeatureGraph | None]
 class Prediction(NamedTuple):
     """The prediction of a model for an image.
 
-    :param task: whose model it is.
+    :param task: the task of the model.
     :param model: `personalised` or `global`, or the own head that was chosen, in words.
-    :param classes: (name, probability), the likeliest first; of a task that predicts numbers (output, number).
-    :param are_numbers: whether it does.
+    :param classes: (name, probability), the likeliest first; (output, number) if the task predicts numbers.
+    :param are_numbers: whether the task predicts numbers.
     """
 
     task: str
@@ -59,12 +59,12 @@ class OwnModel(NamedTuple):
     is_head: bool
 
     def answers(self, graph: LogitsOf, samples: LabelledSamples) -> tuple[LogitsOf, LabelledSamples]:
-        """Gives the function that computes its logits, and its inputs."""
+        """Returns the function that computes its logits, and its inputs."""
         return (own_logits, inputs_of_own(samples)) if self.is_head else (graph, samples)
 
 
 def own_model(store: DeviceStore) -> OwnModel:
-    """Raises `BadInput` where there is none yet."""
+    """Returns the model that this device predicts with. Raises `BadInput` if there is none yet."""
     package = store.blob(store.task_digest) if store.task_digest else None
     if package is None:
         raise BadInput("this device has no model yet: it has to take part in one round first")
@@ -78,9 +78,9 @@ def own_model(store: DeviceStore) -> OwnModel:
 
 
 def predict(store: DeviceStore, image: Path, loaded: dict[bytes, LoadedGraphs] | None = None) -> Prediction:
-    """Raises `BadInput` where there is no model yet, or the image cannot be read.
+    """Predicts for one image. Raises `BadInput` if there is no model yet, or the image cannot be read.
 
-    :param loaded: keeps the graphs of the task, by its digest, from one call to the next.
+    :param loaded: keeps the graphs of the task from one call to the next; the key is the digest of the task.
     """
     own = own_model(store)
     spec, kind, params, _ = own
@@ -97,7 +97,7 @@ def predict(store: DeviceStore, image: Path, loaded: dict[bytes, LoadedGraphs] |
 
 
 def graphs_of(store: DeviceStore, spec: TaskSpec) -> LoadedGraphs:
-    """Gives the graph of inference, and of its features, if any. Raises `BadInput` or `GraphRefused`."""
+    """Returns the inference graph and the feature graph, if any. Raises `BadInput` or `GraphRefused`."""
     model = spec.model
     graph = store.blob(model.inference.digest)
     if graph is None:
@@ -118,10 +118,10 @@ def _no_model_of(spec: TaskSpec) -> BadInput:
 
 
 def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]:
-    """Gives the flat vector, and how it is called."""
+    """Returns the flat vector, and its kind in words."""
     head, own, shared = store.own_head(spec.task), store.own_params(spec.task), None
     if spec.model.targets.are_inputs and type(method_of(spec).parts.personal) is Personal:
-        # A model that has trained on few own samples last takes whatever they do not show for unusual.
+        # A model that was last trained on few own samples judges everything that they do not contain as unusual.
         shared = global_params(store, spec.model.layout.size)
     if shared is None and own is not None and (head is not None or not spec.model.chooses_head):
         return own, "personalised" if head is None else head.choice.plain
@@ -129,13 +129,13 @@ def _params(store: DeviceStore, spec: TaskSpec) -> tuple[np.ndarray | None, str]
 
 
 def global_params(store: DeviceStore, size: int) -> np.ndarray | None:
-    """The last global model that this device has, float32 `[size]`."""
+    """Returns the last global model that this device has, float32 `[size]`; None without one."""
     data = store.blob(store.global_digest) if store.global_digest else None
     return None if data is None else np.frombuffer(data, "<f4", count=size).astype(np.float32)
 
 
 def _read(image: Path, model: ModelSpec) -> Samples:
-    """Reads the one image, decoded and normalised as the device's training images are."""
+    """Reads one image, decoded and normalised in the same way as the device's training images."""
     pixels = read_image(image, input_shape=model.image_shape)
     blank = model.targets.blank(1, len(model.class_names))
     return Samples(pixels[None], blank, model.mean, model.std, model.targets)

@@ -19,8 +19,8 @@ class Randomness(Protocol):
     def noise(self, round: int) -> NoiseSource: ...
 
     def order(self, round: int) -> np.random.Generator:
-        """Draws the order of the samples, augmentation and dropout, which would do no harm if they were known; and who
-        is in a batch with privacy unit `record`, which must stay a secret."""
+        """Returns the generator for the order of the samples, augmentation and dropout, which need not be secret; and
+        for the members of a batch with privacy unit `record`, which must stay secret."""
 
 
 class FieldRandomness:
@@ -35,9 +35,9 @@ class FieldRandomness:
 
 @dataclass(frozen=True)
 class SeededRandomness:
-    """Repeatable. FOR SIMULATION ONLY: who knows the seed can subtract the noise.
+    """Repeatable random numbers. FOR SIMULATION ONLY: anyone who knows the seed can subtract the noise.
 
-    :param make_noise: for an implementation that gives the same bits faster.
+    :param make_noise: creates the noise source; a faster implementation must give the same bits.
     """
 
     seed: int

@@ -1,8 +1,8 @@
 """Handles the open round on a device: decides, trains, and sends its update until it is acknowledged.
 
-One plan at a time. It is settled when there is nothing left to decide: the update is being sent or is
-acknowledged, the round was declined, or this device is not in the cohort. In a round with a secure sum the updates are
-followed by the phase `unmask`, in which the members of the committee, and nobody else, send an answer in the same way.
+It handles one plan at a time. A plan is settled when there is nothing left to decide: the update is being sent or is
+acknowledged, the round was declined, or this device is not in the cohort. In a round with a secure sum, the phase
+`unmask` follows the updates; in it only the members of the committee send an answer, in the same way.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hushfleet.wire.format.messages import Ack, Decline, Message, Missing, Refus
 MOST_RESENDS = 20
 """How many times an update's chunks are sent again in one process: enough for a link that loses 19 of 20."""
 
-RETRY_S = 3600.0  # after it has declined a buffered round, which may be open until it comes
+RETRY_S = 3600.0  # after a declined buffered round, which may stay open until this device's update arrives
 _TRANSIENT = ("state-unknown", "store-full")
 _IN_PROGRESS = ("open", "unmask")
 
@@ -55,11 +55,11 @@ class Stopped(GivenUp):
 class RoundHandler:
     """Handles the plan that the aggregator announced last.
 
-    :param store_check: whether the store is the newest one of its device.
+    :param store_check: checks whether the store is the newest one of its device.
     :param training: announces each training's beginning and end.
     :param between_batches: called with the plan before each batch; may raise `Superseded` or `Stopped`.
     :param clock: monotonic seconds.
-    :param pacer: makes training as slow as a simulated board's.
+    :param pacer: makes training as slow as on a simulated board.
     """
 
     def __init__(
@@ -91,16 +91,16 @@ class RoundHandler:
         self.upload: Upload | None = None
         self.decline: Decline | None = None
         self.decline_due = False
-        self._retry_at = 0.0  # after `decline`
-        self._round: DeviceRound | None = None  # of `plan`
+        self._retry_at = 0.0  # when the round is considered again after `decline`
+        self._round: DeviceRound | None = None  # the round of `plan`
         self._settled = True
         self._sent: bytes | None = None  # SHA-256 of what was sent last
-        self._sent_for = 0  # the latest round for which it was
-        self._resent_chunks = 0  # of that since then
+        self._sent_for = 0  # the latest round for which that was sent
+        self._resent_chunks = 0  # chunks of that which were sent again since then
 
     @property
     def finished(self) -> bool:
-        """Whether the announced task has ended, and nothing is left to send."""
+        """True if the announced task has ended, and nothing is left to send."""
         plan = self.plan
         return plan is not None and plan.phase == "finished" and plan.task == self._tasks.name and self.upload is None
 
@@ -117,15 +117,15 @@ class RoundHandler:
         return "round", f"round {plan.round + (plan.phase == 'closed')} of {plan.rounds} of {plan.task}"
 
     def resume(self) -> None:
-        """Says again what may not have been heard: the link or the aggregator came back."""
+        """Sends again what may have been lost, after the link or the aggregator came back."""
         if self.upload is not None:
             self.upload.offer_again()
         self.decline_due = self.decline is not None
 
-    # what comes in
+    # incoming messages
 
     def on_new_task(self) -> None:
-        """Looks at the plan again: another task was announced, and it may belong to that."""
+        """Considers the plan again, because another task was announced and the plan may belong to it."""
         self.upload, self._round = None, None
         self._reconsider()
 
@@ -140,12 +140,12 @@ class RoundHandler:
             self._blobs.drop()
         unchanged = ("phase", "deadline_s", "secure")
         if same is not None and all(getattr(plan, name) == getattr(same, name) for name in unchanged):
-            # The same plan again: the aggregator was away, and may not know what was answered. Where the broker was
-            # restarted, an offer that came before the aggregator had subscribed is lost.
+            # The same plan again: the aggregator was away, and may not know what was answered. If the broker was
+            # restarted, an offer that was sent before the aggregator had subscribed is lost.
             self.resume()
             if self.decline is None and self.upload is None:
                 self._settled = plan.phase not in _IN_PROGRESS
-            if self._clock() > self.deadline:  # it is open all the same: it has rested, or the aggregator was away
+            if self._clock() > self.deadline:  # the round is still open: it rested, or the aggregator was away
                 self.deadline = self._clock() + plan.deadline_s
             return
         _log.info("round %d of %d: %s", plan.round, plan.rounds, plan.phase)
@@ -159,12 +159,12 @@ class RoundHandler:
         self._reconsider()
 
     def _waits(self, plan: RoundPlan) -> bool:
-        """Whether the update that is being sent belongs to a later buffered round as well."""
+        """Returns whether the update that is being sent also belongs to a later buffered round."""
         upload, buffered = self.upload, plan.max_staleness > 0 and plan.phase != "finished"
         return upload is not None and buffered and plan.takes(upload.entry.task, upload.entry.round)
 
     def on_answer(self, answer: Message) -> None:
-        """Takes an answer to an update; ignores one about another update. Raises `Malformed` for other messages."""
+        """Handles an answer to an update; ignores one about another update. Raises `Malformed` for other messages."""
         if not isinstance(answer, (Ack, Missing, Refused)):
             raise Malformed(f"expected an answer to an update, got a {type(answer).__name__}")
         upload = self.upload or self._revived(answer)
@@ -174,7 +174,7 @@ class RoundHandler:
         if isinstance(answer, Ack):
             self._conclude(upload.entry, "acked")
         elif isinstance(answer, Missing):
-            # a recorded answer, published without end, must not use up a metered link
+            # a recorded answer that somebody publishes endlessly must not use up a metered link
             if answer.digest == upload.offer.digest and self._resent_chunks < MOST_RESENDS * upload.chunks:
                 upload.resend(answer, now)
                 self._resent_chunks += upload.queued
@@ -190,11 +190,11 @@ class RoundHandler:
         else:
             _log.warning("round %d: refused (%s): %s", answer.round, answer.code, answer.reason)
             self._conclude(upload.entry, f"refused:{answer.code}")
-            if answer.code == "duplicate":  # of which update does the aggregator speak?
+            if answer.code == "duplicate":  # it is unclear which update the aggregator means
                 self._store_check.ask_again(now, doubt=True)
 
     def _revived(self, answer: Ack | Missing | Refused) -> Upload | None:
-        """The upload that an answer is about, if it is not being sent: the aggregator may have lost its own store."""
+        """Returns the upload that an answer is about, if it is not being sent: the aggregator may have lost it."""
         plan, task = self.plan, self._tasks.runtime
         if plan is None or task is None or plan.phase not in _IN_PROGRESS or not same_round(plan, answer):
             return None
@@ -210,7 +210,7 @@ class RoundHandler:
             is_update = isinstance(entry, OutboxEntry)
             _log.info("round %d: the %s is %s", entry.round, "update" if is_update else "member's answer", status)
             (self._store if is_update else self._store.answers).set_status(entry.task, entry.round, status)
-        if self.plan is not None and not same_round(self.plan, entry):  # a buffered round that has come meanwhile
+        if self.plan is not None and not same_round(self.plan, entry):  # a buffered round that was announced meanwhile
             self._reconsider()
 
     def _reconsider(self) -> None:
@@ -218,16 +218,16 @@ class RoundHandler:
         self._settled = self.plan is None or self.plan.phase not in _IN_PROGRESS or self.upload is not None
         self.decline, self.decline_due = None, False
 
-    # what is done about it
+    # actions
 
     def advance(self) -> None:
         """Does what can be done now for the open round; training happens in here."""
         plan, tasks = self.plan, self._tasks
         if plan is None or plan.task != tasks.name:
-            return  # without its task, a plan waits
+            return  # a plan waits until its task is there
         if self._settled:
             if self.decline is not None and plan.max_staleness and self._clock() >= self._retry_at:
-                self._round, self._retry_at = None, -1.0  # the round has the time at which it was looked at
+                self._round, self._retry_at = None, -1.0  # a `DeviceRound` keeps the time of its first check
                 self._reconsider()
             task, heads = tasks.runtime, self._own_heads
             if self.upload is None and heads is not None and task is not None and heads.advance(plan, task):
@@ -247,7 +247,7 @@ class RoundHandler:
     def decline_round(self, reason: DeclineReason) -> None:
         """Declines the open round, unless it is settled already.
 
-        A member that cannot or will not answer stays silent: enough others do.
+        A committee member that cannot or will not answer sends nothing, because enough others answer.
         """
         plan = self.plan
         if plan is None or self._settled:
@@ -272,7 +272,7 @@ class RoundHandler:
             held = plan.cohort[self._device]
             if held != task.newcomer_digest and not self._store.has_been(plan.task, held):
                 if not self._store_check.may_train():
-                    return  # it may be an earlier card's, until the aggregator knows this one
+                    return  # the state may come from an earlier card, until the aggregator knows this one
                 self._store_check.stop(
                     f"the plan of round {plan.round} of {plan.task} says that the aggregator holds a state of this "
                     "device that this store has never been in"
@@ -284,7 +284,7 @@ class RoundHandler:
         entry = self._store.outbox(plan.task, plan.round)
         if entry is None:
             self._check(round, task)
-            if self._retry_at < 0:  # the aggregator took its note of the charge back, and notes it when it is asked
+            if self._retry_at < 0:  # the aggregator withdrew its note of the charge, and notes it again when asked
                 self._store_check.ask_again(self._clock(), doubt=True)
                 self._retry_at = 0.0
             params = self._global_params(plan, task)
@@ -298,12 +298,12 @@ class RoundHandler:
         self._send(plan, task, entry)
 
     def _unsent(self, plan: RoundPlan) -> OutboxEntry | None:
-        """The update of an earlier round that a buffered one still takes, and that is not acknowledged."""
+        """Returns the unacknowledged update of an earlier round that a buffered round still accepts, or None."""
         taken = (each for each in self._store.waiting() if plan.takes(*each) and each[1] != plan.round)
         return next((self._store.outbox(*each) for each in taken), None)
 
     def _round_of(self, plan: RoundPlan, task: TaskRuntime) -> DeviceRound | None:
-        """The plan's round; None while its roster is being fetched, or where this device is not in its secure sum.
+        """Returns the plan's round; None while its roster is fetched, or if this device is not in its secure sum.
 
         Raises `Declined` for a cohort that this device must not be in.
         """
@@ -335,11 +335,11 @@ class RoundHandler:
             return
         if (is_first := entry.digest != self._sent) or plan.round > self._sent_for:
             self._sent, self._sent_for, self._resent_chunks = entry.digest, plan.round, 0
-        # If the plan came again, the aggregator names what it lacks, or says that it has the bytes.
+        # If the plan came again, the aggregator answers which chunks it lacks, or that it has the update.
         self.upload = self._make_upload(plan, task, entry, push=entry.pending and is_first)
 
     def _check(self, round: DeviceRound, task: TaskRuntime) -> None:
-        """Raises, with a reason to decline, where this device cannot or must not take part."""
+        """Raises an error with a reason to decline if this device cannot or must not take part."""
         plan, spec = round.plan, task.spec
         last = self._store.last_round(plan.task)
         if last is not None and plan.round < last:
@@ -350,31 +350,31 @@ class RoundHandler:
             raise Declined("memory", f"the task needs {spec.memory_mib} MiB, this device gives {self._memory_mib} MiB")
         if plan.rounds != spec.rounds or plan.global_bytes != 4 * task.trainer.method.published_size:
             raise Declined("error", "the plan does not fit the task: its rounds or its model's size differ")
-        _ = round.charge  # raises where the owner does not allow it
-        if not task.constant_time:  # reading the data takes as long as there are records
+        _ = round.charge  # raises if the owner does not allow it
+        if not task.constant_time:  # the time to read the data depends on the number of records
             self._read(round, task)
             if self._new_samples is not None and task.spec.after_new and not round.asks:
                 self._new_samples.check(round.samples(), task=plan.task, wanted=task.spec.after_new)
 
     def _read(self, round: DeviceRound, task: TaskRuntime) -> None:
         """Reads the data before any training. Raises `BadInput` if the task needs data and this device has none."""
-        counted = not task.data.has_read  # once a life: each count is a write to the card
+        counted = not task.data.has_read  # only for the first read: each count is a write to the card
         if counted and self._store.count_attempt("data", f"{round.plan.task}/{round.plan.round}") > MAX_ATTEMPTS:
             raise Declined("memory", f"reading the data ended the client abruptly {MAX_ATTEMPTS} times")
         try:
             round.samples()
         except (BadInput, StoreError):
             raise
-        except Exception as error:  # training meets it again, and answers such that it does not tell
+        except Exception as error:  # training fails in the same way, and hides it in its answer
             _log.error("the data cannot be read: %s", error)
         finally:
             if counted:
                 self._store.end_attempt("data")
 
     def _global_params(self, plan: RoundPlan, task: TaskRuntime) -> np.ndarray | None:
-        """The model and the method's vectors, float32; None while they are fetched, or it is open whether to train.
+        """Returns the model and the method's vectors, float32; None while they are fetched, or training must wait.
 
-        Raises `Declined` for a model with which nothing that follows could be sent: how it fails may follow the data.
+        Raises `Declined` for a model that is not finite: nothing could be sent, and the failure may depend on the data.
         """
         model = self._model.need(plan, task.spec)
         if model is None or not self._store_check.may_train():
@@ -395,7 +395,7 @@ class RoundHandler:
         asks = task.spec.asks(plan.round)
         seconds = ANSWER_S if asks and task.constant_time else task.nominal_seconds(params)
         nominal_s = None if seconds is None else seconds * self._pacer.slowdown
-        if plan.max_staleness:  # a version may be open for days: its plan came long ago
+        if plan.max_staleness:  # a version may be open for days, and its plan may be old
             self.deadline = self._clock() + plan.deadline_s
         announced = self._training(nominal_s=nominal_s, deadline=self.deadline, deadline_s=plan.deadline_s)
         try:
@@ -407,7 +407,7 @@ class RoundHandler:
             _log.info("training for round %d was given up: %s", plan.round, reason)
             if self._clock() > self.deadline:
                 raise Declined("busy", "the round's deadline passed before training had ended") from reason
-            self._settled = True  # the newer plan is among the events that wait
+            self._settled = True  # the newer plan is in the backlog
             return None
         done = "answered" if asks else "trained"
         _log.info("round %d: %s and committed, %d bytes to send", plan.round, done, len(entry.data))
@@ -416,10 +416,10 @@ class RoundHandler:
         return entry
 
     def _tidy(self, plan: RoundPlan, task: TaskRuntime) -> None:
-        """Drops what is not needed any more. Never spoils a committed round: a full disk shows up at the next one."""
+        """Deletes what is no longer needed. It never fails a committed round: the next round meets the full disk."""
         try:
             self._store.end_attempt("round")
-            if task.spec.training_rounds or self._store.task_digest is None:  # a question leaves the model that it has
+            if task.spec.training_rounds or self._store.task_digest is None:  # a question keeps the present model
                 self._store.set_current(task_digest=task.digest, global_digest=plan.global_digest)
                 roster = set() if plan.secure is None else {plan.secure.roster.digest}
                 self._store.drop_blobs(keep=task.blobs() | {plan.global_digest} | roster)
@@ -432,13 +432,13 @@ class RoundHandler:
         with_public = False
         if plan.secure is None and isinstance(entry, OutboxEntry):
             before = PublicState.from_bytes(entry.public_before, size=task.spec.model.layout.size)
-            # the plan of a buffered round does not say which state is held; an aggregator that lacks it answers so
+            # a buffered round's plan does not name the state that the aggregator holds; if it lacks one, it says so
             with_public = not plan.max_staleness and plan.cohort.get(self._device) != before.digest()
         chunk_bytes = task.spec.wire.chunk_bytes
         return self._noted(Upload(entry, self._store.identity, chunk_bytes, with_public, push, self._clock()))
 
     def _noted(self, upload: Upload) -> Upload:
-        """Stores the other digest before a byte leaves under it, so that the store knows it as its own."""
+        """Stores the digest with the attached state before it is sent, so that the store later recognises it."""
         entry, digest = upload.entry, upload.offer.digest
         if upload.with_public and isinstance(entry, OutboxEntry) and entry.attached_digest != digest:
             self._store.note_attached(entry.task, entry.round, digest)

@@ -1,7 +1,7 @@
-"""A task that is ready to run on this device: package and graphs are checked and loaded, the data are at hand.
+"""Prepares a task to run on this device: checks and loads its package and graphs, and opens the data.
 
-Graphs are programs from the network. Size and SHA-256 were checked while fetching; the operators, and what the
-largest batch needs in memory and work, are checked here, before ONNX Runtime sees a byte.
+Graphs are programs from the network. Their size and SHA-256 were checked while they were fetched. Their operators, and
+the memory and work that the largest batch needs, are checked here, before ONNX Runtime reads a byte.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class TaskRuntime:
-    """Holds all that the rounds of one task need.
+    """Everything that the rounds of one task need.
 
     :param digest: SHA-256 of the task package.
     :param gradient: the gradient graph, ONNX bytes.
-    :param inference: the inference graph, ONNX bytes; `features`: the graph of the task's features, where it has some.
+    :param inference: the inference graph, ONNX bytes; `features`: the graph of the task's features, if it has any.
     :param clock: monotonic seconds.
     :param counted: as `Trainer.now`.
 
@@ -75,7 +75,7 @@ class TaskRuntime:
         if method.parts.of_classes and not spec.model.targets.are_classes:
             raise Malformed(f"method {spec.method!r} is defined for classes alone, and the task has other targets")
         objective = spec.model.targets.objective(method.objective)
-        # The sizes are the task's: whether a graph is refused must not tell how many samples this device has.
+        # The sizes come from the task, because a refused graph must not reveal how many samples this device has.
         facts, memory_bytes = check_graph(gradient), config.memory_mib << 20
         check_masks(facts, spec.model.dropout)
         cost = check_cost(facts, batch=method.config.batch_size, memory_bytes=memory_bytes)
@@ -99,10 +99,10 @@ class TaskRuntime:
         if spec.data_window_s and not method.parts.takes_empty:
             raise Malformed(f"method {spec.method!r} takes no device without samples, as a window may leave it")
         if spec.data_window_s and not store.ledger.entries():
-            store.arrivals.forget()  # nothing was trained on, and each start believes its clock until something is
+            store.arrivals.forget()  # before the first training, each start trusts its own clock
         self.digest = digest
         self.spec = spec
-        self.newcomer_digest = method.init_state().public.digest()  # of a device that has not taken part yet
+        self.newcomer_digest = method.init_state().public.digest()  # a device that has not taken part yet
         of_data, self._note = notes_in(None if simulation else config.store_path.parent)
         self.data = LocalData(
             config.data,
@@ -135,7 +135,7 @@ class TaskRuntime:
         self._nominal_s: float | None = None
         asked, in_the_field = config.limits.constant_time, simulation is None
         self.constant_time = in_the_field and spec.privacy.unit == "record" if asked is None else asked
-        """Whether the end of a round is announced at a moment that does not depend on the number of records."""
+        """True if the end of a round is announced at a time that does not depend on the number of records."""
         self.trainer = Trainer(
             device=config.device.id,
             store=store,
@@ -157,11 +157,11 @@ class TaskRuntime:
         return_small_blocks()
 
     def blobs(self) -> set[bytes]:
-        """Digests that must stay in the store for a restart without the network."""
+        """Returns the digests that must stay in the store for a restart without the network."""
         return {self.digest, *(graph.digest for graph in self.spec.model.graphs)}
 
     def check_stored(self, entry: OutboxEntry) -> None:
-        """Checks that the owner still allows a stored update. Raises `Declined` where not, and it is never sent."""
+        """Checks that the owner still allows a stored update. Otherwise raises `Declined`; it is then never sent."""
         try:
             for each in self._store.ledger.entries(entry.task):
                 if each.round == entry.round:
@@ -171,7 +171,7 @@ class TaskRuntime:
             raise
 
     def _feature_graph(self) -> bytes:
-        """Read when features are made, which is once: it takes megabytes. Raises `GraphRefused`."""
+        """Reads the graph when features are computed, which is once: it takes megabytes. Raises `GraphRefused`."""
         spec = self.spec.model.features
         graph = None if spec is None else self._store.blob(spec.graph.digest)
         if graph is None:
@@ -179,7 +179,7 @@ class TaskRuntime:
         return graph
 
     def nominal_seconds(self, params: np.ndarray) -> float | None:
-        """The time of a round's training by the task alone, measured once on this board; None if it is no secret."""
+        """Returns the training time that the task alone implies, measured once here; None if the time is no secret."""
         if self.constant_time and self._nominal_s is None:
             self._nominal_s = nominal_seconds(self.spec, params, self.gradient, self.inference, clock=self._clock)
         return self._nominal_s
@@ -190,7 +190,7 @@ class TaskRuntime:
             self.gradient.give_up(reason)
 
     def run_round(self, round: DeviceRound, params: np.ndarray, pacer: Pacer) -> OutboxEntry:
-        """Runs the round, and notes on the board what went wrong with the data."""
+        """Runs the round, and stores on the board what went wrong with the data."""
         self._began_training, self._apart = self._clock(), pacer.apart
         entry = round.run(params, on_batch=lambda done, total: pacer.step())
         self._note.keep(round.failed)
@@ -203,5 +203,5 @@ class TaskRuntime:
         try:
             with self._apart():
                 self._metrics.write(round, trained, release, train_s=train_s)
-        except OSError as error:  # the round goes on without
+        except OSError as error:  # the round continues without metrics
             _log.error("no metrics are kept of round %d: %s", round.plan.round, error)

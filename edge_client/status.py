@@ -1,6 +1,6 @@
-"""`hushfleet-edge status`: what a board does, waits for and has spent; it reads the store beside a running client, too.
+"""`hushfleet-edge status`: shows what a board does, waits for and has spent, also while the client runs.
 
-Nothing of it leaves the board: how right its own model is follows from its own images.
+Nothing of it leaves the board, because the accuracy of its own model depends on its own images.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from hushfleet.schema import to_plain
 from hushfleet.secure.secure_round import assumption
 
 MOST_ROUNDS = 1000
-"""So many more rounds are counted."""
+"""The count of the rounds that are left stops at this number."""
 SHOWN_CLASSES = 6
 DELETING = (
     "takes a photograph or sample out of the next round. It gives no epsilon back, and models that it has trained stay "
     "as they are; its digest stays, so that it keeps its window if it comes back"
 )
 WELL = ("round", "nothing")
-"""Kinds of `board.waiting.Waiting` with which nothing is missing."""
+"""Kinds of `board.waiting.Waiting` in which nothing is wrong."""
 
 
 def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
-    """Gives the report as `--json` prints it: standard JSON."""
+    """Returns the report in the form that `--json` prints: standard JSON."""
     delta, ledger = config.limits.delta, store.ledger
     rounds = {entry.task: ledger.rounds_charged(entry.task) for entry in ledger.entries()}
     spec, use = _task(store), read_data_use(store.path.parent)
@@ -94,9 +94,9 @@ def status(config: DeviceConfig, store: DeviceStore) -> dict[str, Any]:
 
 
 def format_status(report: dict[str, Any], *, details: bool = False) -> list[str]:
-    """Gives the report for people, line by line.
+    """Returns the report for people, line by line.
 
-    :param details: what engineers and whoever answers for privacy ask besides.
+    :param details: adds what engineers and the people responsible for privacy need.
     """
     lines = [f"device      {report['device']}   key {report['public_key']}"]
     lines += [f"{name:11} {words}" for name, words in sentences(report).items()]
@@ -144,7 +144,7 @@ def _counted_now(store: DeviceStore) -> int:
 
 
 def _period(store: DeviceStore, budget: Budget) -> dict[str, Any] | None:
-    """Gives what is spent of the limit of the present period; None where the owner has set none."""
+    """Returns how much of the present period's limit is spent; None if the owner has set no period."""
     if not budget.period_s:
         return None
     entries, now = store.ledger.entries(), _counted_now(store)
@@ -155,7 +155,7 @@ def _period(store: DeviceStore, budget: Budget) -> dict[str, Any] | None:
 
 
 def _windows(entries: Sequence[LedgerEntry], delta: float) -> list[dict[str, Any]]:
-    """Gives what was spent on who appears in a window of data alone, for each window that was trained on."""
+    """Returns, for each window of data that was trained on, what was spent on people who appear in that window only."""
     return [
         {
             "start": window.start,
@@ -168,12 +168,12 @@ def _windows(entries: Sequence[LedgerEntry], delta: float) -> list[dict[str, Any
 
 
 def _rounds_left(store: DeviceStore, budget: Budget, spec: TaskSpec | None) -> int | None:
-    """Counts how many more rounds like the last fit into the owner's limits, in this period and in all.
+    """Returns how many more rounds like the last one fit into the owner's limits, in this period and in total.
 
-    None: there is no limit, or was no round.
+    Returns None if there is no limit, or no round yet.
 
-    :param spec: of the present task. The last of its rounds that trained is counted with: a question costs another
-        charge. Before its first round, the last one of all.
+    :param spec: the present task. Its last training round gives the charge, because a question has another charge.
+        Before its first training round, the last round of all tasks gives it.
     """
     entries = store.ledger.entries()
     if not entries:
@@ -198,13 +198,13 @@ def _last_round(entries: Sequence[LedgerEntry]) -> int:
 
 
 def _task(store: DeviceStore) -> TaskSpec | None:
-    """Gives the task that the device has trained in last."""
+    """Returns the task that the device has trained in last."""
     package = store.blob(store.task_digest) if store.task_digest else None
     return None if package is None else TaskSpec.from_bytes(package)
 
 
 def _certificate(config: DeviceConfig) -> str | None:
-    """Describes a problem of the certificate. `run` stops where it names another device; this only says so."""
+    """Describes a problem of the certificate. `run` stops if it names another device; this only reports it."""
     try:
         return describe_certificate(config)
     except BadInput as error:
@@ -212,7 +212,7 @@ def _certificate(config: DeviceConfig) -> str | None:
 
 
 def _releases(config: DeviceConfig) -> dict[str, str] | None:
-    """Gives what the board knows of the newest release; None: it takes no releases."""
+    """Returns what the board knows about the newest release; None if it takes no releases."""
     if standing_of(config).slot == "none":
         return None
     freshness = Freshness(Path(config.device.state_dir))
@@ -222,7 +222,7 @@ def _releases(config: DeviceConfig) -> dict[str, str] | None:
 def _trust(
     config: DeviceConfig, store: DeviceStore, spec: TaskSpec | None
 ) -> tuple[TrustModel | None, str, str | None]:
-    """Gives the trust model of the task `spec`, its description, and the assumption of its sums."""
+    """Returns the trust model of the task `spec`, its description, and the assumption of its sums."""
     if spec is None:
         return None, "no task yet", None
     trust, secure = TRUST[spec.privacy.accounting], spec.privacy.secure

@@ -1,4 +1,4 @@
-"""From a task notice to a task that can be run: package and graphs fetched, checked and loaded."""
+"""Turns a task notice into a task that can be run: fetches, checks and loads its package and graphs."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class TaskHandler:
 
     @property
     def hides_duration(self) -> bool:
-        """Whether nothing may show how long this device trains; also while no task is loaded."""
+        """True if nothing may reveal how long this device trains; also while no task is loaded."""
         return self.runtime is None or self.runtime.constant_time or bool(self._config.limits.constant_time)
 
     def on_notice(self, notice: Message) -> bool:
-        """Whether this is another task than before. Raises `Malformed` or `TooLarge`."""
+        """Takes a notice; returns whether its task is another one than before. Raises `Malformed` or `TooLarge`."""
         if not isinstance(notice, TaskNotice):
             raise Malformed(f"expected a task, got a {type(notice).__name__}")
         if notice.size > MAX_SPEC_BYTES:
@@ -68,13 +68,13 @@ class TaskHandler:
         return True
 
     def _make_room(self, notice: TaskNotice) -> None:
-        """Drops all of earlier tasks but what this device predicts with.
+        """Deletes the blobs of earlier tasks, except those that this device predicts with.
 
-        Blobs are dropped after each training. A device that sits out task after task would keep the graphs of all.
+        Blobs are also deleted after each training, but a device that skips many tasks would keep the graphs of all.
         """
         store = self._store
         try:
-            if store.blob(notice.digest) is None:  # else it was begun before a restart, and its blobs stay
+            if store.blob(notice.digest) is None:  # otherwise it began before a restart, and its blobs stay
                 keep = {digest for digest in (store.task_digest, store.global_digest) if digest is not None}
                 package = store.blob(store.task_digest) if store.task_digest else None
                 if package is not None:
@@ -84,7 +84,7 @@ class TaskHandler:
             _log.error("files of earlier tasks could not be deleted: %s", error)
 
     def retry_after_full_disk(self) -> None:
-        """A new round has begun, and there may be room again."""
+        """Tries a task again that was declined for a full disk: a new round began, and there may be room again."""
         if self.declined is not None and self.declined.code == "disk":
             self.declined = None
 
@@ -98,10 +98,10 @@ class TaskHandler:
             self.decline(error)
 
     def decline(self, error: Exception) -> None:
-        """The task cannot be run here; each of its rounds is declined."""
+        """Notes that the task cannot be run here, so that each of its rounds is declined."""
         if isinstance(error, (WireError, BadInput)):
             self.declined = DeclineReason("error", f"the task cannot be run here: {error}")
-        elif isinstance(error, GraphRefused) and not ran_out_of_memory(error):  # of the task and the limits alone
+        elif isinstance(error, GraphRefused) and not ran_out_of_memory(error):  # depends only on task and limits
             self.declined = DeclineReason("graph", str(error))
         else:
             self.declined = decline_reason(error)

@@ -1,6 +1,6 @@
-"""One round on a device: allowed, trained, clipped, noised once, encoded, and committed before anything may leave.
+"""Runs one round on a device: checks, trains, clips, adds noise once, encodes, and commits before anything is sent.
 
-The simulator's fast engine runs these same classes, with a seeded `Randomness` in place of the field's.
+The simulator's fast engine runs the same classes, with a seeded `Randomness` instead of the one of the field.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ _log = logging.getLogger("hushfleet.edge")
 
 @dataclass(kw_only=True, eq=False)
 class Trainer:
-    """One task on one device: all that stays from round to round.
+    """One task on one device: everything that stays the same from round to round.
 
     :param store: keeps the state, the ledger and the update; what is committed there is what is sent.
     :param method: the method of `spec`.
     :param logits_of: the network's inference, for methods that look at their own data.
-    :param samples: reads the device's data; asked when they are needed. Raises `BadInput` where there are none and the
-        task needs some, or where they do not fit it.
-    :param held_out: reads those that never train; None where the task holds none out.
+    :param samples: reads the device's data; called when they are needed. Raises `BadInput` if there are none and the
+        task needs some, or if they do not fit it.
+    :param held_out: reads the samples that never train; None if the task holds none out.
     :param left_out: counts the samples that could not be read.
-    :param worse: whether its own head has become worse; None where its owner does not let it tell.
-    :param limits: what the device's owner allows, and how many times the standard noise is wanted.
-    :param observer: sees each trained round and its release before the commit, for metrics that stay on the device.
-    :param make_optimizer: makes the optimizer of the local training.
-    :param replace_failed_training: whether a round whose training fails on this device's data is answered as by
-        a device without data.
-    :param make_secure_round: makes a round with a secure sum; a simulation of sums alone may leave the masks out.
-    :param update_format: another than the field's FOR SIMULATION ONLY.
-    :param arrived: reads those of the samples that arrived in a window; None: all have arrived in the present one.
-    :param now: gives counted unix seconds; 0 in simulations whose devices have no clock.
+    :param worse: returns whether the own head has become worse; None if the owner does not allow to report it.
+    :param limits: what the device's owner allows, and how many times the standard noise the owner wants.
+    :param observer: receives each trained round and its release before the commit, for metrics that stay on the device.
+    :param make_optimizer: creates the optimizer of the local training.
+    :param replace_failed_training: whether the device answers like a device without data if training fails on its
+        data.
+    :param make_secure_round: creates a round with a secure sum; a simulation of the sums only may omit the masks.
+    :param update_format: a format other than the field's is FOR SIMULATION ONLY.
+    :param arrived: reads the samples that arrived in a window; None if all arrived in the present one.
+    :param now: returns counted unix seconds; 0 in simulations whose devices have no clock.
     """
 
     device: str
@@ -109,11 +109,11 @@ class Trainer:
 class DeviceRound:
     """The round of one plan on one device.
 
-    :param roster: the roster that the plan names, where the round has a secure sum.
+    :param roster: the roster that the plan names, if the round has a secure sum.
     """
 
     failed: str | None = None
-    """What went wrong with the data, in words that must stay here."""
+    """What went wrong with the data; this text must not leave the device."""
 
     def __init__(self, trainer: Trainer, plan: RoundPlan, roster: Roster | None = None) -> None:
         self.trainer, self.plan, self.roster = trainer, plan, roster
@@ -123,26 +123,26 @@ class DeviceRound:
 
     @cached_property
     def at(self) -> int:
-        """The counted time of the round, at which it is allowed or not."""
+        """The counted time at which the round is checked against the owner's limits."""
         return self.trainer.now()
 
     @property
     def window(self) -> Period | None:
-        """The window of data that the round trains on; None: on all, as a round that asks does."""
+        """The window of data that the round trains on; None for all data, also if the round asks a question."""
         return Period.of(self.at, self.spec.data_window_s) if self.spec.data_window_s and not self.asks else None
 
     @cached_property
     def charge(self) -> Charge:
         """The charge of the round to this device, known before any training.
 
-        Nothing is trained without it, so this is the one place where a round is refused. Raises `BudgetExceeded` or
-        `Declined` for what the device's owner does not allow, and `Malformed` for a plan that contradicts the task.
+        Nothing is trained without it, so a round is refused only here. Raises `BudgetExceeded` or `Declined` if the
+        device's owner does not allow the round, and `Malformed` if the plan contradicts the task.
         """
         plan, spec = self.plan, self.spec
         if plan.task != spec.task or plan.rounds != spec.rounds:
             raise Malformed(f"the plan of round {plan.round} is for {plan.task!r}, not {spec.task!r}")
-        # With the unit `record` gradients are computed of what the device has kept, which must have noise; by another
-        # package it may have none.
+        # With the unit `record`, gradients depend on what the device has kept, which must contain noise; if it comes
+        # from another package, it may contain none.
         package = self.store.package_of(plan.task)
         if package not in (None, self.trainer.package):
             raise Declined("error", f"this device has trained for {plan.task} by another package")
@@ -159,8 +159,8 @@ class DeviceRound:
     def secure(self) -> SecureRound:
         """Cohort and committee of a round with a secure sum.
 
-        Raises `Declined` where the owner trusts less, and `BadInput` for a task, plan or roster that give none, or too
-        few honest devices.
+        Raises `Declined` if the task assumes more trust than the owner allows, and `BadInput` if task, plan or roster
+        define no secure sum or too few honest devices.
         """
         spec, plan = self.spec.privacy.secure, self.plan
         if spec is None or self.roster is None:
@@ -170,18 +170,18 @@ class DeviceRound:
         return self.trainer.make_secure_round(spec, plan, self.roster, size=shared)
 
     def run(self, published: np.ndarray, *, on_batch: OnBatch | None = None) -> OutboxEntry:
-        """Trains and commits the update; a round that was committed before is returned as it is.
+        """Trains and commits the update; returns the stored update if the round was committed before.
 
-        :param published: the round's model and vectors, float32, read-only, as `TaskMethod.split` takes them.
+        :param published: the round's model and vectors, float32, read-only, in the form that `TaskMethod.split` takes.
         """
         stored = self.store.outbox(self.plan.task, self.plan.round)
         return stored if stored is not None else self.commit(self._train_or_replace(published, on_batch))
 
     def answer(self) -> AnswerEntry | None:
-        """The answer of this device as a committee member, once a round; None if it is none.
+        """Returns this device's answer as a committee member, one per round; None if it is no member.
 
-        The same set of devices again gives the same bytes. Raises `PrivacyError` for another set, and `Malformed` for
-        one that does not fit the cohort or is too small.
+        For the same set of devices it returns the same bytes again. Raises `PrivacyError` for another set, and
+        `Malformed` for a set that does not fit the cohort or is too small.
         """
         plan, device, store = self.plan, self.trainer.device, self.store
         if device not in self.secure.members or plan.secure is None:
@@ -201,9 +201,9 @@ class DeviceRound:
         return stored
 
     def _train_or_replace(self, published: np.ndarray, on_batch: OnBatch | None) -> Trained:
-        """Trains. Where that fails on the device's data, the round goes on as without data: a decline would tell.
+        """Trains. If training fails on the device's data, continues as without data: a decline would reveal this.
 
-        What fails without data, too, is nobody's secret, and is raised.
+        A failure that also occurs without data is no secret, and is raised.
         """
         try:
             trained = self._answered(published) if self.asks else self.train(published, on_batch=on_batch)
@@ -229,19 +229,19 @@ class DeviceRound:
         return trained if by_record else trained.without_training()  # with the unit `record`, training adds the noise
 
     def _is_hidden(self, published: np.ndarray) -> bool:
-        """Whether noise hides what the round sends, and the model to begin with is one."""
+        """Returns whether noise hides what the round sends, and the published model is finite."""
         return self.charge.noise_multiplier > 0 and not self.charge.raw and bool(np.isfinite(published).all())
 
     def begun(self, published: np.ndarray, samples: OwnSamples) -> LocalRound:
-        """The local round, from what the device has kept; raises as `charge` does."""
+        """Returns the local round, which starts from the kept state; raises the same errors as `charge`."""
         _ = self.charge  # refuses the round
         return LocalRound(self.method, self.state(), published, self.terms, samples)
 
     def state(self) -> DeviceState:
-        """The state that the device begins the round with: that after its last round, or that of a newcomer.
+        """Returns the state that the device starts the round with: the state after its last round, or a newcomer's.
 
-        In a new window of data what earlier samples have left without noise is dropped: nothing that is sent from now
-        on may follow from them.
+        In a new window of data, everything that earlier samples have left without noise is dropped: nothing that is
+        sent from now on may depend on these samples.
         """
         kept, fresh = self.store.load_state(self.plan.task), self.trainer.method.init_state()
         if kept is None:
@@ -254,10 +254,10 @@ class DeviceRound:
         return DeviceState(kept.public, private=fresh.private)
 
     def _newcomer(self, state: DeviceState) -> DeviceState:
-        """A newcomer to a task that goes on from an earlier one keeps its own parts of the model.
+        """Returns a newcomer's state: if the task continues an earlier one, it keeps its own parts of the model.
 
-        It begins afresh where what it sends could then follow from earlier samples without noise: with windows of data;
-        and with the unit `record`, where gradients are computed of own parts, which the earlier task may have trained
+        It starts without them if its messages could then depend on earlier samples without noise: with windows of data;
+        and with the unit `record`, if gradients depend on own parts, which the earlier task may have trained
         without noise.
         """
         earlier, model, method = self.spec.continues, self.spec.model, self.trainer.method
@@ -272,18 +272,18 @@ class DeviceRound:
         )
         try:
             own = carry_over(before.own, names, layout=layout, to_names=to_names, softmax=softmax)
-        except BadInput:  # another network: its own parts begin as everyone's do
+        except BadInput:  # another network: its own parts start like everyone's
             return state
         return replace(state, own=own)
 
     def samples(self) -> LabelledSamples:
-        """The device's samples that the round trains on."""
+        """Returns the device's samples that the round trains on."""
         if self.window is None or self.trainer.arrived is None:
             return self.trainer.samples()
         return self.trainer.arrived(self.window)
 
     def _answered(self, published: np.ndarray) -> Trained:
-        """The answer to the round's question, as an update of a model that is zero."""
+        """Returns the answer to the round's question, as an update of a model that is zero."""
         _ = self.charge  # refuses the round
         trainer, question = self.trainer, self.spec.question
         assert question is not None
@@ -305,9 +305,9 @@ class DeviceRound:
     def train(
         self, published: np.ndarray, samples: LabelledSamples | None = None, *, on_batch: OnBatch | None = None
     ) -> Trained:
-        """The local training alone; nothing is stored and nothing may leave.
+        """Runs only the local training; nothing is stored, and nothing may leave the device.
 
-        :param samples: others than the device's own.
+        :param samples: samples to use instead of the device's own.
         """
         own = self.samples() if samples is None else samples
         loaded = LoadedSamples(own, self.trainer.gradient, self.trainer.logits_of, by_record=self.method.by_record)
@@ -320,10 +320,10 @@ class DeviceRound:
         )
 
     def commit(self, trained: Trained) -> OutboxEntry:
-        """Clips, noises, encodes and stores the update of a round that was trained, once.
+        """Clips, noises, encodes and stores the update of a trained round, once.
 
-        Where an update cannot be released, nothing is sent in its place, noised and charged like any other: an
-        aggregator could choose models with which training diverges on some data, and a decline would tell on which.
+        If an update cannot be released, a zero update is sent instead, noised and charged like any other: an aggregator
+        could choose models with which training diverges on some data, and a decline would reveal on which.
         """
         try:
             return self._commit(trained)
@@ -338,7 +338,7 @@ class DeviceRound:
         plan, method, layout = self.plan, self.method, self.spec.model.layout
         state, update = trained.context.state, trained.update
         held = self.state() if self.asks else state
-        # With the unit `record` this stream has served the gradients, and nothing more is drawn from it.
+        # With the unit `record`, the gradients have used this stream, and nothing more is drawn from it.
         noise = self.trainer.randomness.noise(plan.round)
         release = method.release(trained.context, update, noise)
         shared = ~state.public.mask
@@ -359,7 +359,7 @@ class DeviceRound:
             sent[shared] = seen
         if residual is not None:
             residual[shared] = values - seen
-        if self.asks and codec_of(self.trainer.spec.wire.codec).carries_error:  # training goes on from where it was
+        if self.asks and codec_of(self.trainer.spec.wire.codec).carries_error:  # training's residual does not change
             residual = self.store.load_residual(plan.task, size=self.trainer.spec.model.layout.size)
         commit = RoundCommit(
             task=plan.task,
@@ -374,14 +374,14 @@ class DeviceRound:
             at=self.at,
             window=self.window,
         )
-        if self.trainer.observer is not None and not self.asks:  # before the commit: who dies in between measures again
+        if self.trainer.observer is not None and not self.asks:  # before the commit: after a crash it measures again
             self.trainer.observer(self, trained, release)
         return self.store.commit_round(commit)
 
     def _masked(self, header: UpdateHeader, values: np.ndarray, noise: NoiseSource) -> bytes:
-        """The blob of an update for a secure sum: integers with this device's part of the sum's noise, masked.
+        """Returns the blob of an update for a secure sum: masked integers with this device's part of the sum's noise.
 
-        :param values: clipped, float32 `[k]`. Nobody is shown them, the aggregator no more than others.
+        :param values: clipped, float32 `[k]`. Nobody sees them, not even the aggregator.
         """
         secure_round, cost = self.secure, self.method.cost(self.terms)
         ring = ring_of(self.spec, self.plan, secure_round, cost.bound, cost.noise_multiplier, cost.records)
@@ -418,7 +418,7 @@ class DeviceRound:
     def _steps(self, release: Release, counts: list[int]) -> tuple[float, ...]:
         stds = [float(std) for std in release.noise_stds]
         rms: list[float] = []
-        if not any(stds):  # the steps follow the values
+        if not any(stds):  # the steps depend on the values
             norms = layer_norms(release.values, self.spec.model.layout)
             rms = [float(norm) / max(count, 1) ** 0.5 for norm, count in zip(norms, counts, strict=True)]
         return steps_for(self.spec.wire, noise_stds=stds, layer_rms=rms)

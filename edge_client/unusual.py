@@ -1,6 +1,6 @@
-"""How unusual the samples of a file are, by the own autoencoder and the own threshold (`hushfleet.model.anomaly`).
+"""Judges how unusual the samples of a file are, with the own autoencoder and threshold (`hushfleet.model.anomaly`).
 
-All of it is computed when it is asked for, and stays on the board.
+Everything is computed on demand, and stays on the board.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hushfleet.losses import normal
 from hushfleet.model.anomaly import Threshold, divided, errors_of, threshold
 from hushfleet.model.evaluation import LogitsOf
 
-_LEAST = 1e-30  # of a threshold, which of constant samples is 0
+_LEAST = 1e-30  # smallest divisor, because the threshold of constant samples is 0
 
 
 class Unusual(NamedTuple):
-    """The samples of a file beside the threshold.
+    """The samples of a file, compared with the threshold.
 
     :param model: `personalised` or `global`.
-    :param scores: the error of each sample in its order, over the threshold's: above 1 it is unusual.
+    :param scores: the error of each sample divided by the threshold, in the file's order; unusual if above 1.
     """
 
     task: str
@@ -36,18 +36,18 @@ class Unusual(NamedTuple):
 
     @property
     def places(self) -> list[int]:
-        """The unusual samples, from 0, the most unusual first."""
+        """The indices of the unusual samples, from 0, the most unusual first."""
         order = np.argsort(-np.array(self.scores), kind="stable").tolist()
         return [place for place in order if self.scores[place] > 1]
 
     def to_json(self) -> dict[str, object]:
-        """Gives it as other programs read it."""
+        """Returns the form that other programs read."""
         samples = [{"sample": n, "score": score, "unusual": score > 1} for n, score in enumerate(self.scores)]
         chosen = self.threshold._asdict()
         return {"task": self.task, "model": self.model, "threshold": chosen, "samples": samples}
 
     def words(self, top: int) -> list[str]:
-        """Lines for a person, with at most `top` of the samples."""
+        """Returns lines for a person, with at most `top` of the samples."""
         chosen, places = self.threshold, self.places
         lines = [f"{len(places) or 'none'} of {len(self.scores)} samples {'is' if len(places) == 1 else 'are'} unusual"]
         lines += [f"  sample {place}: {self.scores[place]:.3g} times the threshold" for place in places[:top]]
@@ -61,7 +61,7 @@ class Unusual(NamedTuple):
 
 
 def judge(store: DeviceStore, own: OwnModel, data: OwnDataSection, file: Path) -> Unusual:
-    """Raises `BadInput` where the file or the board's own data cannot be read, or nothing is held out."""
+    """Judges a file. Raises `BadInput` if the file or the board's own data cannot be read, or nothing is held out."""
     spec = own.spec
     graph, _ = graphs_of(store, spec)
     chosen = threshold(graph, own.params, _held_out(own, data))
@@ -70,10 +70,10 @@ def judge(store: DeviceStore, own: OwnModel, data: OwnDataSection, file: Path) -
 
 
 def alarms_right(store: DeviceStore, own: OwnModel, data: OwnDataSection) -> tuple[int | None, int, str, int | None]:
-    """Counts the samples of `data.held_out` that the own model calls unusual exactly where a label says fault.
+    """Counts the samples of `data.held_out` that the own model judges right: unusual exactly if the label says fault.
 
-    Gives that number, the number of samples, what they are, and how many the fleet's model has right. Raises `BadInput`
-    as `judge` does.
+    Returns that number, the number of samples, their kind in words, and how many the fleet's model judges right. Raises
+    `BadInput` in the same cases as `judge`.
     """
     assert data.held_out is not None
     spec = own.spec

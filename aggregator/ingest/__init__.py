@@ -1,1 +1,1 @@
-"""The way of an update from an offer to the exact sums."""
+"""Processing of an update from its offer to the exact sums."""

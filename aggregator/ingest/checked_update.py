@@ -1,4 +1,4 @@
-"""An update on its way in: one value from the offer to the acknowledgement, and the reasons why one is refused."""
+"""Defines an incoming update, one object from the offer to the acknowledgement, and the reasons for a refusal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hushfleet.wire.format.messages import Ack, Offer, Refused
 from hushfleet.wire.format.update import UpdateHeader
 
 FAULTS = frozenset({"malformed", "wrong-shape", "non-finite", "out-of-bounds", "below-noise"})
-"""Codes of final refusals for which a device is to blame: no honest device sends such an update."""
+"""Codes of final refusals that are the device's fault: no honest device sends such an update."""
 
 
 class Refusal(Exception):
-    """An update is not taken. Every check raises this; `RoundEngine` writes it into the update.
+    """An update is not accepted. Every check raises this; `RoundEngine` writes it into the update.
 
     :param code: a code of docs/wire.md.
     :param reason: the same in words.
@@ -32,42 +32,42 @@ class Refusal(Exception):
 
     @property
     def is_fault(self) -> bool:
-        """Whether the device that signed the update, and nobody else, is to blame."""
+        """True if only the device that signed the update can be responsible."""
         return self.final and self.code in FAULTS
 
 
 @dataclass(eq=False)
 class CheckedUpdate:
-    """An update, or a committee member's answer, on its way in. Each step fills in what it finds.
+    """An incoming update, or a committee member's answer. Each step fills in its results.
 
-    The sender says:
+    The sender gives:
 
     :param device: its name.
     :param data: the signed blob; empty while it is only offered.
     :param kind: `offer` while only the offer is known.
-    :param task, round, digest: of the offer; then of the header, with the digest of header and values.
-    :param offer: what was offered; None without a network.
+    :param task, round, digest: from the offer; then from the header, with the digest of header and values.
+    :param offer: the offer; None without a network.
 
-    The signature and the checks show:
+    The signature and the checks give:
 
     :param header: the authenticated header.
     :param before: the device's public state before this update.
     :param after: the device's public state after it.
     :param counts: number of values in each layer.
     :param shared: bool `[d]`, True where a value was sent.
-    :param values: float32 `[d]`, zero where nothing was sent; of a secure sum masked integers and corrections.
-    :param peaks: the largest magnitude in each layer; empty where it was not measured.
+    :param values: float32 `[d]`, zero where nothing was sent; in a secure sum masked integers and corrections.
+    :param peaks: the largest magnitude in each layer; empty if it was not measured.
     :param squares: the sum of squares in each layer.
-    :param row: what the store keeps.
-    :param staleness: how many rounds older than the sum's round it is; 0 but in buffered rounds.
+    :param row: the row that the store keeps.
+    :param staleness: the number of rounds by which it is older than the sum's round; 0 except in buffered rounds.
 
-    The end is:
+    The result is:
 
     :param code: `accepted`, `duplicate`, or another code of docs/wire.md.
     :param acknowledged: whether the update is in the store, from this call or an earlier one.
     :param held: SHA-256 of the update that the store has of this device and round.
     :param faults: number of rounds with a fault of this device; 0 unless this is the round's first one.
-    :param reply: what the device is told.
+    :param reply: the reply to the device.
     """
 
     device: str
@@ -98,7 +98,7 @@ class CheckedUpdate:
 
     @classmethod
     def offered(cls, device: str, offer: Offer) -> CheckedUpdate:
-        """An update of which only the offer is known."""
+        """Returns an update of which only the offer is known."""
         return cls(device, kind="offer", task=offer.task, round=offer.round, digest=offer.digest, offer=offer)
 
     def refuse(self, code: str, reason: str) -> CheckedUpdate:

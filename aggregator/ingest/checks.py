@@ -1,9 +1,9 @@
-"""The checks that an update passes before it may change anything.
+"""Checks each update before it may change anything.
 
-They have two purposes. The sums must stay sound whatever is sent: identity, round, shape, finite values, and a norm
-that fits the clip norm and noise that the update itself declares. And the privacy that is printed must be
-what was done: the declared clip norms and noise must amount to the task's mechanism, and an update that is
-quieter than its own noise is refused, since a device without noise must not be counted as a protected one.
+The checks have two purposes. First, the sums must stay correct for any input: identity, round, shape, finite values,
+and a norm that fits the clip norm and noise that the update itself declares. Second, the reported privacy must be
+true: the declared clip norms and noise must give the task's mechanism, and an update with a norm below its declared
+noise is refused, because a device without noise must not count as a protected one.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MOST_PARTS = 1 + MOST_MEMBERS // 8
 class UpdateChecks:
     """The checks of one task's updates. Each raises `Refusal`.
 
-    :param store: has the public states of the devices.
-    :param update_format: another than the field's FOR SIMULATION ONLY.
+    :param store: holds the public states of the devices.
+    :param update_format: a format other than the field's is FOR SIMULATION ONLY.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class UpdateChecks:
         self.newcomer = method.init_state().public
 
     def held(self, device: str) -> PublicState:
-        """Returns the public state that the aggregator holds of a device."""
+        """Returns the public state that the aggregator holds for a device."""
         stored = self._store.public_state(device)
         return self.newcomer if stored is None else self.read_state(stored)
 
@@ -61,12 +61,12 @@ class UpdateChecks:
         return PublicState.from_bytes(data, size=self.layout.size)
 
     def sent_by(self, public: PublicState) -> np.ndarray:
-        """Chooses the entries that a device sends in this state, bool `[d]`."""
+        """Returns the entries that a device sends in this state, bool `[d]`."""
         shared: np.ndarray = ~public.mask
         return shared
 
     def state_after(self, public: PublicState, values: np.ndarray) -> PublicState:
-        """The public state after an update with these values, float32 `[d]`."""
+        """Returns the public state after an update with these values, float32 `[d]`."""
         return self.method.advance_public(public, values)
 
     def counts(self, shared: np.ndarray) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class UpdateChecks:
     def authenticate(self, update: CheckedUpdate, *, public_key: bytes | None) -> None:
         """Reads the header of an update that its device signed.
 
-        A refusal here says nothing about the device, since anyone may have sent the bytes: none is final.
+        A refusal here proves nothing about the device, because anyone may have sent the bytes: none is final.
         """
         device, data = update.device, update.data
         if public_key is None:
@@ -94,7 +94,7 @@ class UpdateChecks:
         update.header, update.task, update.round, update.digest = header, header.task, header.round, digest
 
     def check(self, update: CheckedUpdate, plan: RoundPlan) -> None:
-        """Checks an authenticated update of a plain sum, decodes it, and finds what the store keeps of it."""
+        """Checks an authenticated update of a plain sum, decodes it, and computes the row that the store keeps."""
         header = update.header
         bound = self._check_declared(header, plan)
         self._find_state(update, plan)
@@ -112,7 +112,7 @@ class UpdateChecks:
         update.row = self._row(update)
 
     def stored(self, device: str, round: int) -> CheckedUpdate:
-        """Reads an accepted update of the open round again. Raises `StoreError` where its bytes are lost."""
+        """Reads an accepted update of the open round again. Raises `StoreError` if its bytes are lost."""
         found, row = self._store.update_data(round, device), self._store.device(device)
         if found is None or row is None:
             raise StoreError(f"the update of {device} in round {round} has lost its bytes")
@@ -125,8 +125,8 @@ class UpdateChecks:
         return update
 
     def check_terms(self, header: UpdateHeader, plan: RoundPlan) -> None:
-        """Checks what every header must say, whatever its values are: codec, layers, the round's noise multiplier, and
-        a report within its bounds."""
+        """Checks the parts of a header that do not depend on the values: codec, layers, the round's noise multiplier,
+        and a report within its bounds."""
         layers = len(self.layout.layers)
         if header.codec != self.spec.wire.codec:
             raise Refusal("malformed", f"codec {header.codec}, but the task says {self.spec.wire.codec}")
@@ -153,9 +153,9 @@ class UpdateChecks:
             raise Refusal("out-of-bounds", f"a report of {max(map(abs, header.report)):g}; the round allows {limit:g}")
 
     def _check_declared(self, header: UpdateHeader, plan: RoundPlan) -> float:
-        """Checks the header against the task: codec, layers, and clip norms and noise that make its mechanism.
+        """Checks the header against the task: codec, layers, and clip norms and noise that give its mechanism.
 
-        Returns the bound on the norm of the whole signal, in units of the noise where there is any.
+        Returns the bound on the norm of the whole signal, in units of the noise if there is any.
         """
         self.check_terms(header, plan)
         terms, multiplier = terms_of(plan), header.multiplier_server
@@ -177,9 +177,9 @@ class UpdateChecks:
         return cost.bound
 
     def _check_noise(self, header: UpdateHeader, multiplier: float, clip_norm: float) -> None:
-        """Whole-vector clipping gives every layer the same bound; layered bounds compose by their squares.
+        """Checks clip norms and noise: whole-vector clipping has one bound for all layers; layered bounds add squared.
 
-        :param multiplier: noise multiplier of the values alone.
+        :param multiplier: noise multiplier of the values only.
         """
         norms, stds = np.array(header.clip_norms), np.array(header.noise_stds)
         limit = clip_norm * (1 + _TOLERANCE)
@@ -205,7 +205,7 @@ class UpdateChecks:
             raise Refusal("out-of-bounds", "a quantisation step, or a sign's magnitude, is above what the task allows")
 
     def _find_state(self, update: CheckedUpdate, plan: RoundPlan) -> None:
-        """Finds the device's public state: the one that is held, or the attached one that the header names."""
+        """Finds the device's public state: the held one, or the attached one that the header names."""
         update.before = held = self.held(update.device)
         if held.digest() == update.header.public_digest:
             return
@@ -228,7 +228,7 @@ class UpdateChecks:
         update.before = public
 
     def _row(self, update: CheckedUpdate) -> UpdateRow:
-        """Returns what the store keeps: what noise and codec do not explain of the squared norm is signal."""
+        """Returns the row for the store: the part of the squared norm that noise and codec do not explain is signal."""
         header, counts = update.header, update.counts
         codec = codec_of(header.codec)
         noise = math.fsum(k * std**2 for k, std in zip(counts, header.noise_stds, strict=True))
@@ -249,7 +249,7 @@ class UpdateChecks:
 
 
 class AnswerChecks(UpdateChecks):
-    """The checks of answers to a question: vectors of their own, after which a device's public state is the same.
+    """The checks of answers to a question: answers have their own vectors, and do not change a device's public state.
 
     :param training: the checks of the same task's updates.
     """
@@ -273,7 +273,7 @@ class AnswerChecks(UpdateChecks):
 
 
 def terms_of(plan: RoundPlan) -> RoundTerms:
-    """Returns what the round asks of every device; only a device itself knows its own preference."""
+    """Returns the terms that the round sets for every device; only a device itself knows its own preference."""
     return RoundTerms(plan.noise_split, plan.controls)
 
 

@@ -12,13 +12,13 @@ from hushfleet.errors import WireError
 from hushfleet.wire.format.update import SIGNED, UpdateFormat
 
 MAX_MAGNITUDE = 2.0**20
-"""No value may be larger: the exact sums depend on it."""
+"""No value may be larger, because the exact sums depend on this limit."""
 
 
 def decode(update: CheckedUpdate, *, update_format: UpdateFormat = SIGNED) -> None:
     """Fills in values, peaks and squares of an authenticated update. Raises `Refusal`.
 
-    :param update: with `shared` and `counts`, which say how many values of each layer are expected.
+    :param update: has `shared` and `counts`, which give the expected number of values in each layer.
     """
     try:
         values = update_format.values(update.header, update.data, counts=update.counts)
@@ -26,7 +26,7 @@ def decode(update: CheckedUpdate, *, update_format: UpdateFormat = SIGNED) -> No
         raise Refusal("malformed", str(error)) from error
     ends = np.cumsum(update.counts).tolist()
     layers = [values[end - k : end] for k, end in zip(update.counts, ends, strict=True)]
-    # NaN is the minimum and the maximum of whatever it is among
+    # if one value is NaN, the minimum and the maximum are NaN
     peaks = tuple(float(np.maximum(-layer.min(initial=0.0), layer.max(initial=0.0))) for layer in layers)
     if not all(map(math.isfinite, peaks)):
         raise Refusal("non-finite", "some of the update's values are not finite")

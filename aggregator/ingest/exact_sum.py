@@ -1,9 +1,9 @@
-"""Exact sums of updates: the order of arrival, batching, CPU or CUDA never change a bit of the model.
+"""Computes exact sums of updates: the order of arrival, batching, CPU or CUDA never change a bit of the model.
 
-Floating-point addition is not associative, so a running float sum would depend on which device came first
-and a resumed run would differ from a calm one. Here each float32 value is scaled by 2^40, rounded to int64
-and added as an integer. A cohort whose total could leave int64 moves the upper part of the sums into a
-second vector first; both ways give the same correctly rounded mean.
+Floating-point addition is not associative, so a running float sum would depend on which device came first, and a
+resumed run would differ from an uninterrupted one. Here each float32 value is scaled by 2^40, rounded to int64 and
+added as an integer. If the total of a cohort could overflow int64, the upper part of the sums is first moved into a
+second vector; both ways give the same correctly rounded mean.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCALE_BITS = 40
 _SCALE = 2.0**SCALE_BITS
 _LOW_BITS = 32
 _HEAD_ROOM = 1 << 62
-MAX_WEIGHT = 4.0  # times the largest value this still fits beside what is carried
+MAX_WEIGHT = 4.0  # times the largest value, this still fits together with the carried part
 _WEIGHT_SCALE = 1 << 20
 SMALL = 2.0**51
 # Adding this to a double below `SMALL` leaves the nearest whole number in its low bits: three times as fast as rounding
@@ -32,23 +32,23 @@ _SHIFT_BITS = int(np.float64(_SHIFT).view(np.int64))
 
 
 class ExactSum:
-    """Sums `[d]` of the values that devices sent, and of the weights of those who sent each of them.
+    """Sums `[d]` of the values that devices sent, and of the weights of the devices that sent each of them.
 
     :param size: d, the length of the flat vector.
-    :param device: "cpu" for NumPy's arrays, or the PyTorch device that holds the sums: 16 bytes a parameter, and 8 more
-        once many large updates came.
+    :param device: "cpu" for NumPy's arrays, or the PyTorch device that holds the sums: 16 bytes per parameter, and 8
+        more after many large updates.
     """
 
     def __init__(self, size: int, *, device: str = "cpu") -> None:
         self.size = size
         self.updates = 0
-        # PyTorch takes seconds to import, which an aggregator without an accelerator starts without.
+        # The import of PyTorch takes seconds, so an aggregator without an accelerator does not import it.
         self._torch: Any = None if device == "cpu" else importlib.import_module("torch")
         xp, self._device = self._torch or np, device
         self._low: Array = xp.zeros(size, dtype=xp.int64, device=device)
         self._high: Array | None = None
         self._bound = 0
-        # The weights of updates of all entries are added in one number, the others entry by entry.
+        # The weights of updates with all entries are added in one number, the others for each entry.
         self._full_weight = 0.0
         self._weights: Array = xp.zeros(size, dtype=xp.float64, device=device)
 
@@ -65,11 +65,11 @@ class ExactSum:
 
         :param values: float32 `[d]`, zero where `shared` is False.
         :param shared: bool `[d]`, which entries were sent; None for all.
-        :param weight: positive, taken to 20 binary places, so that sums of weights are exact as well.
-        :param discount: in (0, 1], to 20 binary places; the sums of weights have the whole weight.
-        :param largest: the largest magnitude among the values, where decoding has found it already.
+        :param weight: positive, rounded to 20 binary places, so that sums of weights are exact as well.
+        :param discount: in (0, 1], rounded to 20 binary places; the sums of weights use the weight without it.
+        :param largest: the largest magnitude among the values, if decoding has already found it.
 
-        Raises `Malformed`, having added nothing, for a wrong shape, a value that is not finite or above 2^20.
+        Raises `Malformed` and adds nothing for a wrong shape, or for a value that is not finite or above 2^20.
         """
         if values.dtype != np.float32 or values.shape != (self.size,):
             raise Malformed(f"{values.dtype} of shape {values.shape} is not an update of {self.size} parameters")
@@ -99,7 +99,7 @@ class ExactSum:
 
     @property
     def weights(self) -> Array:
-        """The sums of the senders' weights, float64 `[d]`: how many they are, as long as each weighs 1."""
+        """The sums of the senders' weights, float64 `[d]`: the number of senders if each has the weight 1."""
         return self._weights + self._full_weight
 
     @property
@@ -112,7 +112,7 @@ class ExactSum:
         return (xp.astype(high, xp.float64) * 2.0**_LOW_BITS + xp.astype(low, xp.float64)) / _SCALE
 
     def _reserve(self, addend: int) -> None:
-        """Makes sure that adding `addend` in absolute value cannot leave int64."""
+        """Makes sure that adding a value of magnitude `addend` cannot overflow int64."""
         if self._bound + addend > _HEAD_ROOM:
             high = self._low * 0 if self._high is None else self._high
             self._high, self._low = _carried(high, self._low)
@@ -121,7 +121,7 @@ class ExactSum:
 
 
 def _add_scaled(sums: np.ndarray, values: np.ndarray, scale: float, *, is_small: bool) -> None:
-    """A value times a scale is exact in float64 (24 bits times at most 23) and rounded half to even.
+    """Adds values times `scale`: the product is exact in float64 (24 bits times at most 23), and rounded half to even.
 
     :param sums: int64 `[d]`, changed.
     :param is_small: no value times `scale` reaches 2^51; otherwise none reaches 2^63.
@@ -138,6 +138,6 @@ def _add_scaled(sums: np.ndarray, values: np.ndarray, scale: float, *, is_small:
 
 
 def _carried(high: Array, low: Array) -> tuple[Array, Array]:
-    """The same numbers `high * 2^32 + low` in their one form with `0 <= low < 2^32`."""
+    """Returns the same numbers `high * 2^32 + low` in their unique form with `0 <= low < 2^32`."""
     carry = low >> _LOW_BITS  # arithmetic: rounds towards minus infinity
     return high + carry, low - (carry << _LOW_BITS)

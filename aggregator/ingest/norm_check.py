@@ -1,4 +1,4 @@
-"""Checks the norms of an update's values against its bound and its noise: too quiet and too loud are both refused.
+"""Checks the norms of an update's values against its bound and its noise; refuses too small and too large norms.
 
 An honest layer is v = u + n + e: a signal of norm at most the bound C that the noise was scaled to, Gaussian noise of
 standard deviation s on each of k values, and the codec's error. Given u + e, |v|^2 / s^2 is a noncentral chi-square
@@ -10,8 +10,8 @@ The quantiser's error is uniform within a step and independent of the values (`c
 inequality bounds |e|^2 and <u, e>. All checks of one update together refuse an honest one with a probability of at most
 `FALSE_REFUSAL`.
 
-What this cannot find: a liar whose update has the norm of the noise, s sqrt(k), and all of it in a direction of its
-own. Against it there is only an aggregation that does not follow single updates (`[round] aggregation`).
+The checks cannot detect a malicious update that has the norm of the noise, s sqrt(k), but in a chosen direction. Only
+an aggregation that does not follow single updates protects against it (`[round] aggregation`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hushfleet.params import LayerSpan
 from hushfleet.wire.format.update import UpdateHeader
 
 FALSE_REFUSAL = 1e-9
-"""The probability with which an honest update is refused in a round, whatever the network and the codec."""
+"""The probability that an honest update is refused in a round, for any network and codec."""
 
-# The relative error of a norm by float32 arithmetic; and the error by the grid of the noise, 2^-9 deviations
+# The relative error of a norm from float32 arithmetic; and the error from the grid of the noise, 2^-9 deviations
 # (`hushfleet.privacy.grid`), in deviations: an error along the update's direction, by Hoeffding's inequality.
 _FLOAT32, _GRID = 1e-5, 1e-2
 _ROUNDING = 2.0**-11  # the relative error of a single value in float16, allowed in every codec
-_EVENTS = 7  # that may fail in a layer: two tails of X, two of |e|^2, two of <u, e>, and the largest value
+_EVENTS = 7  # events that may fail in a layer: two tails of X, two of |e|^2, two of <u, e>, and the largest value
 
 
 class Limits(NamedTuple):
@@ -43,23 +43,23 @@ class Limits(NamedTuple):
 
 
 def exponent(layers: int) -> float:
-    """Returns x: each event of an update with so many layers, and of the whole, may fail with probability exp(-x)."""
+    """Returns x: each event of a layer, or of the whole update, may fail with probability exp(-x)."""
     return math.log(_EVENTS * (layers + 1) / FALSE_REFUSAL)
 
 
 def square_limits(counts: Sequence[int], ratios: Sequence[float], signal: float, *, x: float) -> Limits:
-    """Returns the limits of one layer, or of several together whose values were divided by their noise's deviation.
+    """Returns the limits of one layer, or of several layers together, with values divided by their noise's deviation.
 
     :param counts: number of values in each layer.
-    :param ratios: the quantisation step of each over its noise's standard deviation; 0 without quantisation.
+    :param ratios: each layer's quantisation step divided by its noise's standard deviation; 0 without quantisation.
     :param signal: upper bound on the norm of the signal, in the same units.
     """
     k = sum(counts)
     error = math.fsum(count * ratio**2 / 12 for count, ratio in zip(counts, ratios, strict=True))
     spread = math.sqrt(x / 2 * math.fsum(count * ratio**4 / 16 for count, ratio in zip(counts, ratios, strict=True)))
     cross = 2 * max(ratios) * math.sqrt(x / 2)
-    most = signal * signal + cross * signal + error + spread  # not `**`, which raises where this is inf
-    inward = min(signal, cross / 2)  # the signal that takes most of the error's square
+    most = signal * signal + cross * signal + error + spread  # not `**`, which raises if this is inf
+    inward = min(signal, cross / 2)  # the signal that reduces the error's square most
     least = max(0.0, inward * (inward - cross) + error - spread)
     return Limits(
         max(0.0, k + least - 2 * math.sqrt((k + 2 * least) * x)), k + most + 2 * math.sqrt((k + 2 * most) * x) + 2 * x
@@ -74,11 +74,11 @@ def value_limit(count: int, ratio: float, signal: float, *, x: float) -> float:
 def check_noised(update: CheckedUpdate, *, bound: float, layers: Sequence[LayerSpan]) -> None:
     """Checks an update with noise of its own: each layer, its largest value, and the whole. Raises `Refusal`.
 
-    :param bound: on the norm of the whole signal, each layer's divided by its noise's deviation.
+    :param bound: the bound on the norm of the whole signal, with each layer divided by its noise's deviation.
     """
     header, counts = update.header, update.counts
     if not codec_of(header.codec).keeps_norm:
-        return  # all such updates have the norm that the header's magnitudes say
+        return  # the header's magnitudes determine the norm of such updates
     stds = header.noise_stds
     ratios = [step / std for step, std in zip(header.steps or (0.0,) * len(stds), stds, strict=True)]
     x = exponent(len(stds))
@@ -102,8 +102,8 @@ def check_bounded(
 ) -> None:
     """Checks an update without noise of its own. Raises `Refusal`.
 
-    :param bound: on the norm of the whole update; the header has those of the layers; inf is none.
-    :param largest: upper bound on a value; inf is no bound.
+    :param bound: the bound on the norm of the whole update, inf for none; the header has the bounds of the layers.
+    :param largest: upper bound on a value; inf for no bound.
     :param rounding: upper bound on the codec's relative error of a norm or a value.
     """
     slack = 1 + _FLOAT32 + _ROUNDING + rounding
@@ -120,11 +120,11 @@ def check_bounded(
 
 
 def _check(header: UpdateHeader, what: str, norm: float, limits: Limits, *, rounded: int, std: float) -> None:
-    """Raises `Refusal` where a norm is outside its limits.
+    """Raises `Refusal` if a norm is outside its limits.
 
-    :param norm: in units of the noise.
+    :param norm: the norm in units of the noise.
     :param rounded: number of values.
-    :param std: the least noise among them.
+    :param std: the smallest noise deviation among them.
     """
     relative, absolute = codec_of(header.codec).float_error or (0.0, 0.0)
     relative, absolute = _FLOAT32 + relative, _GRID + absolute * math.sqrt(rounded) / std

@@ -1,7 +1,7 @@
-"""Counting what was refused: in memory at once, in the store once a second.
+"""Counts refused messages: in memory at once, in the store once a second.
 
-Anyone who may publish can send thousands of bad messages a second. None of them may cost a disk write or a line of
-the log of its own, and names that were never enrolled are counted together, so nothing grows without bound.
+Anyone who may publish can send thousands of bad messages a second. No single message may cause its own disk write or
+log line, and names that were never enrolled are counted together, so nothing grows without bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger("hushfleet.aggregator")
 
 
 class RefusalCounter:
-    """Counts refusals by device and code, and stores the counts now and then.
+    """Counts refusals by device and code, and stores the counts from time to time.
 
     :param now: monotonic seconds.
     """
@@ -36,7 +36,7 @@ class RefusalCounter:
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def flush(self, *, now: float, force: bool = False) -> dict[tuple[str, str], int]:
-        """Stores what was counted, once a second at most; (device, code) -> how often, of what was stored now."""
+        """Stores the counts, at most once a second; returns those that were stored now: (device, code) -> count."""
         if not self._counts or (now - self._flushed_at < FLUSH_S and not force):
             return {}
         self._flushed_at = now

@@ -1,11 +1,11 @@
-"""The trimmed mean and the median of a round's updates, parameter by parameter, whatever the order they came in.
+"""Computes the trimmed mean and the median of a round's updates for each parameter, in any order of arrival.
 
-Of the m values that were sent of a parameter, g at either end are left out, and the others' exact mean is taken: g is
-a share of m, rounded down, or (m - 1) // 2 for the median, which leaves the middle one or two. (Yin, Chen, Ramchandran,
-Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.)
+If devices sent m values of a parameter, g values at each end are left out, and the result is the exact mean of the
+others: g is a share of m, rounded down, or (m - 1) // 2 for the median, which leaves the middle one or two. (Yin, Chen,
+Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.)
 
-Nothing is kept while updates arrive: their bytes are in the store until the round closes, and are decoded once more
-then. What is computed depends on these bytes alone, so a restarted aggregator has the same bits.
+Nothing is kept in memory while updates arrive: their bytes are in the store until the round closes, and are then
+decoded again. The result depends only on these bytes, so a restarted aggregator gets the same bits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hushfleet.aggregator.ingest.checked_update import CheckedUpdate
 from hushfleet.aggregator.ingest.exact_sum import ExactSum
 
 BLOCK_BYTES = 1 << 29
-"""Bytes of values that are held at once; for more, the updates are decoded several times, each time for a part."""
+"""Most bytes of values in memory at once; for more, the updates are decoded several times, each time for a part."""
 _SORTED_BYTES = 1 << 20
 
 
 def left_out(rules: RoundSection, senders: np.ndarray) -> np.ndarray:
-    """Returns how many values are left out at either end, for numbers of senders `[d]`."""
+    """Returns how many values are left out at each end, for numbers of senders `[d]`."""
     if rules.aggregation == "median":
         return np.asarray(np.maximum(senders - 1, 0) // 2)
     return np.asarray(np.floor(senders * rules.trim + 1e-9), np.int64)
@@ -35,7 +35,7 @@ def robust_sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the sums of the values that are not left out, correctly rounded, and their number; both float64 `[d]`.
 
-    :param updates: gives the round's updates, from the start each time.
+    :param updates: yields the round's updates, from the start at each call.
     :param devices: number of updates.
     :param size: d, the number of parameters.
     """
@@ -58,7 +58,7 @@ def _block_entries(devices: int) -> int:
 
 
 def _sums(rules: RoundSection, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns sums and weights float64 `[entries]` of values float32 `[devices, entries]`, inf where none was sent."""
+    """Returns sums and weights float64 `[entries]` of values float32 `[devices, entries]`, inf if none was sent."""
     ordered = np.sort(np.ascontiguousarray(values.T), axis=1).T
     senders = np.count_nonzero(ordered != np.inf, axis=0)
     first = left_out(rules, senders)

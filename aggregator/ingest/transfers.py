@@ -1,8 +1,8 @@
-"""Updates on their way in: one open transfer a device, bounded in size and together, resumed by what is missing.
+"""Receives updates: one open transfer per device, limited in size and in total, and resumed with the missing chunks.
 
-A device sends its offer and then all chunks unasked. Where chunks stop coming before the blob is whole,
-the device is told what is missing; how long a pause counts as a stop follows the pace of that device's link, since
-asking a slow one too early makes it send twice what is still on its way.
+A device sends its offer and then all chunks without a request. If chunks stop before the blob is complete, the device
+is told which are missing. The pause that counts as a stop depends on the speed of that device's link, because a request
+that is too early makes a slow device send chunks twice.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from hushfleet.wire.format.messages import Missing, Offer
 IDLE_S = 1.0
 LONGEST_IDLE_S = 60.0
 EXPIRE_S = 300.0
-LOOK_EVERY_S = 0.1  # through all transfers, at most: thousands are open at once, and each message asks
+LOOK_EVERY_S = 0.1  # least time between two passes over all transfers: thousands may be open
 MAX_OPEN_BYTES = 256 << 20
 MAX_EARLY_BYTES = 64 << 20
 MAX_EARLY_DEVICE_BYTES = 4 << 20
 _PACES = 4.0
-_OBJECT_BYTES = 512  # what a chunk that is held takes beside its payload
+_OBJECT_BYTES = 512  # memory of a held chunk besides its payload
 
 
 @dataclass
 class _Transfer:
-    """An update whose chunks are coming; `wait_s` is the pause after which the device is told what is missing."""
+    """An update whose chunks are arriving; `wait_s` is the pause after which the device is told what is missing."""
 
     offer: Offer
     assembler: Assembler
@@ -40,10 +40,10 @@ class _Transfer:
 
 
 class EarlyChunks:
-    """Chunks that came before their offer: MQTT keeps the order of messages within a topic only.
+    """Chunks that arrived before their offer: MQTT keeps the order of messages only within a topic.
 
-    Of each device those of one update, the newest, are held, up to bounds for a device and for all. What is dropped is
-    asked for after the offer.
+    For each device, the chunks of its newest update are held, up to limits per device and in total. Dropped chunks are
+    requested after the offer.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class EarlyChunks:
         self._all_bytes = 0
 
     def hold(self, device: str, chunk: Chunk) -> None:
-        """Raises `Malformed` for more than a device may send before an offer, and where another update had none."""
+        """Holds a chunk. Raises `Malformed` if too many come before an offer, or if another update had no offer."""
         held = self._held.get(device, {})
         if held and next(iter(held.values())).digest != chunk.digest:
             self.drop(device)
@@ -70,13 +70,13 @@ class EarlyChunks:
         self._all_bytes += cost
 
     def take(self, device: str, offer: Offer) -> list[Chunk]:
-        """Returns the chunks that are held of an update that is offered now, and drops all others of the device."""
+        """Returns the held chunks of an update that is offered now, and drops all others of the device."""
         held = self._held.get(device, {})
         self.drop(device)
         return [chunk for chunk in held.values() if (chunk.digest, chunk.size) == (offer.digest, offer.size)]
 
     def drop(self, device: str) -> None:
-        """Drops what is held of a device."""
+        """Drops the held chunks of a device."""
         self._held.pop(device, None)
         self._all_bytes -= self._bytes.pop(device, 0)
 
@@ -90,8 +90,8 @@ class EarlyChunks:
 class Transfers:
     """All open transfers; times are monotonic seconds.
 
-    :param max_bytes: the largest update that can be; a larger offer is refused.
-    :param max_open_bytes: of all open transfers together; further offers wait for their turn.
+    :param max_bytes: the size of the largest possible update; a larger offer is refused.
+    :param max_open_bytes: the limit for all open transfers together; further offers wait for their turn.
     """
 
     def __init__(self, *, max_bytes: int, max_open_bytes: int = MAX_OPEN_BYTES) -> None:
@@ -105,16 +105,16 @@ class Transfers:
         self._pace_s: dict[str, float] = {}
 
     def offer(self, device: str, offer: Offer, *, now: float) -> bytes | None:
-        """Opens the transfer of an offered update, goes on with it, or puts it into the queue.
+        """Opens or continues the transfer of an offered update, or puts it into the queue.
 
-        Gives the whole update where all of it has come before, as `chunk` does. Raises `TooLarge`, before anything is
-        allocated, and `Malformed`.
+        Returns the complete update if all of it has arrived before. Raises `Malformed`, and `TooLarge` before anything
+        is allocated.
         """
         if offer.size > self.max_bytes:
             raise TooLarge(f"the offered update has {offer.size} bytes; at most {self.max_bytes} are accepted")
         current = self._open.get(device)
         if current is not None and current.offer == offer:
-            # Offered again: it sends nothing by itself any more, so a pause that has lasted is the end of it.
+            # Offered again: the device sends nothing more by itself, so a long enough pause means that it has stopped.
             self._due(current, min(current.due_at, max(now, current.heard_at + IDLE_S)))
             return None
         if self._queue.get(device) == offer:
@@ -129,14 +129,14 @@ class Transfers:
         return next((data for _, data in filter(None, whole)), None)
 
     def chunk(self, device: str, chunk: Chunk, *, now: float) -> tuple[Offer, bytes] | None:
-        """Takes a chunk; the offer and the whole update once it is complete, its digest verified.
+        """Takes a chunk; returns the offer and the whole update once it is complete, with a verified digest.
 
-        A chunk of another update than the offered one is held until that is offered. Raises `Malformed` for wrong
-        content and for too many such chunks.
+        A chunk of another update than the offered one is held until that update is offered. Raises `Malformed` for
+        wrong content and for too many such chunks.
         """
         transfer = self._open.get(device)
         if device in self._queue:
-            return None  # there is no room yet; it is asked for again in its turn
+            return None  # there is no room yet; it is requested again in its turn
         if transfer is None or transfer.offer.digest != chunk.digest:
             self._early.hold(device, chunk)
             return None
@@ -155,11 +155,11 @@ class Transfers:
 
     @property
     def due_at(self) -> float:
-        """Time at which `gaps` may have something to say; inf without transfers."""
+        """The time at which `gaps` may return something; inf without transfers."""
         return max(self._look_at, self._looked_at + LOOK_EVERY_S) if self._open else float("inf")
 
     def gaps(self, *, now: float) -> list[tuple[str, Missing]]:
-        """Returns devices to be told their missing chunks, with growing pauses until something comes."""
+        """Returns devices with the messages about their missing chunks, at growing intervals until chunks arrive."""
         told = []
         is_time = now >= self.due_at
         if is_time:
@@ -177,12 +177,12 @@ class Transfers:
             if self._reserved and self._reserved + offer.size > self.max_open_bytes:
                 break
             del self._queue[device]
-            # what it sent while it waited was dropped, so it is asked for everything
+            # chunks that it sent while it waited were dropped, so all are requested
             told.append((device, self._begin(device, offer, now, due_at=now + IDLE_S).missing))
         return told
 
     def drop(self, device: str) -> None:
-        """Forgets a device's transfer, its place in the queue, and what came early."""
+        """Drops a device's transfer, its place in the queue, and its early chunks."""
         transfer = self._open.pop(device, None)
         if transfer is not None:
             self._reserved -= transfer.offer.size
@@ -190,7 +190,7 @@ class Transfers:
         self._early.drop(device)
 
     def clear(self) -> None:
-        """Drops all transfers, the queue and what came early."""
+        """Drops all transfers, the queue and the early chunks."""
         self._early.clear()
         self._open.clear()
         self._queue.clear()

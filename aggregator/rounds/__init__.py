@@ -1,1 +1,1 @@
-"""Rounds: when they open, who takes part, when they close, what comes of them."""
+"""Rounds of a run: when they open, who takes part, when they close, and their results."""

@@ -1,4 +1,4 @@
-"""The rules by which an update may be taken at present: the same for an offer and for the update that came."""
+"""Decides whether an update may be accepted at present, with the same rules for an offer and for the update itself."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.wire.format.messages import RoundPlan
 
 NEXT_SUM = "next-sum"
-"""The code of an update that is for the next sum. It is never sent: nothing is answered, and the update comes again."""
+"""The code of an update for the next sum. It is never sent: the device gets no answer, and offers the update again."""
 MOST_IN_A_SUM = 2
-"""Updates of one device in one buffered sum: a stale one, and the one of the open round. A liar with more of them, of
-as many versions, would fill a buffer alone."""
+"""Most updates of one device in one buffered sum: a stale one, and the one of the open round. Without this limit a
+malicious device could fill a buffer alone, with updates of many versions."""
 
 
 def is_new(
@@ -23,13 +23,13 @@ def is_new(
     cohort: Collection[str],
     expects: Callable[[str], bool],
 ) -> bool:
-    """Whether the update may be taken; False where it is in the store already, and is acknowledged again.
+    """Returns whether the update may be accepted; False if it is already in the store, and is acknowledged again.
 
-    :param update: with its round, its digest (of all bytes, or of header and values alone) and its kind.
-    :param plan: the open round; None where there is none.
-    :param expects: whether a device of the cohort, or a member of the committee, has not answered yet.
+    :param update: has its round, its digest (of all bytes, or only of header and values) and its kind.
+    :param plan: the open round; None if there is none.
+    :param expects: returns whether a device of the cohort, or a member of the committee, has not answered yet.
 
-    Raises `Refusal`, and notes in `update.held` what the store has instead.
+    Raises `Refusal`, and sets `update.held` to the update that the store has instead.
     """
     device, round, digest = update.device, update.round, update.digest
     answered = store.answer_digest(round, device)
@@ -64,7 +64,7 @@ def is_new(
 
 
 def _check_buffered(device: str, round: int, store: AggregatorStore, plan: RoundPlan) -> None:
-    """Applies what holds in buffered rounds alone. Raises `Refusal`."""
+    """Applies the rules that are only for buffered rounds. Raises `Refusal`."""
     if (newest := store.newest_update(device, after=round)) > round:
         raise Refusal("late", f"the update is of round {round}, and one of round {newest} was accepted", final=False)
     if round != plan.round and round not in store.controls():  # the task file had a lower round.max_staleness before

@@ -1,15 +1,15 @@
-"""Charges of each board of a fleet, kept beside the register for the day on which its card is lost.
+"""Records the charges of each board of a fleet beside the register, in case its card is lost.
 
-The board's own ledger is what counts, and it is gone with the card. So the aggregator notes a round for every board
-that may train in it, before that board is told that it may; what an accepted update declares takes its place. What a
-board has declined before training is taken back at once if it was told once: whoever is told again, of an extended
-round or after a restart, may have trained after all. In buffered rounds a board that is at work is told of each version
-that opens meanwhile, and trains none of them: each of its updates says how many rounds it has charged, and what was
-noted beyond that is dropped (a board that lies of it wrongs its own next card alone).
+The board's own ledger is authoritative, but it is lost with the card. Therefore the aggregator notes a charge for every
+board that may train in a round, before it tells the board; the charge that an accepted update declares replaces it. If
+a board declines before training, its note is removed at once, but only if it was told once: a board that is told again,
+of an extended round or after a restart, may have trained after all. In buffered rounds a board that is training is told
+of each version that opens meanwhile, and trains on none of them: each of its updates says how many rounds it has
+charged, and additional notes are dropped (a board that lies about this harms only its own next card).
 
-Whatever is killed when, the note is never too small, but for one case: a board that chooses less noise than the
-standard (`limits.noise_preference` below 1), and whose update was not accepted, is noted by the standard noise, since
-nobody but its lost ledger knows its choice.
+After any crash the notes are never too small, except in one case: a board that chooses less noise than the standard
+(`limits.noise_preference` below 1), and whose update was not accepted, is noted with the standard noise, because only
+its lost ledger knows its choice.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ChargeBook:
         self._resumed = None if engine.plan is None else engine.plan.round
         self._round, self._asked, self._noted = 0, Counter[str](), set[str]()
         if engine.closed_rounds:
-            self.closed(engine.closed_rounds)  # a kill may have come between
+            self.closed(engine.closed_rounds)  # a crash may have come in between
         if engine.plan is not None and engine.method.max_preference is not None:
-            self._note_accepted(engine.plan.round)  # and here
+            self._note_accepted(engine.plan.round)  # also here
 
     def expect(self, devices: Iterable[str]) -> None:
-        """Notes that those of these devices that are in the cohort may train in the open round. Raises `StoreError`."""
+        """Notes charges of the cohort's devices among these, which may train in the open round. Raises `StoreError`."""
         plan = self._engine.plan
         if plan is None or plan.phase != "open":
             return
@@ -57,25 +57,25 @@ class ChargeBook:
         self._asked.update(asked)
 
     def arrived(self, devices: Iterable[str]) -> None:
-        """Notes devices that have come after this process went on with the round of an earlier one, and said so to all
-        who listened. Raises `StoreError`."""
+        """Notes charges of devices that have arrived after this process continued the round of an earlier process, and
+        announced it to all connected devices. Raises `StoreError`."""
         if self._engine.plan is not None and self._engine.plan.round == self._resumed:
             self.expect(devices)
 
     def declined(self, device: str, code: str) -> None:
-        """Takes back the charge of a device that declined before it trained. Raises `StoreError`."""
+        """Removes the noted charge of a device that declined before it trained. Raises `StoreError`."""
         if code in BEFORE_TRAINING:
             self._take_back(self._round, {device})
 
     def accepted(self, device: str, round: int) -> None:
-        """Notes what an accepted update declares, where devices choose their noise: the board's next card may ask
-        before the round closes. Raises `StoreError`."""
+        """Notes the charge that an accepted update declares, if devices choose their noise: the board's next card may
+        ask before the round closes. Raises `StoreError`."""
         if self._engine.method.max_preference is not None:
             charge = pack(_charge(self._engine.store.charge(device, round)))
             self._register.note_charges(self._engine.spec.task, round, {device: charge}, certain=True)
 
     def closed(self, round: int) -> None:
-        """Notes what a closed round has charged. Raises `StoreError`; it may be called again."""
+        """Notes the charges of a closed round. Raises `StoreError`; it may be called again."""
         store, spent = self._engine.store, self._note_accepted(round)
         if self._engine.prepared.task.round.buffered:
             self._drop_untrained(round)
@@ -83,7 +83,7 @@ class ChargeBook:
         self._take_back(round, declined - spent)
 
     def _note_accepted(self, round: int) -> set[str]:
-        """Notes what the accepted updates of a round declare. Returns the devices that were charged for it."""
+        """Notes the charges that a round's accepted updates declare. Returns the devices that were charged for it."""
         spent: dict[int, dict[str, bytes]] = {round: {}}
         for row in self._engine.store.charges(round):  # of a buffered round, some are of earlier ones
             spent.setdefault(row.round, {})[row.device] = pack(_charge(row))
@@ -92,7 +92,7 @@ class ChargeBook:
         return set(spent[round])
 
     def _take_back(self, round: int, declined: set[str]) -> None:
-        """Drops the notes of these devices, that this process has asked once to train."""
+        """Drops the notes of the devices in `declined` that this process has asked exactly once to train."""
         if round != self._round or round == self._resumed:
             return
         new = self._engine.store.new_cards(round)  # an earlier card may have spent what the new one declines
@@ -102,8 +102,8 @@ class ChargeBook:
             self._noted -= gone
 
     def _drop_untrained(self, round: int) -> None:
-        """Drops notes of the versions between two updates of a board that it did not train, by its own count. It may
-        have trained the dearest."""
+        """Drops notes of versions between two updates of a board that it did not train on, by its own count. Keeps the
+        notes with the highest charges, because it may have trained on these."""
         store, task = self._engine.store, self._engine.spec.task
         gone: list[tuple[str, int]] = []
         for row in store.charges(round):

@@ -1,9 +1,9 @@
-"""The aggregator's side of the protocol (docs/wire.md): one thread, one loop over the link's events.
+"""Runs the aggregator's side of the protocol (docs/wire.md): one thread, one loop over the link's events.
 
-`step` takes one event, then does whatever is due: chunks that devices want, gaps in what they send, rounds
-(`hushfleet.aggregator.rounds.cycle`). What must survive is in the engine's store; everything here can be lost at any
-moment, because devices ask again. A message is acted upon only if it is signed with the key of an accepted device
-(`hushfleet.aggregator.devices.enrolment`); whatever else comes is counted and forgotten.
+`step` takes one event, then does everything that is due: it sends chunks that devices want, reports gaps in uploads,
+and advances rounds (`hushfleet.aggregator.rounds.cycle`). The engine's store holds everything that must survive; the
+state here can be lost at any time, because devices ask again. A message is processed only if it is signed with the key
+of an accepted device (`hushfleet.aggregator.devices.enrolment`); all others are counted and dropped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from hushfleet.wire.format.messages import (
 from hushfleet.wire.link.interface import Delivery, Link, LinkDown, LinkEvent, LinkUp, Will
 
 BLOCK_AFTER_FAULTS = 3
-"""Rounds in which an update that the device itself signed was refused, until it is blocked."""
+"""A device is blocked after this many rounds in which an update that it signed was refused."""
 LONGEST_SLEEP_S = 0.2
 LINGER_S = 2.0
 MOST_LINGER_S = 60.0
@@ -70,15 +70,15 @@ log = logging.getLogger("hushfleet.aggregator")
 class Coordinator:
     """Runs the rounds of an engine with the devices behind a broker.
 
-    :param connect: makes the link, given the will that the broker must publish when the link dies.
+    :param connect: creates the link from the will that the broker must publish when the link dies.
     :param identity: the key that devices have pinned, the same for every run of a federation.
-    :param epoch: the number of this start of the key (`identity_file.next_epoch`), above all before it.
-    :param enrolment: who may take part, on the engine's store; opened and closed by the caller.
-    :param roster: of secure sums, signed by the operator; None, or no file: all accepted devices.
-    :param charges: of a fleet, what each board may have spent; None: nobody asks.
-    :param rhythm: when rounds may be open; by default as the task's schedule says.
-    :param events: the run's event log; None writes none.
-    :param clock: monotonic seconds, the same that the engine has.
+    :param epoch: the number of this start of the key (`identity_file.next_epoch`), larger than all before it.
+    :param enrolment: decides who may take part, on the engine's store; the caller opens and closes it.
+    :param roster: the roster of secure sums, signed by the operator; None, or no file, for all accepted devices.
+    :param charges: the charges that each board of a fleet may have spent; None if they are not needed.
+    :param rhythm: decides when rounds may be open; by default the task's schedule.
+    :param events: the run's event log; None to write none.
+    :param clock: monotonic seconds, the same clock as the engine's.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Coordinator:
         self.epoch, self.enrolment = epoch, enrolment
         self.present: dict[str, str] = {}
         self._log, self._clock = RunLog(events, engine), clock
-        self._asked: dict[str, Ask] = {}  # of each device the first of its newest session
+        self._asked: dict[str, Ask] = {}  # for each device, the first question of its newest session
         self._other_versions: set[str] = set()
         self._calls = TokenBucket(UNKNOWN_A_SECOND, MAX_UNKNOWN_BURST, now=clock())  # to devices without a key
         self._refusals = RefusalCounter(self.store, now=clock())
         self._blobs = ChunkServer(engine.find_blob, chunk_bytes=engine.spec.wire.chunk_bytes)
         self._uploads = Uploads(engine, self._refusals, clock=clock)
         self._up = False
-        self._wanted_at = clock()  # a device wanted a blob
+        self._wanted_at = clock()  # when a device last wanted a blob
         self._outbox = Outbox(connect, identity=identity, epoch=epoch, federation=federation)
         self.link, self.topics = self._outbox.link, self._outbox.topics
         self._rounds = RoundCycle(
@@ -168,7 +168,7 @@ class Coordinator:
             self._up = False
 
     def close(self) -> None:
-        """Says goodbye. The store is safe at any time, so nothing else needs to end well."""
+        """Announces that the aggregator goes, and closes the link. The store is safe at any time."""
         self.enrolment.note(force=True)
         self._store_refusals(force=True)
         try:
@@ -177,7 +177,7 @@ class Coordinator:
             log.debug("no goodbye was sent: %s", error)
         self.link.close()
 
-    # what comes in
+    # incoming messages
 
     def _on_event(self, event: LinkEvent) -> None:
         if isinstance(event, LinkUp):
@@ -228,13 +228,13 @@ class Coordinator:
         self._refusals.add(device if listed else None, code, str(error))
 
     def _warn_of_version(self, device: str, error: OtherVersion) -> None:
-        """Warns once for each name, and of `MAX_WARNED` names at most, since anyone may invent more."""
+        """Warns once for each name, and for at most `MAX_WARNED` names, because anyone may invent more."""
         if device not in self._other_versions and len(self._other_versions) < MAX_WARNED:
             self._other_versions.add(device)
             log.warning("%s cannot take part: %s", device, error)
 
     def _lacks_birth(self, device: str, payload: bytes) -> bool:
-        """Whether a device without an accepted key asks, and may be answered: its birth was lost, or is overtaken."""
+        """Returns whether a device without an accepted key asks and may be answered: its birth was lost, or is late."""
         if self.enrolment.key(device) is not None or peek_kind(payload) not in (Ask, Want):
             return False
         return self._calls.take(self._clock())
@@ -280,7 +280,7 @@ class Coordinator:
         for device in changes.replaced:
             self._uploads.forget(device)
         for device in changes.accepted:
-            # its birth is retained: most brokers send it again to who subscribes again
+            # its birth is retained: most brokers send it again after a new subscription
             self.link.subscribe(self.topics.state(device))
             self.link.unsubscribe(self.topics.state(device))
         if changes.replaced and self.engine.keys_changed(changes.replaced) and self._up:
@@ -314,9 +314,9 @@ class Coordinator:
             self._log.note("decline", round=message.round, device=device, code=message.code, reason=message.reason)
 
     def _answer(self, update: CheckedUpdate | None) -> None:
-        """Logs an update that came, tells its device, and blocks a device after some faults.
+        """Logs a received update, answers its device, and blocks a device after some faults.
 
-        `hushfleet devices add` lifts the block; after as many faults more the device is blocked again.
+        `hushfleet devices add` lifts the block; after the same number of further faults the device is blocked again.
         """
         if update is None or update.offer is None or update.reply is None:
             return
@@ -335,12 +335,12 @@ class Coordinator:
         self._outbox.send(device, update.reply)
 
     def _on_ask(self, device: str, ask: Ask) -> None:
-        """Answers a device that asks. Of two processes with one key, the later session goes on, or else the first."""
+        """Answers a device. Of two processes with one key, the later session continues, or the first of equal ones."""
         if self.enrolment.has_new_key(device):
             self._settle_births()
             self._apply_changes()
         if self.enrolment.is_another(device):
-            return  # what is known is of the earlier board, and this one would take itself for a copy
+            return  # the known facts are about the earlier board, and this one would consider itself a copy
         newest = max(self.enrolment.session(device), ask.session)
         before = self._asked.get(device)
         if ask.session == newest and (before is None or before.session < newest):
@@ -365,7 +365,7 @@ class Coordinator:
         if device not in self.present and not self.enrolment.waits(device):
             self._outbox.call(device)
 
-    # what is due
+    # due work
 
     def _advance(self) -> None:
         self._store_refusals()

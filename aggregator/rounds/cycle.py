@@ -1,4 +1,4 @@
-"""The cycle of rounds: each is opened when enough devices are present, announced, and closed when it is over."""
+"""Runs the cycle of rounds: opens each when enough devices are present, announces it, and closes it when it is over."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = logging.getLogger("hushfleet.aggregator")
 class RoundCycle:
     """Drives the engine and announces its rounds through the outbox.
 
-    :param present: names of the devices that are there; the caller keeps it up to date.
-    :param on_closed: told of SHA-256 of the blobs that devices need no more, before the log has the closed round.
+    :param present: names of the present devices; the caller keeps it up to date.
+    :param on_closed: receives the SHA-256 of blobs that devices no longer need, before the closed round is logged.
     :param roster, charges, rhythm: as for the `Coordinator`.
     :param clock: monotonic seconds.
 
@@ -56,17 +56,17 @@ class RoundCycle:
         self._retry_close_at = self._retry_open_at = 0.0
         self._announce_at, self._told_may_train = math.inf, True
         self._open_error = ""  # why no round opens
-        self._clock, self._idle_since = clock, clock()  # since when the next round waits for devices alone
+        self._clock, self._idle_since = clock, clock()  # since when the next round waits only for devices
         self._rests = self._paused = False
-        self._told: tuple[int, float] | None = None  # of the next opening
+        self._told: tuple[int, float] | None = None  # the last reported opening
         self.finished_at: float | None = None
         self._limit(clock())
 
     @property
     def announcement(self) -> RoundPlan:
-        """The plan that devices should know at present; while a round rests, that none is open.
+        """The plan that devices should know at present; while a round rests, a plan that says that none is open.
 
-        While none may be open, a buffered round lets nobody go on with an older model either.
+        While no round may be open, a buffered round also lets no device continue with an older model.
         """
         plan = self._engine.progress.no_round if self._rests else self._engine.announcement
         if plan.phase == "closed" and not self._may_train:
@@ -75,7 +75,7 @@ class RoundCycle:
         return replace(plan, deadline_s=min(of_updates, self._window_s))
 
     def announce_soon(self) -> None:
-        """Lets `advance` announce, once it has looked at pause and window."""
+        """Makes `advance` announce the plan, after it has checked pause and window."""
         self._announce_at = -math.inf
 
     def advance(self, *, linked: bool) -> None:
@@ -93,7 +93,7 @@ class RoundCycle:
             self.announce()
 
     def announce(self) -> None:
-        """Tells all devices of the round, once it is noted what those who are present may spend in it."""
+        """Announces the round to all devices, after the charges of the present devices are noted."""
         try:
             self.expect(self._present)
         except StoreError as error:
@@ -111,13 +111,13 @@ class RoundCycle:
             self._charges.expect(devices)
 
     def arrived(self, devices: Iterable[str]) -> None:
-        """Notes charges of devices that have come, where they may train already."""
+        """Notes charges of devices that have arrived, if they may already train."""
         if self._charges is not None and not self._rests:
             try:
                 self._charges.arrived(devices)
             except StoreError as error:
                 log.warning("%s", error)
-                self.announce_soon()  # which notes those who are present
+                self.announce_soon()  # this notes the present devices
 
     def accepted(self, device: str, round: int) -> None:
         """Notes the charge of an accepted update."""
@@ -128,28 +128,28 @@ class RoundCycle:
                 log.warning("%s", error)
 
     def declined(self, device: str, code: str) -> None:
-        """Takes back the charge of a device that will send no update in the open round."""
+        """Removes the noted charge of a device that will send no update in the open round."""
         if self._charges is not None:
             try:
                 self._charges.declined(device, code)
-            except StoreError as error:  # what was noted before is an upper bound
+            except StoreError as error:  # the earlier note is an upper bound
                 log.warning("%s", error)
 
     @property
     def _may_train(self) -> bool:
-        """Whether devices may go on with a buffered round's model; always, where rounds are not buffered."""
+        """True if devices may continue with a buffered round's model; always True if rounds are not buffered."""
         return not (self._engine.prepared.task.round.buffered and (self._paused or self._rhythm.left_s() <= 0))
 
     def _limit(self, now: float) -> None:
-        """Lets the open round wait for updates until its window ends, at most."""
+        """Limits the open round's wait for updates to the end of its window."""
         self._window_s = self._rhythm.left_s()
         if self._engine.collects_updates:
             self._engine.responses.close_by(now + self._window_s)
 
     def _look_at_window(self, now: float) -> None:
-        """Lets the open round rest during a pause, and go on when it may; when a window ends, `_close` decides.
+        """Lets the open round rest during a pause, and continue when it may; when a window ends, `_close` decides.
 
-        A committee's answers are no training: a round that waits for them never rests.
+        A round that waits for a committee's answers never rests, because answers are no training.
         """
         engine, over = self._engine, self._rhythm.left_s() <= 0
         if self._rests and not (self._paused or over):
@@ -165,7 +165,7 @@ class RoundCycle:
         elif engine.collects_updates and not self._rests and self._paused:
             self._begin_rest()
         elif engine.collects_updates and over and not self._rests:
-            if not engine.responses.extensions:  # who was too slow for this window has declined, and has the next one
+            if not engine.responses.extensions:  # slow devices have declined, and may use the next window
                 self._ask_again()
             engine.responses.close_by(now)
 
@@ -174,12 +174,12 @@ class RoundCycle:
         self._leave_out_strangers()
 
     def _leave_out_strangers(self) -> None:
-        """Waits for no device of the cohort that is locked out, as one that a signed roster still has."""
+        """Stops waiting for devices of the cohort that are locked out, which a signed roster may still contain."""
         engine = self._engine
         engine.exclude(*(device for device in engine.cohort if self._enrolment.key(device) is None))
 
     def _begin_rest(self) -> None:
-        """Tells devices that no round is open: none trains, and what they have committed they send once it goes on."""
+        """Tells devices that no round is open: none trains, and committed updates are sent when the round continues."""
         self._rests, self._told = True, None
         self._tell_next(self._rhythm.goes_on())
         self.announce()
@@ -193,14 +193,14 @@ class RoundCycle:
                 self._tell_next(self._rhythm.goes_on())
 
     def _tell_next(self, opens: float) -> None:
-        """Notes when the next round opens, or the one that rests goes on; once for each time."""
+        """Logs when the next round opens or the resting round continues; once for each such time."""
         told = (self._engine.closed_rounds + 1, opens)
         if told != self._told and math.isfinite(opens) and not self._paused:
             self._told = told
             self._log.note("next_round", round=told[0], opens=opens, timezone=self._rhythm.zone)
 
     def _may_open(self, now: float) -> bool:
-        """Whether it is time for the next round. Where none opens any more, the task ends."""
+        """Returns whether it is time for the next round. Ends the task if no round opens any more."""
         opens = self._rhythm.opens()
         if opens == math.inf:
             self._end()
@@ -211,8 +211,8 @@ class RoundCycle:
         return False
 
     def _end(self) -> None:
-        """Ends the task, once, after the schedule's last day: what an open round has is in no model. A run without a
-        closed round has no result, and waits."""
+        """Ends the task, once, after the schedule's last day; no model contains the updates of an open round. A run
+        without a closed round has no result, and waits."""
         progress = self._engine.progress
         if self._engine.closed_rounds and not progress.ended:
             progress.ended = True
@@ -220,7 +220,7 @@ class RoundCycle:
             self.announce()
 
     def _close(self, now: float) -> bool:
-        """Closes the open round, or announces that it goes on otherwise; True if it is closed."""
+        """Closes the open round, or announces its changed plan; returns True if it is closed."""
         engine, before = self._engine, self._engine.plan
         try:
             if not engine.should_close(now, ready=len(self._present)):
@@ -241,7 +241,7 @@ class RoundCycle:
         if self._charges is not None:
             try:
                 self._charges.closed(summary.round)
-            except StoreError as error:  # what was noted before is an upper bound
+            except StoreError as error:  # the earlier note is an upper bound
                 log.warning("%s", error)
         self._on_closed(served - engine.model.digests)
         if not summary.participants:
@@ -253,7 +253,7 @@ class RoundCycle:
         return True
 
     def _open(self, now: float, *, linked: bool) -> bool:
-        """Opens the next round if enough devices are there; True if it did."""
+        """Opens the next round if enough devices are present; returns True if it did."""
         engine = self._engine
         if engine.finished or engine.plan is not None or not linked or now < self._retry_open_at:
             return False
@@ -262,7 +262,7 @@ class RoundCycle:
         try:
             engine.open_round(self._present, roster=self._current_roster())
         except (StoreError, BadInput) as error:
-            if str(error) != self._open_error:  # it may last for days, as where the operator has a roster to sign
+            if str(error) != self._open_error:  # it may last for days, such as until the operator signs a roster
                 log.error("the next round cannot be opened yet: %s", error)
             self._open_error = str(error)
             self._idle_since, self._retry_open_at = now, now + RETRY_S
@@ -276,7 +276,7 @@ class RoundCycle:
         return True
 
     def _current_roster(self) -> Roster | None:
-        """The roster of a secure sum. Raises `BadInput` where the operator should have signed one, and has not."""
+        """Returns the roster of a secure sum. Raises `BadInput` if the operator should have signed one, but has not."""
         if self._roster is None:
             return self._enrolment.roster()
         listed = self._roster.current()
@@ -287,10 +287,10 @@ class RoundCycle:
     def _enough_present(self, now: float) -> bool:
         rules, least = self._engine.prepared.task.round, self._engine.min_devices
         rate = self._engine.drawn_at
-        if not (rules.min_devices or (rules.cohort_size and rate is None)):  # the whole fleet: of it, none blocked
-            least = max(rules.min_updates, least - self._enrolment.blocked)  # with fewer, all would be spent in vain
+        if not (rules.min_devices or (rules.cohort_size and rate is None)):  # the whole fleet, without blocked
+            least = max(rules.min_updates, least - self._enrolment.blocked)  # fewer would waste all charges
         waited_s = now - self._idle_since
-        if waited_s >= self._rhythm.left_s() / 3:  # a quarter of the window: who is not there comes in the next one
+        if waited_s >= self._rhythm.left_s() / 3:  # a quarter of the window: absent devices join the next round
             waited_s = math.inf
         return may_open(
             rules,

@@ -1,10 +1,10 @@
-"""The rounds of a run, without a network: open, accept updates, close. The simulator calls the same class.
+"""Runs the rounds of a task without a network: opens them, accepts updates, closes them; also used by the simulator.
 
-Every step that must survive is committed before its effect is visible: an update with the device's new public
-state and its privacy charge in one transaction, then it is added to the sums; of a secure sum the set of its devices,
-then a committee's answers for that set; a checkpoint, then the transaction that closes the round. A new engine on the
-same store goes on where the last one was killed: sums are exact, so re-adding the stored updates of an open round in
-any order gives the same bits.
+Every step that must survive is committed before its effect is visible: an update is stored with the device's new public
+state and its privacy charge in one transaction, then added to the sums; for a secure sum the set of its devices is
+stored, then a committee's answers for that set; a checkpoint is written, then a transaction closes the round. A new
+engine on the same store continues where the last one was killed: sums are exact, so adding the stored updates of an
+open round again in any order gives the same bits.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ log = logging.getLogger("hushfleet.aggregator")
 class RoundEngine:
     """Opens and closes the rounds of one task on one store.
 
-    :param device: that holds the sums, see `ExactSum`.
+    :param device: the compute device that holds the sums, see `ExactSum`.
     :param clock: unix seconds.
     :param monotonic: the clock of the deadline.
-    :param masked: False, FOR SIMULATION ONLY: devices send zeros for their masks, which cancel anyhow, and no committee
-        is asked.
-    :param update_format: another than the field's FOR SIMULATION ONLY.
+    :param masked: False, FOR SIMULATION ONLY: devices send zeros as masks, because masks cancel, and no committee is
+        asked.
+    :param update_format: a format other than the field's is FOR SIMULATION ONLY.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RoundEngine:
         if last is not None and last.phase != "closed":
             self._resume(last)
 
-    # what is going on
+    # state
 
     @property
     def global_params(self) -> np.ndarray:
@@ -100,7 +100,7 @@ class RoundEngine:
 
     @property
     def global_digest(self) -> bytes:
-        """SHA-256 of what devices get as the current model."""
+        """SHA-256 of the current model in the form that devices get."""
         return self.model.digest
 
     @property
@@ -115,7 +115,7 @@ class RoundEngine:
 
     @property
     def collects_updates(self) -> bool:
-        """Whether a round is open, and the devices of its sum are not settled."""
+        """True if a round is open, and the devices of its sum are not fixed yet."""
         return self._plan is not None and self._plan.phase == "open"
 
     @property
@@ -125,7 +125,7 @@ class RoundEngine:
 
     @property
     def finished(self) -> bool:
-        """Whether no further round will open."""
+        """True if no further round will open."""
         return self.progress.finished
 
     @property
@@ -136,7 +136,7 @@ class RoundEngine:
 
     @property
     def drawn_at(self) -> float | None:
-        """Probability that a device is drawn for a secure sum; None where cohorts are chosen."""
+        """Probability that a device is drawn for a secure sum; None if cohorts are chosen."""
         return None if self.spec.privacy.secure is None else self.prepared.task.sampling_rate
 
     @property
@@ -165,10 +165,10 @@ class RoundEngine:
     # a round
 
     def open_round(self, present: Iterable[str], *, roster: Roster | None = None) -> RoundPlan:
-        """Opens the next round. Raises `BadInput` where none can be opened.
+        """Opens the next round. Raises `BadInput` if none can be opened.
 
-        :param present: a cohort is chosen among them; a secure sum's follows from the roster alone.
-        :param roster: of a secure sum; by default all devices that the store knows and that are not excluded.
+        :param present: the devices among which a cohort is chosen; a secure sum's cohort depends only on the roster.
+        :param roster: for a secure sum; by default all devices that the store knows and that are not excluded.
         """
         if self._plan is not None or self.finished:
             raise BadInput(f"no round can be opened: round {self.closed_rounds} of {self.spec.rounds}")
@@ -193,23 +193,23 @@ class RoundEngine:
         self._begin(plan)
 
     def _held(self, device: str) -> bytes:
-        """Returns the digest of the public state that is held of the device, 16 bytes."""
+        """Returns the digest of the public state that the aggregator holds for the device, 16 bytes."""
         row = self.store.device(device)
         return row.public_digest if row and row.public_digest else self._newcomer_digest
 
     def keys_changed(self, devices: Collection[str]) -> bool:
-        """Notes devices with another key, as new cards have; returns whether the open round's plan has changed.
+        """Notes devices with a new key, such as new cards; returns whether the open round's plan has changed.
 
-        They may take part in the round, unless they know that an earlier card may have, so it waits for them again.
+        The round waits for them again: they may take part, unless they know that an earlier card may have done so.
         """
         if self.collects_updates:
             self.responses.keys_changed(*devices)
         return self._look_at_states()
 
     def _look_at_states(self) -> bool:
-        """Updates the open plan where a device has another key and begins anew; returns whether it has changed.
+        """Updates the open plan if a device has a new key and starts again; returns whether the plan has changed.
 
-        A plan that named the former board's state would make the next one take itself for a copy that was put back.
+        If a plan named the former board's state, the new board would consider itself a restored copy.
         """
         if self._plan is None:
             return False
@@ -221,7 +221,7 @@ class RoundEngine:
 
     def _open_secure(self, number: int, roster: Roster) -> None:
         if (spec := self.spec.privacy.secure) is not None:
-            check_signed_limits(spec, roster)  # no draw mends that
+            check_signed_limits(spec, roster)  # no draw can correct this
         data, wanted = roster.to_bytes(), self._rules.cohort_size
         secure = SecurePlan(BlobRef.of(data), min(1.0, wanted / len(roster.devices)) if wanted else 1.0)
         self.roster = data
@@ -236,8 +236,8 @@ class RoundEngine:
         self._plan = plan
 
     def accept(self, device: str, data: bytes) -> CheckedUpdate:
-        """Takes an update, or a member's answer, that came from `device`. Whatever the bytes are, its `code` says what
-        became of it."""
+        """Takes an update, or a member's answer, from `device`. The bytes may be anything; the `code` of the returned
+        update is the result."""
         update = CheckedUpdate(device, data)
         try:
             if is_answer(data):
@@ -278,7 +278,7 @@ class RoundEngine:
         update.acknowledge("accepted")
 
     def admit(self, update: CheckedUpdate) -> bool:
-        """Whether an offered update, or answer, may be sent at present; else its `code` says why not."""
+        """Returns whether an offered update or answer may be sent at present; if not, its `code` says why."""
         try:
             return self._is_new(update)
         except Refusal as refusal:
@@ -295,8 +295,8 @@ class RoundEngine:
         return is_new(update, self.store, plan, cohort=self.cohort, expects=self.responses.expects)
 
     def decline(self, device: str, code: str, reason: str, *, round: int) -> bool:
-        """Notes that a cohort member will not send an update; returns False if this has no consequence, as after the
-        devices of a sum are settled: whoever was too slow to train still answers as a member."""
+        """Notes that a cohort member will not send an update; returns False if this has no effect, such as after the
+        devices of a sum are fixed: a device that was too slow to train still answers as a member."""
         if not self.collects_updates or round != self._open_plan.round or not self.responses.expects(device):
             return False
         self.store.put_decline(round, device, code=code, reason=reason)
@@ -312,7 +312,7 @@ class RoundEngine:
         self.responses.back(device)
 
     def exclude(self, *devices: str) -> None:
-        """Takes nothing more from these devices and expects nothing of them; what was accepted stays."""
+        """Accepts nothing more from these devices and waits for none of them; accepted updates stay."""
         self._excluded.update(devices)
         self.responses.answer(*devices)
 
@@ -321,9 +321,9 @@ class RoundEngine:
         self._excluded.discard(device)
 
     def should_close(self, now: float | None = None, *, ready: int = 0) -> bool:
-        """Whether the open round is over; at a deadline with too few updates it is extended instead.
+        """Returns whether the open round is over; at a deadline with too few updates it extends the round instead.
 
-        :param now: of the monotonic clock.
+        :param now: seconds of the monotonic clock.
         :param ready: how many devices are present for a next round.
         """
         if self._plan is None:
@@ -335,12 +335,12 @@ class RoundEngine:
         if decision == "close" and isinstance(self._sum, SecureSum):
             decision = self._closing(self._sum, now)
         if decision == "extend":
-            # another number than before, so that devices see that the plan has changed
+            # a new number, so that devices see that the plan has changed
             self._plan = replace(self._open_plan, deadline_s=self.responses.announced_deadline_s)
         return decision == "close"
 
     def _closing(self, collected: SecureSum, now: float) -> Decision:
-        """Settles the set of devices once no update is waited for, or tries to open the sum once no answer is."""
+        """Fixes the set of devices if no update is expected any more, or tries to open the sum if no answer is."""
         if not collected.asks_members:
             return collected.closing(now)
         if collected.count < self._least_updates:
@@ -352,10 +352,10 @@ class RoundEngine:
         return "wait"
 
     def close(self, *, opens: bool = True) -> RoundSummary:
-        """Makes the next global model of what was accepted, and commits the round.
+        """Computes the next global model from the accepted updates, and commits the round.
 
-        With fewer than `min_updates`, or where a secure sum cannot be opened (in a simulation, not `opens`), the model
-        stays as it is. Raises `StoreFull` if the disk is full; `close` may be called again, as the round is still open.
+        With fewer than `min_updates`, or if a secure sum cannot be opened (in a simulation: if not `opens`), the model
+        does not change. Raises `StoreFull` if the disk is full; the round stays open, and `close` may be called again.
         """
         plan, row = self._open_plan, self.store.last_round()
         updates = self.store.updates(plan.round)
@@ -384,7 +384,7 @@ class RoundEngine:
         self._plan, self._sum = None, None
         return summary
 
-    # inside
+    # internal
 
     @property
     def _open_plan(self) -> RoundPlan:
@@ -427,7 +427,7 @@ class RoundEngine:
         )
 
     def _begin(self, plan: RoundPlan) -> None:
-        """Raises `BadInput` where no sum can be made, unless that is so by the draw of this round alone."""
+        """Begins the sum of a plan. Raises `BadInput` if this is impossible, unless it is due only to this draw."""
         try:
             self._sum = self._sum_of(plan)
         except BadInput as error:
@@ -439,7 +439,7 @@ class RoundEngine:
         self.responses.answer(*self._excluded)
 
     def _refuse(self, update: CheckedUpdate, refusal: Refusal) -> None:
-        """Writes a refusal into the update; where the device itself is to blame, notes the fault."""
+        """Writes a refusal into the update; stores the fault if the device itself is responsible."""
         update.refuse(refusal.code, refusal.reason)
         if refusal.final:
             self.responses.answer(update.device)

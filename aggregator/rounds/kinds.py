@@ -1,4 +1,4 @@
-"""Two kinds of rounds of a task: those that train, and those that ask devices a question."""
+"""Defines the two kinds of rounds of a task: rounds that train, and rounds that ask devices a question."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class RoundKind(NamedTuple):
     """A kind of rounds.
 
-    :param checks: of its updates, with the specification and the method of such a round.
-    :param question: asked in it; None where devices train.
+    :param checks: the checks of its updates, with the specification and the method of such a round.
+    :param question: the question that it asks; None if devices train.
     """
 
     checks: UpdateChecks
@@ -49,11 +49,11 @@ class RoundKind(NamedTuple):
         roster: bytes | None,
         **of_sums: Any,
     ) -> PlainSum | SecureSum:
-        """Makes the sum of a round. Raises `BadInput` where none can be made.
+        """Creates the sum of a round. Raises `BadInput` if this is impossible.
 
         :param half: the method's server half; answers are averaged.
-        :param device, of_sums: of a plain sum, and what else a secure sum takes.
-        :param roster: stored with the round; None where it has none.
+        :param device, of_sums: for a plain sum, and the other arguments of a secure sum.
+        :param roster: the roster that is stored with the round; None if it has none.
         """
         checks, secure = self.checks, self.checks.spec.privacy.secure
         if self.question is not None:
@@ -66,7 +66,7 @@ class RoundKind(NamedTuple):
 
 
 class RoundKinds:
-    """The kinds of a run. Answers are averaged, whatever is made of updates."""
+    """The kinds of rounds of a run. Answers are always averaged, however updates are aggregated."""
 
     def __init__(self, prepared: PreparedTask, store: AggregatorStore, update_format: UpdateFormat) -> None:
         spec, rules = prepared.spec, prepared.task.round

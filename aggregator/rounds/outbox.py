@@ -1,4 +1,4 @@
-"""The aggregator's signed messages, on the link whose will says that it is gone."""
+"""Sends the aggregator's signed messages, on a link whose will announces that the aggregator is lost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hushfleet.wire.link.interface import Link, Will
 
 
 class Outbox:
-    """Every method that sends raises `LinkLost` where there is no connection.
+    """The outgoing messages. Every method that sends raises `LinkLost` if there is no connection.
 
-    :param connect: makes the link, given the will that the broker must publish when the link dies.
+    :param connect: creates the link from the will that the broker must publish when the link dies.
     :param epoch: the number of this start of the key.
     """
 
@@ -47,7 +47,7 @@ class Outbox:
         self._publish(self.topics.round, replace(plan, epoch=self.epoch), retain=True)
 
     def frame(self, frame: Frame) -> None:
-        """Publishes a chunk of a blob to all that want it."""
+        """Publishes a chunk of a blob to all devices that want it."""
         self.link.publish(self.topics.blob(frame.digest), frame.data)
 
     def _state(self, state: Literal["ready", "lost"]) -> ServerState:

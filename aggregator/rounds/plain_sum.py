@@ -1,7 +1,7 @@
-"""The updates of a round that the aggregator sees one by one: checked, decoded, added.
+"""Sums the updates of a round that the aggregator sees one by one: checks, decodes and adds them.
 
-Nothing here depends on the order in which updates came, so a restarted aggregator that adds the stored ones again has
-the same bits.
+Nothing here depends on the order in which updates arrive, so a restarted aggregator that adds the stored updates again
+gets the same bits.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hushfleet.wire.format.messages import RoundPlan
 
 
 class PlainSum(RoundSum):
-    """The sums of one round, and what the accepted headers say beside the values.
+    """The sums of one round, and the other data of the accepted headers.
 
-    :param server: makes the new global vector of them.
-    :param rules: the task's, with the kind of aggregate.
+    :param server: computes the new global vector from them.
+    :param rules: the task's rules, with the kind of aggregate.
     :param device: holds the sums of a mean, see `ExactSum`.
     """
 
@@ -46,7 +46,7 @@ class PlainSum(RoundSum):
         self._layout = checks.layout
         self.cohort = AnyDevice(store) if plan.max_staleness else plan.cohort
         self._sums = ExactSum(self._layout.size, device=device) if rules.aggregation == "mean" else None
-        self._reports: dict[tuple[str, int], tuple[float, ...]] = {}  # of device and round, as `_noise`
+        self._reports: dict[tuple[str, int], tuple[float, ...]] = {}  # by device and round, like `_noise`
         self._noise: dict[tuple[str, int], Noise] = {}
 
     @property
@@ -95,13 +95,13 @@ class PlainSum(RoundSum):
         return self._server.aggregated(*found)
 
     def _stored(self) -> Iterator[CheckedUpdate]:
-        """Yields what was accepted, from its bytes, in the order of the devices' names."""
+        """Yields the accepted updates, decoded from their bytes, in the order of the devices' names."""
         for row in self._store.updates(self._plan.round):
             yield self._checks.stored(row.device, row.round)
 
 
 class AnyDevice(Collection[str]):
-    """The cohort of a buffered round: any device of the run may take part. It lists those that are known so far."""
+    """The cohort of a buffered round: any device of the run may take part. Iteration gives the devices known so far."""
 
     def __init__(self, store: AggregatorStore) -> None:
         self._store = store

@@ -1,7 +1,7 @@
-"""The rules of who takes part in a round, when it opens and when it is over, without models, stores or messages.
+"""Decides who takes part in a round, when it opens and when it is over, without models, stores or messages.
 
-The aggregator asks them in real time, and the simulator's virtual clock asks the same ones about fleets that are
-only computed, so that a policy that is compared there is the policy that the field will have.
+The aggregator applies these rules in real time, and the simulator's virtual clock applies the same rules to computed
+fleets, so that a policy that is compared there is the same as in the field.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hushfleet.wire.format.messages import MAX_COHORT, MAX_MESSAGE_BYTES
 LONGEST_GRACE_S = 60.0
 LONGEST_ANSWERS_GRACE_S = 10.0
 MOST_EXTENSIONS = 3
-"""Extensions of the deadline for a committee's answers, since a few silent members must not hold up a fleet."""
+"""Most extensions of the deadline for a committee's answers: a few silent members must not delay a fleet."""
 _STREAM = 0x434F4852
 _PLAN_FIXED_BYTES = 2048  # with the most controls and differences that a plan may have
 _PLAN_ENTRY_BYTES = 20
@@ -29,9 +29,9 @@ Decision = Literal["wait", "extend", "close"]
 def choose_cohort(present: Iterable[str], *, size: int, seed: int, round: int) -> list[str]:
     """Returns the cohort, sorted; never larger than a round plan can name.
 
-    :param size: how many; 0 for all that are present.
+    :param size: the number of devices; 0 for all that are present.
 
-    The order in which devices appeared, and what was chosen in other rounds, play no part.
+    The result does not depend on the order in which devices appeared, or on the cohorts of other rounds.
     """
     names = sorted(set(present))
     wanted = min(size or len(names), len(names), MAX_COHORT)
@@ -47,9 +47,9 @@ def choose_cohort(present: Iterable[str], *, size: int, seed: int, round: int) -
 
 
 def rises_no_more(accuracies: Sequence[float | None], patience: int) -> bool:
-    """Whether the last `patience` rounds have not brought a higher accuracy than those before them.
+    """Returns whether the last `patience` rounds have not reached a higher accuracy than the rounds before them.
 
-    :param accuracies: of the global model after each round; None where it was not measured.
+    :param accuracies: accuracy of the global model after each round; None if it was not measured.
     """
     if not patience or len(accuracies) <= patience:
         return False
@@ -58,12 +58,12 @@ def rises_no_more(accuracies: Sequence[float | None], patience: int) -> bool:
 
 
 class ClosingRule:
-    """The rule of who is still expected in the open round, and whether waiting for them is worth it.
+    """Decides which devices are still expected in the open round, and whether to wait for them.
 
-    :param rules: of the task.
-    :param least_ready: how many devices a next round needs, see `least_devices`.
+    :param rules: the rules of the task.
+    :param least_ready: the number of devices that a next round needs, see `least_devices`.
 
-    Times are seconds of one monotonic clock. `begin` starts a round; who is lost is remembered between rounds.
+    Times are seconds of one monotonic clock. `begin` starts a round; lost devices are remembered between rounds.
     """
 
     def __init__(self, rules: RoundSection, *, least_ready: int) -> None:
@@ -81,14 +81,14 @@ class ClosingRule:
         self.deadline = 0.0
 
     def begin(self, cohort: Collection[str], *, now: float) -> None:
-        """Waits for updates."""
+        """Starts to wait for updates."""
         wanted = math.ceil(self.rules.quorum * len(cohort) - 1e-9)
         least = self.rules.min_updates
-        # never fewer than `min_updates` can close a round at once
+        # fewer than `min_updates` never close a round at once
         self._begin(cohort, least, max(wanted, min(least, len(cohort))), math.inf, now)
 
     def begin_answers(self, members: Collection[str], *, least: int, now: float) -> None:
-        """Waits for the answers of a committee, of which `least` are enough."""
+        """Starts to wait for the answers of a committee; `least` of them are enough."""
         self._begin(members, least, len(members), MOST_EXTENSIONS, now)
 
     def _begin(self, names: Collection[str], least: int, quorum: int, most_extensions: float, now: float) -> None:
@@ -114,11 +114,11 @@ class ClosingRule:
         return self.rules.deadline_s * (1 + self.extensions)
 
     def close_by(self, at: float) -> None:
-        """Moves the deadline forward, once there is enough."""
+        """Moves the deadline to `at`, if that is earlier."""
         self.deadline = min(self.deadline, at)
 
     def wait_longer(self, now: float) -> bool:
-        """Extends the deadline; False where that is of no use."""
+        """Extends the deadline; returns False if this would be useless."""
         if not self._waiting or self.extensions >= self._most_extensions:
             return False
         self.extensions += 1
@@ -126,11 +126,11 @@ class ClosingRule:
         return True
 
     def expects(self, device: str) -> bool:
-        """Whether this cohort member has neither been accepted nor given another final answer."""
+        """Returns whether this cohort member has neither been accepted nor given another final answer."""
         return device in self._waiting
 
     def keys_changed(self, *devices: str) -> None:
-        """Expects answers again of cohort members that have come with another key, whatever their former cards did."""
+        """Expects answers again from cohort members that have a new key, whatever their former cards did."""
         new = self._cohort.intersection(devices)
         self._new_cards |= new
         self._declined -= new
@@ -147,7 +147,7 @@ class ClosingRule:
         self.answer(*devices)
 
     def ask_again(self) -> None:
-        """Expects answers again of those that have declined: they hear of a round that has rested anew."""
+        """Expects answers again from devices that have declined: a round that has rested is announced to them again."""
         self._waiting |= self._declined
         self._declined = set()
 
@@ -156,10 +156,10 @@ class ClosingRule:
         self._waiting.difference_update(devices)
 
     def lost(self, device: str, *, now: float) -> None:
-        """Notes that a connection died. Unless the device is `back` within the grace period, nothing is expected of it.
+        """Notes a lost connection. If the device is not `back` within the grace period, it is no longer expected.
 
-        A board that reboots after a power cut sends what it has committed, and closing without it would waste the
-        privacy that it spent.
+        A board that reboots after a power cut sends its committed update, and closing without it would waste the
+        privacy budget that it spent.
         """
         self._gone.setdefault(device, now)
 
@@ -172,9 +172,10 @@ class ClosingRule:
 
         :param ready: how many devices are present for a next round.
 
-        A round with too few updates is given up only at a deadline, and only if waiting is pointless: all of the
-        cohort has answered, or after one extension all that are present have, and others are ready. One without updates
-        whose cohort are new cards that have all declined is given up at once: they may take part in the next one.
+        A round with too few updates is given up only at a deadline, and only if waiting is useless: the whole cohort
+        has answered, or after an extension all present devices have, and enough devices are ready for a next round. A
+        round without updates whose cohort are new cards that have all declined is given up at once: they may take part
+        in the next one.
         """
         enough, silent = self.accepted >= self._least, self._is_silent(now)
         if self.accepted >= self._quorum or (enough and silent) or self._is_of_new_cards:
@@ -189,15 +190,15 @@ class ClosingRule:
         return not self.accepted and bool(self._cohort) and self._cohort <= self._new_cards & self._declined
 
     def _is_silent(self, now: float) -> bool:
-        """Whether nobody who may still answer is left: all others have answered or are lost for good."""
+        """Returns whether no device that may still answer is left: all have answered or are lost for good."""
         longest_ago = now - self.grace_s
         return all(self._gone.get(device, math.inf) <= longest_ago for device in self._waiting)
 
 
 class BufferRule(ClosingRule):
-    """The rule of a buffered round: it is over once `buffer_size` updates have come, whosever they are.
+    """The rule of a buffered round: it is over once `buffer_size` updates have arrived, from any devices.
 
-    Nobody is waited for, so it has no deadline, and everybody may still answer who has not.
+    It waits for no particular device, so it has no deadline, and every device that has not answered still may.
     """
 
     def __init__(self, rules: RoundSection, *, least_ready: int) -> None:
@@ -230,7 +231,7 @@ class BufferRule(ClosingRule):
 
 
 def closing_rule(rules: RoundSection, *, least_ready: int) -> ClosingRule:
-    """Makes the rule of a task's rounds; parameters are those of `ClosingRule`."""
+    """Returns the rule of a task's rounds; the parameters are those of `ClosingRule`."""
     return (BufferRule if rules.buffered else ClosingRule)(rules, least_ready=least_ready)
 
 
@@ -246,11 +247,11 @@ def least_devices(rules: RoundSection, *, devices: int, drawn: bool = False) -> 
 def may_open(
     rules: RoundSection, present: int, *, least: int, closed_rounds: int, waited_s: float, rate: float = 1.0
 ) -> bool:
-    """Whether a round may open: all are present, or, where the task asks for no number, some after a deadline's wait.
+    """Returns whether a round may open: enough are present, or, if the task sets no number, some after a deadline.
 
-    :param least: of `least_devices`.
-    :param waited_s: since the last round closed.
-    :param rate: with which probability each of those present is drawn.
+    :param least: the result of `least_devices`.
+    :param waited_s: seconds since the last round closed.
+    :param rate: the probability that a present device is drawn.
     """
     if present >= least:
         return True

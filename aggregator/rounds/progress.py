@@ -1,6 +1,6 @@
-"""The result of the closed rounds of a run: a global model, the state of the server half, who trained on what.
+"""Keeps the results of a run's closed rounds: global model, state of the server half, and each device's last model.
 
-A closing round stores all of it in one transaction, so a new process finds what the last one had.
+A closing round stores all of it in one transaction, so a new process finds the state of the last one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class TaskProgress:
-    """Read from the store when it is made. Raises `StoreError` where that is damaged.
+    """The progress of a task, read from the store at its creation. Raises `StoreError` if the store is damaged.
 
-    `trained_on` is, of each device, SHA-256 of the model that it trained on when it was last accepted. `ended` is set
-    by whoever knows that no further round opens, as by a calendar.
+    `trained_on` is, for each device, SHA-256 of the model on which its last accepted update was trained. The caller
+    sets `ended` if no further round opens, for example because of a calendar.
     """
 
     def __init__(self, store: AggregatorStore, prepared: PreparedTask) -> None:
@@ -51,7 +51,7 @@ class TaskProgress:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are closed, the global model has not become better for long enough, or none opens."""
+        """True if all rounds are closed, the model has not improved for `patience` rounds, or no round will open."""
         rules, closed = self._prepared.task.round, self.closed_rounds >= self._prepared.spec.rounds
         return closed or self.ended or rises_no_more(self._accuracies, rules.patience)
 
@@ -62,10 +62,10 @@ class TaskProgress:
         return self._announced(self.closed_rounds, phase, cohort={}, noise_split=1, deadline_s=0.0)
 
     def plan(self, number: int, cohort: dict[str, bytes], secure: SecurePlan | None = None) -> RoundPlan:
-        """Makes the plan of a round.
+        """Returns the plan of a round.
 
         :param cohort: device -> digest of its public state; empty for a secure sum and a buffered round, whose plans
-            name nobody.
+            name no devices.
         """
         task, rules = self._prepared.spec, self._prepared.task.round
         secure_spec = task.privacy.secure
@@ -94,9 +94,9 @@ class TaskProgress:
         return ServerRound(self._method, self.model.params, self._server)
 
     def next_model(self, round: int, collected: RoundSum | None) -> NextModel:
-        """Returns the model that devices get after the open round; at the end, what the method makes of all rounds.
+        """Returns the model that devices get after the open round; after the last training, the method's final model.
 
-        :param collected: its open sum; None where the model stays as it is.
+        :param collected: its open sum; None if the model does not change.
         """
         before = self.model.params
         after = before if collected is None else collected.aggregated()
@@ -124,7 +124,7 @@ class TaskProgress:
     ) -> None:
         """Commits the round of `summary`. Raises `StoreFull`, and may then be called again.
 
-        :param collected: as for `next_model`; of the updates of `devices`.
+        :param collected: as for `next_model`; the sum of the updates of `devices`.
         :param at: unix seconds.
         """
         round, before = summary.round, self.model.digest
@@ -139,7 +139,7 @@ class TaskProgress:
         self.model.advance(round, following)
         self.closed_rounds, self._server = round, server
         self._accuracies.append(summary.accuracy_global)
-        if self._prepared.task.round.buffered:  # not all of them have trained on this one
+        if self._prepared.task.round.buffered:  # not all devices have trained on this model
             self.trained_on |= dict(self._store.summed_models(round))
         else:
             self.trained_on |= dict.fromkeys(devices, before)
@@ -147,7 +147,7 @@ class TaskProgress:
     def _with_vectors(
         self, following: NextModel, server: ServerArrays, round: int, collected: RoundSum
     ) -> tuple[NextModel, ServerArrays]:
-        """Returns the model with the vectors of the new state, and that state with the vectors as devices have them."""
+        """Returns the model with the new state's vectors, and that state with the vectors in the form devices get."""
         names, params = self._method.server.vectors, following.params
         if not names:
             return following, server
@@ -159,7 +159,7 @@ class TaskProgress:
                     f"devices take {params.size} finite values"
                 )
         found = self._step(following.target, vectors, round, collected)
-        if not np.array_equal(found.params, params):  # no difference leads there: the model is the one that was tested
+        if not np.array_equal(found.params, params):  # no difference leads to the tested model, so it is sent whole
             whole = np.concatenate([params, *vectors.values()])
             found = NextModel(following.target, whole, params_digest(whole), None)
         return found, server | self.model.vectors_of(found.published)

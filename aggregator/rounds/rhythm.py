@@ -1,8 +1,8 @@
-"""When a run's rounds may be open: by its task's schedule and the operator's pause, over restarts and clocks that jump.
+"""Decides when a run's rounds may be open: by schedule and the operator's pause, across restarts and clock jumps.
 
-What counts is the time that has really passed since the last round opened. While the process lives, a clock that is set
-forward or back moves the moment of that opening with it, in the store as well. A clock that was set back while nothing
-ran makes an opening lie in the future: then it counts as of now.
+The time that has really passed since the last round opened decides. While the process lives, a clock that is set
+forward or back moves the time of that opening by the same amount, also in the store. If a clock was set back while
+nothing ran, the opening may be in the future: then it counts as now.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hushfleet.aggregator.storage.store import AggregatorStore
 from hushfleet.errors import StoreError
 
 JUMP_S = 2.0
-"""A clock that moves by less against the time since the machine's start is corrected, and not set."""
+"""If a clock moves by less than this against the time since the machine's start, this is a correction, not a jump."""
 _KEY = "last_opening"
 
 log = logging.getLogger("hushfleet.aggregator")
 
 
 def since_boot() -> float:
-    """Returns seconds of a clock that nobody sets, and which goes on while the machine sleeps where it can."""
+    """Returns seconds of a clock that nobody sets, and that runs while the machine sleeps if the system has one."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -53,7 +53,7 @@ class Rhythm:
         self._store, self._pause = store, pause
         self._wall, self._elapsed = wall, elapsed
         self._offset = wall() - elapsed()
-        self._opens = self._ends = 0.0  # as computed last, until then
+        self._opens = self._ends = 0.0  # last results, which are valid until these times
         self._last = self._read()
 
     @property
@@ -63,36 +63,36 @@ class Rhythm:
 
     @property
     def paused(self) -> bool:
-        """Whether an operator has paused training."""
+        """True if an operator has paused training."""
         return self._pause is not None and self._pause.exists()
 
     def opens(self) -> float:
-        """Returns when the next round may open, in unix seconds, now or later; infinity where none opens any more."""
+        """Returns when the next round may open, in unix seconds, now or later; infinity if none opens any more."""
         now = self._now()
         if self._schedule is not None and self._opens <= now:
             self._opens = self._schedule.opens(now, last=self._last)
         return max(now, self._opens)
 
     def is_due(self) -> bool:
-        """Whether the next round may open now."""
+        """Returns whether the next round may open now."""
         return not self.paused and self.opens() <= self._now()
 
     def left_s(self) -> float:
-        """Returns seconds until the window that is open now ends: 0 where none is, infinity where there are none."""
+        """Returns seconds until the window that is open now ends: 0 if none is, infinity if there are no windows."""
         now = self._now()
         if self._schedule is not None and self._ends <= now:
             self._ends = self._schedule.ends(now)
         return max(0.0, self._ends - now) if self._schedule is not None else math.inf
 
     def goes_on(self) -> float:
-        """Returns when a round that its window has ended goes on, in unix seconds."""
+        """Returns when a round that rests after its window continues, in unix seconds."""
         return self._now() if self._schedule is None else self._schedule.opens(self._now(), last=None)
 
     def opened(self) -> None:
-        """Notes the round that has been opened, and stored, now."""
+        """Notes the round that has just been opened and stored."""
         offset, self._last, self._opens = self._offset, None, 0.0
         self._last = self._now()
-        if self._offset != offset:  # the store may have its moment by the clock as it was
+        if self._offset != offset:  # the stored time may come from the clock before the jump
             self._note(self._last)
 
     def _now(self) -> float:
@@ -120,5 +120,5 @@ class Rhythm:
         row, self._last = self._store.last_round(), last
         try:
             self._store.put(_KEY, json.dumps({"round": 0 if row is None else row.round, "at": last}).encode())
-        except StoreError as error:  # a full disk: after a restart the clock counts as it is
+        except StoreError as error:  # a full disk: after a restart the clock is trusted
             log.warning("%s", error)

@@ -1,4 +1,4 @@
-"""The fields of the events that the coordinator and the fast engine both write (docs/result.md)."""
+"""Builds the fields of the events that the coordinator and the fast engine both write (docs/result.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hushfleet.wire.format.messages import RoundPlan
 
 
 def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
-    """Returns the fields of `run`: the run that begins, or goes on."""
+    """Returns the fields of `run`: a run begins, or continues."""
     method = method_of(spec)
     return {
         "task": spec.task,
@@ -36,7 +36,7 @@ def run_fields(spec: TaskSpec, *, engine: str, devices: int) -> dict[str, Any]:
 
 
 def open_fields(engine: RoundEngine) -> dict[str, Any]:
-    """Returns the fields of `round_open`: who takes part; where the plan names nobody, how many."""
+    """Returns the fields of `round_open`: the cohort, or only its size if the plan names no devices."""
     plan = engine.announcement
     if plan.secure is None and not plan.max_staleness:
         return {"round": plan.round, "cohort": sorted(plan.cohort)}
@@ -45,7 +45,7 @@ def open_fields(engine: RoundEngine) -> dict[str, Any]:
 
 
 def changed_plan(before: RoundPlan | None, engine: RoundEngine) -> tuple[str, dict[str, Any]]:
-    """The event of an open round that goes on under another plan, and its fields."""
+    """Returns the event of an open round that continues with another plan, and its fields."""
     plan = engine.announcement
     fields = {"round": plan.round, "accepted": engine.accepted}
     fixed = before is not None and before.phase != plan.phase
@@ -64,9 +64,9 @@ def finished_fields(engine: RoundEngine) -> dict[str, Any]:
 
 
 def update_fields(update: CheckedUpdate, *, round: int, payload_bytes: int) -> dict[str, Any]:
-    """Returns the fields of `update` or `answer`: what became of one.
+    """Returns the fields of `update` or `answer`, with the result of its checks.
 
-    :param round: that it was made for; the event names the round whose sum has it.
+    :param round: the round that it was made for; the event names the round whose sum contains it.
     """
     fields = {"round": round, "device": update.device, "bytes": payload_bytes, "code": update.code}
     fields["reason"] = update.reason

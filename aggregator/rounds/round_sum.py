@@ -1,6 +1,6 @@
-"""The sum of a round's updates: how one is read, how it is added, and what the aggregate is.
+"""Defines the sum of a round's updates: how an update is read and added, and how the aggregate is computed.
 
-There are two ways: `plain_sum.PlainSum` sees every update, `secure_sum.SecureSum` opens their sum alone.
+There are two kinds: `plain_sum.PlainSum` sees every update, `secure_sum.SecureSum` opens only their sum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hushfleet.wire.format.messages import RoundPlan
 
 
 class AnswerCounts(NamedTuple):
-    """Number of members of a committee, of their answers, and of bytes of all answers together."""
+    """The number of committee members, of their answers, and of bytes in all answers together."""
 
     members: int = 0
     answers: int = 0
@@ -26,10 +26,10 @@ class AnswerCounts(NamedTuple):
 
 
 class RoundSum(ABC):
-    """The sum of one open round. Nothing in it depends on the order in which updates came.
+    """The sum of one open round. Nothing in it depends on the order in which updates arrive.
 
-    `cohort` has who takes part. `answers` and `suspected_wraps` (how many values may have wrapped around, once `open`
-    was True; see `Ring`) belong to secure sums alone.
+    `cohort` holds the devices that take part. `answers` and `suspected_wraps` (how many values may have wrapped around,
+    after `open` returned True; see `Ring`) are only for secure sums.
     """
 
     _plan: RoundPlan
@@ -43,7 +43,7 @@ class RoundSum(ABC):
         """Number of updates that were added."""
 
     def plan_of(self, round: int) -> RoundPlan:
-        """Returns the plan by which an update of that round was made."""
+        """Returns the plan for which an update of that round was made."""
         return self._plan
 
     @abstractmethod
@@ -56,25 +56,25 @@ class RoundSum(ABC):
 
     @abstractmethod
     def resume(self) -> list[str]:
-        """Adds what the store has of the round, after a restart; returns its devices."""
+        """Adds the stored updates of the round after a restart; returns their devices."""
 
     def open(self) -> bool:
-        """Opens the sum, and keeps what was found; returns whether it is known."""
+        """Opens the sum, and keeps the result; returns whether the sum is known."""
         return True
 
     @property
     def reports(self) -> list[tuple[float, ...]]:
-        """Numbers that devices reported beside their values, in the order of their names."""
+        """The numbers that devices reported besides their values, in the order of the devices' names."""
         return []
 
     @property
     @abstractmethod
     def noise_stds(self) -> list[float]:
-        """Standard deviation of the noise of the aggregate, in each layer."""
+        """The standard deviation of the aggregate's noise, in each layer."""
 
     @abstractmethod
     def aggregated(self) -> np.ndarray:
-        """Returns the new global vector before it is coded, float32 `[d]`, once `open` was True."""
+        """Returns the new global vector before it is encoded, float32 `[d]`, after `open` returned True."""
 
 
 def commit(store: AggregatorStore, update: CheckedUpdate, charge: Charge, *, summed_in: int) -> None:
@@ -85,7 +85,7 @@ def commit(store: AggregatorStore, update: CheckedUpdate, charge: Charge, *, sum
     header, device, after, known = update.header, update.device, update.after, store.device(update.device)
     assert update.row is not None, "the update was not read"
     is_held = known is not None and known.public_digest == header.public_digest
-    # packing a mask takes longer than reading it, so what is there is copied
+    # packing a mask takes longer than reading it, so a stored state is copied
     before = (store.public_state(device) if is_held else None) or update.before.to_bytes()
     with store.transaction():
         store.put_update(header.round, update.row, data=update.data, public_before=before, summed_in=summed_in)

@@ -1,4 +1,4 @@
-"""The coordinator's event log: each event once, though devices repeat theirs and processes die."""
+"""Writes the coordinator's event log: each event once, although devices repeat messages and processes crash."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger("hushfleet.aggregator")
 class RunLog:
     """The events of one start of a run.
 
-    :param events: None writes none.
+    :param events: the log; None to write none.
     """
 
     def __init__(self, events: EventLog | None, engine: RoundEngine) -> None:
         self._events, self._engine = events, engine
         self._offered: dict[str, int] = {}  # the round of each device's newest offer
-        self._states: dict[str, str] = {}  # of each device
+        self._states: dict[str, str] = {}  # the state of each device
         self._broker_lost = False
 
     def note(self, kind: str, **fields: Any) -> None:
@@ -36,9 +36,9 @@ class RunLog:
             log.warning("%s", error)
 
     def begin(self) -> None:
-        """The run starts, or goes on.
+        """Writes that the run starts or continues.
 
-        After a kill between a transaction and its line in the log, the store knows what is missing.
+        If a process was killed between a transaction and its line in the log, the missing line comes from the store.
         """
         engine = self._engine
         devices = engine.prepared.task.data.devices
@@ -54,20 +54,20 @@ class RunLog:
             self.note("round_open", **open_fields(engine))
 
     def link(self, state: Literal["up", "down"]) -> None:
-        """The connection to the broker; the first one is no event."""
+        """Writes a change of the connection to the broker; the first connection is no event."""
         lost = state == "down"
         if lost != self._broker_lost:
             self._broker_lost = lost
             self.note("link", state=state)
 
     def presence(self, device: str, state: str, *, board: str = "") -> None:
-        """Notes the presence of a device where it has changed."""
+        """Writes the presence of a device if it has changed."""
         if self._states.get(device) != state:
             self._states[device] = state
             self.note("presence", device=device, state=state, board=board)
 
     def offer(self, device: str, offer: Offer) -> None:
-        """Notes the offer of an update for the open round: a sender can cause one for a device and round."""
+        """Writes the offer of an update for the open round, once for each device and round."""
         plan = self._engine.plan
         if plan is None or device not in self._engine.cohort or (offer.task, offer.round) != (plan.task, plan.round):
             return

@@ -1,8 +1,8 @@
-"""The arithmetic of a schedule: when the next round may open, and when its window ends. It reads no clock.
+"""Computes from a schedule when the next round may open, and when its window ends. It reads no clock.
 
-A window begins when the clock on the wall first shows its first minute, or a later one, and ends likewise. So on the
-day on which clocks go forward, a window within the missing hour is empty, and on the day on which they go back it is
-open once.
+A window begins when local time first shows its first minute or a later one, and ends in the same way. Therefore a
+window within the missing hour is empty on the day when clocks go forward, and is open once on the day when they go
+back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from hushfleet.aggregator.config.schedule import ScheduleSection
 
 _DAY = timedelta(days=1)
-_LONGEST_GAP = 15  # days from one window to the next, where one of a week falls into a missing hour
+_LONGEST_GAP = 15  # days from one window to the next, if a weekly one is in a missing hour
 _NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
@@ -44,7 +44,7 @@ class Schedule:
         self._always = section.between is None and not section.days
 
     def opens(self, now: float, *, last: float | None) -> float:
-        """Returns when the next round may open: `now` or later, and infinity where none opens any more.
+        """Returns when the next round may open: `now` or later, and infinity if none opens any more.
 
         :param last: when the last one opened; None before the first.
         """
@@ -58,18 +58,18 @@ class Schedule:
         return now if moment <= _utc(now) else moment.timestamp()  # a datetime is rounded to microseconds
 
     def ends(self, now: float) -> float:
-        """Returns when the window that is open now ends: `now` where none is, infinity where there are no windows."""
+        """Returns when the window that is open now ends: `now` if none is, infinity if there are no windows."""
         if self._always:
             return math.inf
         end = moment = _utc(now)
         for window in self._windows(self._day(moment) - _DAY):
             if window.begins > end:
                 break
-            end = max(end, window.ends)  # one that follows at once goes on
+            end = max(end, window.ends)  # a window that follows directly extends it
         return now if end == moment else end.timestamp()
 
     def _due(self, last: float | None) -> datetime:
-        """Returns the moment from which on the next round is due, whether a window is open then or not."""
+        """Returns the moment at which the next round becomes due, whether or not a window is open then."""
         period = self._section.period
         if last is None:
             return datetime.min.replace(tzinfo=UTC)
@@ -83,7 +83,7 @@ class Schedule:
         past = [each for each in self._windows(day - _LONGEST_GAP * _DAY, day) if each.begins <= opened]
         if past:
             day = self._day(past[-1].begins)
-        # a clock that was set may have moved the opening out of its window, and before it
+        # a changed clock may have moved the opening to a time before its window
         earliest = self._first_at(shown + period - self._length)
         return max(earliest, self._first_at(datetime.combine(day + period, self._first)))
 
@@ -99,7 +99,7 @@ class Schedule:
                     yield window
 
     def _first_at(self, shown: datetime) -> datetime:
-        """Returns the first moment at which the clock on the wall shows this time or a later one."""
+        """Returns the first moment at which local time is this time or a later one."""
         moment = shown.replace(tzinfo=self._zone).astimezone(UTC)
         if self._shown(moment) == shown:
             return moment
@@ -126,7 +126,7 @@ def local_zone() -> str:
 
 
 def moment_text(at: float, *, now: float, zone: str) -> str:
-    """Describes a moment that comes: `tomorrow 01:00 (Europe/Berlin)`."""
+    """Describes a future moment: `tomorrow 01:00 (Europe/Berlin)`."""
     moment, today = (datetime.fromtimestamp(each, ZoneInfo(zone)) for each in (at, now))
     days = (moment.date() - today.date()).days
     day = {0: "today", 1: "tomorrow"}.get(days) or f"{moment:%a} {moment.day} {moment:%b}"

@@ -1,7 +1,7 @@
-"""The updates of a round that are opened as a sum, and not one by one (`hushfleet.secure`).
+"""Sums the updates of a round so that only their sum is opened, and no single update (`hushfleet.secure`).
 
-Masked values and corrections are added modulo a prime, in whatever order they come. Once the set of devices is fixed
-and stored, the committee answers for that set, and the answers open the sum.
+Masked values and corrections are added modulo a prime, in any order of arrival. Once the set of devices is fixed and
+stored, the committee answers for that set, and the answers open the sum.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hushfleet.wire.format.identity import Identity
 from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import UpdateHeader, decode_masked
 
-_ABSURD = 4.0  # times the most that honest updates and their noise come to
+_ABSURD = 4.0  # times the largest norm of honest updates with their noise
 
 log = logging.getLogger("hushfleet.aggregator")
 
@@ -40,12 +40,12 @@ log = logging.getLogger("hushfleet.aggregator")
 class SecureSum(RoundSum):
     """The sums of one round, and the committee's answers.
 
-    :param plan: of the phase `open`, or of `unmask` with the set of devices.
-    :param responses: who is waited for; in the second phase, for the members of the committee.
+    :param plan: in the phase `open`, or in `unmask` with the set of devices.
+    :param responses: the devices that are expected; in the second phase, the members of the committee.
     :param monotonic: the clock of the deadline, in seconds.
     :param masked: False, FOR SIMULATION ONLY: devices send zeros for masks, and no answers are needed.
 
-    Raises `BadInput` where no sum can be made of this roster in this round.
+    Raises `BadInput` if this roster gives no sum in this round.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SecureSum(RoundSum):
         self._sums = Masked(np.zeros(self.round.size, np.uint32), np.zeros(corrections, np.uint32))
         self._included: set[str] = set()
         self._answers: dict[str, np.ndarray] = {}
-        self._tried = -1  # so many answers did not open the sum
+        self._tried = -1  # this number of answers did not open the sum
         self._total: np.ndarray | None = None
 
     # updates
@@ -110,11 +110,11 @@ class SecureSum(RoundSum):
 
     @property
     def asks_members(self) -> bool:
-        """Whether the set of devices must be fixed before the sum can be opened."""
+        """True if the set of devices must be fixed before the sum can be opened."""
         return self.masked and self._plan.phase == "open"
 
     @property
-    def answers(self) -> AnswerCounts:  # type: ignore[override]  # counted anew, since answers come one by one
+    def answers(self) -> AnswerCounts:  # type: ignore[override]  # counted at each call: answers come one by one
         """The committee's answers; without masks, as if all members had answered."""
         members = self.round.members
         if self.masked:
@@ -127,14 +127,14 @@ class SecureSum(RoundSum):
         return AnswerCounts(len(members), len(sizes), sum(sizes))
 
     def fixed(self) -> RoundPlan:
-        """Returns the plan that asks the committee for what was added so far."""
+        """Returns the plan that asks the committee to open the updates that were added so far."""
         included = self.round.pack_included(self._included)
         if self._plan.secure is None:
             raise BadInput(f"the plan of round {self._plan.round} has no secure sum")
         return replace(self._plan, phase="unmask", secure=replace(self._plan.secure, included=included))
 
     def ask(self, plan: RoundPlan, *, excluded: Collection[str]) -> None:
-        """Takes the plan with the set of devices, once it is stored, and waits for the committee's answers."""
+        """Takes the stored plan with the set of devices, and starts to wait for the committee's answers."""
         self._plan = plan
         rule = self.round.rule
         self._responses.begin_answers(self.round.members, least=rule.threshold, now=self._monotonic())
@@ -144,7 +144,7 @@ class SecureSum(RoundSum):
         self._hasten()
 
     def take_answer(self, update: CheckedUpdate) -> None:
-        """Checks, stores and keeps an answer that is expected. Raises `Refusal` or `StoreFull`."""
+        """Checks, stores and keeps an expected answer. Raises `Refusal` or `StoreFull`."""
         member, data = update.device, update.data
         answer = self._read_answer(member, data)
         self._store.put_answer(answer.header.round, member, data, digest=update.digest)
@@ -153,8 +153,8 @@ class SecureSum(RoundSum):
         self._hasten()
 
     def closing(self, now: float) -> Decision:
-        """Decides once nobody is waited for: what is there opens the sum, or somebody else may still answer, such as a
-        lost member that comes back before the deadline."""
+        """Decides once no member is expected: the present answers open the sum, or another member may still answer,
+        such as a lost member that comes back before the deadline."""
         if not self.masked or not self._answers:
             return "close"
         if len(self._answers) != self._tried:
@@ -166,7 +166,7 @@ class SecureSum(RoundSum):
         return "extend" if self._responses.wait_longer(now) else "close"
 
     def _hasten(self) -> None:
-        """Shortens the wait once enough members have answered: the others' answers would only show who lies."""
+        """Shortens the wait once enough members have answered: further answers would only show which members lie."""
         if len(self._answers) >= self.round.rule.threshold:
             self._responses.close_by(self._monotonic() + self._responses.answers_grace_s)
 
@@ -222,14 +222,14 @@ class SecureSum(RoundSum):
 
     @property
     def _noise_std(self) -> float:
-        """Standard deviation of the noise of a value of the sum."""
+        """The standard deviation of the noise in each value of the sum."""
         parts = self.count / self.round.spec.honest_devices
         return self._cost.bound * self._cost.noise_multiplier * math.sqrt(parts)
 
     def _unmasked(self) -> np.ndarray:
-        """Returns the sum modulo the prime, uint32 `[k]`. Raises `BadInput` where too few answers fit."""
+        """Returns the sum modulo the prime, uint32 `[k]`. Raises `BadInput` if too few answers fit."""
         summed, wrong = self.round.opened(self._sums, self._answers)
-        if wrong:  # or a device that has masked by another key than it shares with this member: no proof against either
+        if wrong:  # or a device has masked with another key than it shares with this member: no proof against either
             log.warning(
                 "round %d: the answers of %s do not fit, and the sum is opened without them",
                 self._plan.round, ", ".join(wrong),
@@ -246,7 +246,7 @@ class SecureSum(RoundSum):
             )  # fmt: skip
 
     def _is_plausible(self, total: np.ndarray) -> bool:
-        """A wrong mask, or a member's wrong answer that nothing contradicts, makes uniform values of a sum."""
+        """Returns whether a sum is plausible: a wrong mask, or an undetected wrong answer, gives uniform values."""
         norm = float(np.linalg.norm(total))
         most = self.count * self._cost.largest + self._noise_std * math.sqrt(self.round.size)
         if norm <= _ABSURD * most:
@@ -264,7 +264,7 @@ class SecureSum(RoundSum):
         self._included.add(device)
 
     def _decoded(self, device: str, data: bytes) -> tuple[UpdateHeader, memoryview]:
-        """Reads an update. Raises `Refusal` unless the roster's key signed it, since its masks are made of that key."""
+        """Reads an update. Raises `Refusal` unless the roster's key signed it: its masks come from that key."""
         try:
             return decode_masked(data, public_key=self._keys[device])
         except BadSignature as error:
@@ -287,7 +287,7 @@ class SecureSum(RoundSum):
 
 
 def roster_of(store: AggregatorStore, *, excluded: Collection[str] = ()) -> Roster:
-    """Returns a roster of all devices that the store knows. Raises `BadInput` where there are none."""
+    """Returns a roster of all devices that the store knows. Raises `BadInput` if there are none."""
     keys = {row.device: row.public_key for row in store.devices() if row.device not in excluded}
     if not keys:
         raise BadInput("no device is known, so a secure sum has no roster")
@@ -295,7 +295,7 @@ def roster_of(store: AggregatorStore, *, excluded: Collection[str] = ()) -> Rost
 
 
 def stored_roster(data: bytes) -> Roster:
-    """Reads the roster of the open round. Raises `StoreError` for one that an earlier version has stored."""
+    """Reads the roster of the open round. Raises `StoreError` if an earlier version has stored it."""
     try:
         return Roster.from_bytes(data)
     except OtherVersion as error:

@@ -1,4 +1,4 @@
-"""The method's server half in one round, and its state as bytes in the aggregator's store."""
+"""Runs the method's server half in one round, and packs its state into bytes for the aggregator's store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ServerRound:
     """A method's server half in one round.
 
     :param before: the global vector float32 `[d]` of the round.
-    :param state: that it has kept from the round before.
+    :param state: the state that it has kept from the round before.
     """
 
     method: TaskMethod
@@ -28,7 +28,7 @@ class ServerRound:
     state: ServerArrays
 
     def controls(self, round: int) -> dict[str, float]:
-        """Returns the numbers that the plan of this round tells devices."""
+        """Returns the numbers that the plan of this round gives to devices."""
         return self.method.server.controls(self.state, round)
 
     def weight(self, sent: np.ndarray) -> float:
@@ -58,7 +58,7 @@ def server_state_to_bytes(state: ServerArrays) -> bytes:
 
 
 def server_state_from_bytes(data: bytes) -> ServerArrays:
-    """Raises `StoreError` if it is not what was written."""
+    """Unpacks the named arrays. Raises `StoreError` if the bytes are not such a file."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return dict(arrays)

@@ -1,4 +1,4 @@
-"""A round that closes, as a `RoundSummary`: counted, accounted for against readers of the model, and tested."""
+"""Builds the `RoundSummary` of a closing round: its counts, its privacy against readers of the model, and its test."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def summarise(
     question: QuestionSpec | None = None,
     answer: RoundSum | None = None,
 ) -> RoundSummary:
-    """:param updates: the accepted ones.
+    """:param updates: the accepted updates.
     :param params: the new global vector float32 `[d]`.
-    :param changed: whether the updates went into it; they do not where too few came.
-    :param cohort: how many devices it had; `collected`: their sum, None where too few were drawn.
-    :param question: of a round that asked; `answer`: its open sum.
-    :param held: of each device, SHA-256 of the model that it trained on when it was last accepted before.
+    :param changed: whether the updates are part of it; they are not if there were too few.
+    :param cohort: number of devices in the cohort; `collected`: their sum, None if too few were drawn.
+    :param question: the question of a round that asked; `answer`: its open sum.
+    :param held: for each device, SHA-256 of the model on which its previous accepted update was trained.
     """
     terms = RoundTerms(plan.noise_split, plan.controls)
     charge = method.charge(terms)
@@ -99,10 +99,10 @@ def _multiplier_release(
 ) -> float | None:
     """Returns the noise multiplier of the aggregate; None without one.
 
-    Where devices choose their own noise, what they say of it is added up, and of nobody more than the standard one:
-    it is only said, and the others' epsilon must not rest on it. A median may be the very value that one device sent,
-    so with robust aggregation no device is promised more than the quietest one's own noise gives. A buffer may hold two
-    updates of one device, and counts stale ones less: so there each update protects itself alone.
+    If devices choose their own noise, their reported noise is added up, but at most the standard noise for each device:
+    reports are not verified, and the others' epsilon must not depend on them. A median may be exactly the value of one
+    device, so with robust aggregation each device is promised only the protection of the smallest own noise. A buffer
+    may hold two updates of one device, and gives stale ones less weight: there each update protects only itself.
     """
     if not participants and not rules.buffered:  # a stale update of this round may be in a later sum
         return None

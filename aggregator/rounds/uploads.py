@@ -1,7 +1,7 @@
-"""Updates from an offer to its reply: offers and chunks of accepted devices.
+"""Handles updates from an offer to its reply: offers and chunks of accepted devices.
 
-Each offer ends in one reply by digest, `Ack` or `Refused`, and the same offer again gets the same reply. A
-broker's acknowledgement says nothing; this one says that the update is in the store.
+Each offer gets one reply for its digest, `Ack` or `Refused`, and a repeated offer gets the same reply. A broker's
+acknowledgement proves nothing; this `Ack` says that the update is in the store.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class Uploads:
         self._engine, self._refusals, self._clock = engine, refusals, clock
         self._transfers = Transfers(max_bytes=engine.checks.max_bytes)
         self._refused: dict[str, Refused] = {}
-        # the digest that each device was answered last: chunks of it that are still on their way mean nothing
+        # for each device, the digest of the last reply: chunks of it that arrive later are ignored
         self._answered: dict[str, bytes] = {}
         self._latest = engine.store.latest_updates()
 
     @property
     def due_at(self) -> float:
-        """Time at which `gaps` may have something to say, in seconds of the clock."""
+        """The time at which `gaps` may return something, in seconds of the clock."""
         return self._transfers.due_at
 
     def offer(self, device: str, offer: Offer) -> CheckedUpdate | None:
-        """Returns the update with the reply that can be given at once; None if its bytes should come.
+        """Returns the update with its reply if one is possible at once; None if the device should send its bytes.
 
-        Raises `Malformed` where chunks that came before it are not those of the update.
+        Raises `Malformed` if chunks that arrived before the offer do not belong to the update.
         """
         update = CheckedUpdate.offered(device, offer)
         if not self._engine.admit(update):
@@ -69,7 +69,7 @@ class Uploads:
         return None if whole is None else self.take(device, offer, whole)
 
     def chunk(self, device: str, payload: bytes) -> CheckedUpdate | None:
-        """Takes a chunk, and the update when it is whole. Raises `Malformed` or `TooLarge`."""
+        """Takes a chunk, and the update once it is complete. Raises `Malformed` or `TooLarge`."""
         chunk = parse_frame(payload, max_blob_bytes=self._transfers.max_bytes)
         if chunk.digest == self._answered.get(device):
             return None
@@ -77,7 +77,7 @@ class Uploads:
         return None if whole is None else self.take(device, *whole)
 
     def take(self, device: str, offer: Offer, data: bytes) -> CheckedUpdate | None:
-        """Hands a whole update to the engine; returns it with its reply, or None where it will come again."""
+        """Passes a complete update to the engine; returns it with its reply, or None if it will come again."""
         try:
             update = self._engine.accept(device, data)
         except StoreError as error:
@@ -85,30 +85,30 @@ class Uploads:
         return None if self._comes_again(update) else self._finished(update, offer)
 
     def gaps(self) -> list[tuple[str, Missing]]:
-        """Returns what to tell devices that have stopped sending."""
+        """Returns the messages for devices that have stopped sending."""
         return self._transfers.gaps(now=self._clock())
 
     def latest(self, device: str) -> tuple[int, bytes]:
-        """Returns round and SHA-256 of the newest update that was accepted of the device, or that this process was
-        offered in an open round; `(0, b"")` for none."""
+        """Returns round and SHA-256 of the newest update that was accepted from the device, or that it offered to this
+        process in an open round; `(0, b"")` for none."""
         return self._latest.get(device, (0, b""))
 
     def forget(self, device: str) -> None:
-        """Drops what is known of a name that belongs to another board now."""
+        """Deletes what is known about a name that now belongs to another board."""
         self._latest.pop(device, None)
 
     def drop(self, device: str) -> None:
-        """Drops what is on its way from a device."""
+        """Drops the incomplete update of a device."""
         self._transfers.drop(device)
 
     def end_round(self) -> None:
-        """Drops whatever is on its way, since it is late, unless rounds are buffered."""
+        """Drops all incomplete updates, because they are late, unless rounds are buffered."""
         if not self._engine.prepared.task.round.buffered:
             self._transfers.clear()
         self._refused.clear()
 
     def _comes_again(self, update: CheckedUpdate) -> bool:
-        """Whether nothing is answered, since the next buffered round may take the update."""
+        """Returns whether the update gets no answer, because the next buffered round may accept it."""
         engine = self._engine
         if update.code == NEXT_SUM:
             return True
@@ -116,7 +116,7 @@ class Uploads:
         return between and engine.prepared.task.round.buffered and update.code == "late"
 
     def _finished(self, update: CheckedUpdate, offer: Offer) -> CheckedUpdate:
-        """Gives an update its reply, counts it if it is refused, and remembers what was answered."""
+        """Sets the reply of an update, counts it if it is refused, and remembers the reply."""
         device, update.offer = update.device, offer
         update.reply = reply = _reply(update, offer)
         if isinstance(reply, Refused):

@@ -1,8 +1,8 @@
-"""Computes gradients on a board's GPU where that is correct and faster: a trial decides once a task.
+"""Computes gradients on a board's GPU if that is correct and faster: a trial decides once for each task.
 
-ONNX Runtime has CUDA only where somebody has installed it (docs/boards/jetson-orin.md). A GPU changes the last bits of
-a gradient and nothing else: clipping and noise stay where they are. It is never needed: whatever fails, in a trial or
-in the middle of a round, is computed on the processor, and the round goes on.
+ONNX Runtime has CUDA only if somebody has installed it (docs/boards/jetson-orin.md). A GPU changes only the last bits
+of a gradient: clipping and noise stay where they are. The GPU is never required: if it fails, in a trial or in the
+middle of a round, the processor computes the gradient, and the round continues.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hushfleet.objectives import CROSS_ENTROPY
 
 PROVIDER = "CUDAExecutionProvider"
 OWN_MIB = 800
-"""What CUDA, cuBLAS and cuDNN take for themselves of a Jetson's memory, which GPU and processor share. Estimated."""
+"""Estimated memory that CUDA, cuBLAS and cuDNN need on a Jetson, where GPU and processor share the memory."""
 MOST_TRIALS = 2
 MAX_WORDS = 400
 _TOLERANCE = 1e-3
@@ -41,18 +41,18 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class AcceleratedGradient:
-    """A `GradientFunction` on the GPU; on the processor from the first failure on that is the GPU's own.
+    """A `GradientFunction` on the GPU; after the first failure that only the GPU has, on the processor.
 
-    What fails on the processor, too, is the graph's or one record's fault. With the unit `record` it may change no
-    other record's gradient, and the processor's differ in their last bits.
+    A failure that the processor also has comes from the graph or one record. With the unit `record` it must not change
+    another record's gradient, and the processor's gradients differ in their last bits.
 
-    :param on_failure: called then, with the reason.
+    :param on_failure: called at the first failure that only the GPU has, with the reason.
     """
 
     def __init__(self, cpu: GradientGraph, gpu: GradientGraph, on_failure: Callable[[str], None]) -> None:
         self._cpu, self._on_failure = cpu, on_failure
         self._gpu: GradientGraph | None = gpu
-        self.clipped_sum = None  # there is none but for a linear layer, which stays on the processor
+        self.clipped_sum = None  # only a linear layer has one, and it stays on the processor
 
     def __call__(self, *arguments: Any, **named: Any) -> tuple[float, np.ndarray]:
         if self._gpu is None:
@@ -71,9 +71,9 @@ class AcceleratedGradient:
 
 
 class AcceleratorTrial:
-    """Chooses for one task. Its own data are random: nothing of the board's images is in a choice.
+    """Chooses for one task, with random data: the choice does not depend on the board's images.
 
-    :param cost: of the gradient's graph at the task's batch size.
+    :param cost: the cost of the gradient graph at the task's batch size.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class AcceleratorTrial:
         self._store = store
 
     def gradient(self) -> GradientGraph | AcceleratedGradient:
-        """The gradient function that this task is trained with."""
+        """Returns the gradient function that this task is trained with."""
         if not self._is_open():
             return self._cpu
         kept, gpu = self._store.accelerator(), None
@@ -130,7 +130,7 @@ class AcceleratorTrial:
             chosen = replace(chosen, chosen="cuda" if faster else "cpu", reason=reason)
         except StoreError:
             raise
-        except Exception as error:  # whatever a driver comes up with, the processor remains
+        except Exception as error:  # whatever a driver raises, the processor remains
             chosen = replace(chosen, reason=f"the GPU is not used: {error}"[:MAX_WORDS])
         self._store.end_attempt("accelerator")
         self._store.keep_accelerator(chosen)
@@ -143,7 +143,7 @@ class AcceleratorTrial:
             return None, replace(kept, failed=str(error))  # for this start; memory may be free at the next one
 
     def _open(self) -> GradientGraph:
-        """Raises `GraphRefused` also where there is too little memory for it."""
+        """Opens the graph on the GPU. Raises `GraphRefused`, also if there is too little memory for it."""
         needed = 2 * self._cost.held_bytes + 12 * self._cpu.layout.size + (OWN_MIB << 20)
         given = min(self._memory_bytes, free_memory_bytes())
         if needed > given:
@@ -156,7 +156,7 @@ class AcceleratorTrial:
         )
 
     def _check(self, gpu: GradientGraph) -> None:
-        """Raises `GraphRefused` unless it computes what the processor does, on random batches."""
+        """Raises `GraphRefused` unless the GPU computes the same as the processor, on random batches."""
         rng, model = np.random.default_rng(0), self._spec.model
         objective = model.targets.objective(CROSS_ENTROPY)
         for count in (1, 2, 8, 8):
@@ -175,7 +175,7 @@ class AcceleratorTrial:
                 raise GraphRefused(f"its gradients differ from the processor's by {apart:.2g} of their length")
 
     def _seconds(self, gradient: GradientGraph) -> float:
-        """Measures training by batches of the task's kind; the first one sets things up and is not counted."""
+        """Measures training with batches of the task's kind; the first one is a warm-up and is not counted."""
         params = self._params(np.random.default_rng(0))
         times = [
             nominal_seconds(self._spec, params, gradient, self._logits_of, clock=time.perf_counter)
@@ -197,7 +197,7 @@ class AcceleratorTrial:
 
 
 def free_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """The memory that new work may take without swapping, as the kernel estimates it; 0 if it is not known."""
+    """Returns the memory that new work may use without swapping, as the kernel estimates it; 0 if it is unknown."""
     try:
         (kib,) = [line.split()[1] for line in meminfo.read_text("ascii").splitlines() if "MemAvailable:" in line]
         return int(kib) << 10
@@ -206,7 +206,7 @@ def free_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def _options(memory_bytes: int) -> dict[str, str]:
-    """TF32 would leave 10 bits of a factor; the exhaustive search would be repeated for each size of a batch."""
+    """Returns CUDA's options: TF32 would keep 10 bits of a factor; exhaustive search would run for each batch size."""
     return {
         "gpu_mem_limit": str(memory_bytes),
         "arena_extend_strategy": "kSameAsRequested",

@@ -1,15 +1,15 @@
-"""The time that a board counts for its budget: a wrong clock may hold it back, and cannot set it forward.
+"""Counts the time of a board for its budget: a wrong clock may hold it back, but cannot set it forward.
 
-A board without a battery wakes with a wrong clock, and whoever answers its questions for the time can set it. If a jump
-of the clock began a new period, a spent budget would be there again. So counted time grows in two ways alone: by the
-seconds that the client has run, by the monotonic clock; and up to the earlier of the board's clock and the newest
-signed word of the fleet service (`hushfleet.release.Newest.said_at`, once a day), which covers the time without power.
-Neither the clock nor the service can set it forward alone, and the two must agree: else a broker that has kept old
-words, or a clock that is set step by step, could open the periods in which a board was off one after the other, and
-have the budget of each spent within days. It never goes back.
+A board without a battery starts with a wrong clock, and anyone who answers its time requests can set it. If a jump of
+the clock started a new period, a spent budget would be available again. Therefore counted time grows in only two ways:
+by the seconds that the client has run, on the monotonic clock; and up to the earlier of the board's clock and the
+newest signed time of the fleet service (`hushfleet.release.Newest.said_at`, once a day), which covers the time without
+power. Neither the clock nor the service can set it forward alone; the two must agree. Otherwise a broker that has kept
+old signed times, or a clock that is set step by step, could open the periods in which a board was off one after the
+other, and the budget of each period could be spent within days. Counted time never goes back.
 
-The clock with which counting begins may be far behind, as on a new card that inherits what an earlier one has spent. If
-clock and word set the time forward when they agree for the first time, all that was charged before counts as of then.
+The clock may be far behind when counting starts, as on a new card that inherits the charges of an earlier one. If clock
+and signed time set the time forward when they agree for the first time, all earlier charges count as made then.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hushfleet.errors import HushfleetError, LedgerError
 from hushfleet.privacy.ledger import CountedTime, Ledger
 
 SAVE_EVERY_S = 3600
-"""What a client that is killed has counted since is lost."""
+"""Interval between two saves; a client that is killed loses what it has counted since the last one."""
 
 AGREE_S = 2 * 86400
-"""The clock and the word set the time forward where they are no further apart."""
+"""The clock and the signed time set the time forward only if they differ by at most this."""
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -36,7 +36,7 @@ class BudgetClock:
 
     :param wall: the board's clock, unix seconds.
     :param monotonic: monotonic seconds.
-    :param witness: the newest time that somebody else has signed, unix seconds; 0: none.
+    :param witness: returns the newest time that somebody else has signed, unix seconds; 0 if there is none.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class BudgetClock:
     def tick(self) -> None:
         """Counts while no round asks for the time; call it often."""
         if self._kept is None or self._monotonic() >= self._due_at:
-            with contextlib.suppress(HushfleetError):  # each round says what is wrong
+            with contextlib.suppress(HushfleetError):  # each round reports what is wrong
                 self.now()
 
     def now(self) -> int:
@@ -75,7 +75,7 @@ class BudgetClock:
         return int(self._counted)
 
     def _begin(self) -> CountedTime:
-        """Goes on from what is kept. Before the first charge there is nothing to refresh, and the clock counts."""
+        """Continues from the stored time. Before the first charge there is no budget to renew, and the clock counts."""
         kept, entries = self._ledger.counted(), self._ledger.entries()
         if kept is None or not entries:
             began = max(1, int(self._wall()))
@@ -88,7 +88,7 @@ class BudgetClock:
     def _keep(self, time: CountedTime) -> bool:
         try:
             self._ledger.keep_counted(time)
-        except LedgerError as error:  # a full disk: it is counted on, and kept when there is room
+        except LedgerError as error:  # a full disk: counting continues, and is stored when there is room
             _log.warning("%s", error)
             return False
         self._kept = time

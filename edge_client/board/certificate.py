@@ -1,7 +1,7 @@
 """Checks the board's own certificate before the broker does.
 
-A broker whose access list goes by the certificate's name takes a connection with the wrong one, and then keeps all
-messages back: for ever, and without a word. So the name is compared with the device's id before connecting.
+A broker whose access list uses the certificate's name accepts a connection with the wrong name, and then withholds all
+messages, for ever and without an error. Therefore the name is compared with the device's id before connecting.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOON_DAYS = 14
 
 
 def certificate_file(config: DeviceConfig) -> Path | None:
-    """The file that DEVICE.toml names, or else the one that the fleet has given; None without one."""
+    """Returns the file that DEVICE.toml names, otherwise the one that the fleet has issued; None without one."""
     if config.broker.cert_file is not None:
         return Path(config.broker.cert_file)
     given = Path(config.device.state_dir) / TLS_CERTIFICATE_FILE
@@ -30,7 +30,7 @@ def certificate_file(config: DeviceConfig) -> Path | None:
 
 
 def read_certificate(config: DeviceConfig) -> x509.Certificate | None:
-    """Reads the certificate; None without one. Raises `BadInput` where it cannot be read."""
+    """Reads the certificate; returns None without one. Raises `BadInput` if it cannot be read."""
     file = certificate_file(config)
     if file is None:
         return None
@@ -41,12 +41,12 @@ def read_certificate(config: DeviceConfig) -> x509.Certificate | None:
 
 
 def describe_certificate(config: DeviceConfig, *, now: float | None = None) -> str | None:
-    """Tells a person what is wrong with the certificate; None if nothing is.
+    """Describes what is wrong with the certificate; returns None if nothing is.
 
-    Raises `BadInput` for one of another device. A name that could be no device's id says nothing: such brokers go by
-    something else. One that the fleet gave and that cannot be read is no reason to stop: the board asks for it again.
+    Raises `BadInput` for a certificate of another device. A name that cannot be a device's id is ignored: such brokers
+    use something else. An unreadable certificate of the fleet does not stop the board, which asks for it again.
 
-    :param now: unix seconds; by default the clock.
+    :param now: unix seconds; by default the present time.
     """
     try:
         certificate = read_certificate(config)

@@ -1,7 +1,7 @@
-"""DEVICE.toml: who this device is, where its broker and its data are, and what its owner allows.
+"""Reads DEVICE.toml: who this device is, where its broker and its data are, and what its owner allows.
 
-Every error names the file, the key, the value and what is accepted, since the person who reads it may be
-standing beside the board.
+Every error names the file, the key, the value and what is accepted, because the person who reads it may stand beside
+the board.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from hushfleet.wire.link.address import BrokerAddress
 
 PublicKeyText = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z", description="64 hex digits")]
 TLS_KEY_FILE, TLS_CERTIFICATE_FILE = "tls.key", "tls.pem"  # in the state directory of a board with a fleet
-USABLE_MEMORY = 0.6  # of the board's, the same share that the systemd unit's MemoryHigh allows
+USABLE_MEMORY = 0.6  # share of the board's memory, the same as the systemd unit's MemoryHigh
 
 
 @dataclass(frozen=True)
 class DeviceSection(Checked):
-    """Who this device is, and where its store lies.
+    """The identity of this device, and the place of its store.
 
     :param state_dir: holds the store; one folder for each device, never shared or copied.
-    :param roster_key: the operator's public key, 64 hex digits: a secure sum is joined only where this key has signed
-        who may be in it; without it the aggregator's word is taken.
-    :param accelerator: `auto`: training is on a GPU where ONNX Runtime has CUDA and that is the faster one here;
-        `cuda`: wherever it computes what the processor does; `cpu`: never.
+    :param roster_key: the operator's public key, 64 hex digits: the device joins a secure sum only if this key has
+        signed the list of permitted devices; without the key, it trusts the aggregator.
+    :param accelerator: `auto`: training uses a GPU if ONNX Runtime has CUDA and the GPU is faster here; `cuda`: if the
+        GPU computes the same as the processor; `cpu`: never.
     """
 
     id: Name
@@ -60,11 +60,11 @@ class DeviceSection(Checked):
 
 @dataclass(frozen=True)
 class BrokerSection(Checked):
-    """Address of the broker, and how it is known.
+    """The address of the broker, and how device and broker identify themselves.
 
     :param server_key: the aggregator's public key, 64 hex digits; without it the first one seen is pinned.
-    :param keepalive_s: something is sent at least so often. Where a router forgets idle connections sooner, it becomes
-        shorter by itself, at the price of one lost connection; brokers of `hushfleet broker` take 120 at most.
+    :param keepalive_s: the longest time without a message. If a router drops idle connections earlier, the client
+        shortens it after one lost connection; brokers of `hushfleet broker` accept at most 120.
     """
 
     url: str
@@ -98,15 +98,15 @@ class BrokerSection(Checked):
 
 @dataclass(frozen=True)
 class FleetSection(Checked):
-    """Who runs the fleet. With it the board gets its own certificate, and updates; `hushfleet flash` writes it.
+    """The operator of the fleet. With it the board gets its own certificate, and updates; `hushfleet flash` writes it.
 
-    :param operator_key: public key, 64 hex digits: signs the list of who may be in a secure sum (`device.roster_key`,
-        unless that is given).
+    :param operator_key: public key, 64 hex digits: signs the list of devices that may be in a secure sum (unless
+        `device.roster_key` is given).
     :param service_key: public key, 64 hex digits, of the fleet service: signs the answers to enrolment and the offers
-        of releases. Without it `operator_key` does, as in files of earlier versions.
+        of releases. Without it `operator_key` is used, as in files of earlier versions.
     :param enrol_url: where a board without a certificate asks for one.
-    :param token_file: the one-time token; erased when it has served.
-    :param releases: the folder of `slots.py`; where it has none, this board takes no updates.
+    :param token_file: the one-time token; erased after its use.
+    :param releases: the folder of `slots.py`; if it has no slots, this board takes no updates.
     """
 
     operator_key: PublicKeyText
@@ -120,15 +120,15 @@ class FleetSection(Checked):
 class OwnDataSection(Checked):
     """Place of the device's own data.
 
-    :param kind: `folder`, one sub-folder of images a class; `arrays`, an .npz of samples `x` and labels `y`; `csv`, a
-        line a sample, in one file or in the files of a folder.
-    :param held_out: more of them that are never trained on: `hushfleet-edge status` says how many of these the own
-        model gets right. It stays on the device.
+    :param kind: `folder`, one sub-folder of images for each class; `arrays`, an .npz of samples `x` and labels `y`;
+        `csv`, one line for each sample, in one file or in the files of a folder.
+    :param held_out: more data that are never trained on: `hushfleet-edge status` says how many of these the own
+        model gets right. This stays on the device.
     :param unlabelled: a folder of images without labels, for the own head after a task's last round. They take part in
         no round, and nothing of them leaves the device.
     :param inbox: a folder of new images that wait for a label (`hushfleet-edge label`); nothing is trained on them.
     :param keep: how long an image or a CSV file stays, such as `90d`; after that the device deletes it.
-    :param max_mib: the most that they take on the disk; the oldest are deleted. 0: no limit.
+    :param max_mib: the most disk space that these files may take; beyond it the oldest are deleted. 0: no limit.
     """
 
     kind: Literal["folder", "arrays", "csv"]
@@ -156,27 +156,28 @@ class OwnDataSection(Checked):
 class LimitsSection(Checked):
     """Limits that the device's owner sets.
 
-    :param epsilon_server: privacy loss against the aggregator, over all tasks; inf allows any. With `per`, of each such
-        period; without it, for ever.
+    :param epsilon_server: the limit of the privacy loss against the aggregator, over all tasks; inf allows any. With
+        `per` it applies to each period; without it, for ever.
     :param per: length of a period, such as "90d". Needs `epsilon_lifetime`.
     :param epsilon_lifetime: with `per`, the limit over all periods together; inf allows any.
     :param delta: the delta of that epsilon.
-    :param memory_mib: for training; 0 takes a share of the board's memory.
-    :param noise_preference: how many times the standard noise this device adds, where a method lets devices choose
+    :param memory_mib: memory for training; 0 takes a share of the board's memory.
+    :param noise_preference: how many times the standard noise this device adds, if a method lets devices choose
         (APDP-FL).
-    :param accounting: whom this device trusts. `strict`: nobody; a task of secure sums is declined, since its noise is
-        divided. `secure`: enough of the other devices; such tasks are taken too. Both decline tasks that send functions
-        of the data which no noise covers (`Cost.raw`). `as-published` takes all, and the ledger charges infinity.
-    :param min_noise_multiplier: the least noise over sensitivity in what this device sends; 0: any.
-    :param noise_split: among how many devices the noise may be divided at most; 0: as many as the task package names.
-    :param min_devices: the fewest devices of a secure sum. Where an operator has signed more, that holds.
-    :param honest_fraction: of the devices, the largest share that a task of secure sums may take to be honest. Where an
-        operator has signed less, that holds.
-    :param tell_new: whether the device may leave rounds out while it has fewer new samples than a task's
-        `schedule.after_new`: that it has so few is then told, and no charge covers it.
+    :param accounting: the parties that this device trusts. `strict`: nobody; the device declines tasks with secure
+        sums, because their noise is divided. `secure`: enough of the other devices; such tasks are accepted. Both
+        decline tasks that send functions of the data without noise (`Cost.raw`). `as-published` accepts all tasks, and
+        the ledger charges infinity.
+    :param min_noise_multiplier: the smallest ratio of noise to sensitivity in what this device sends; 0: any.
+    :param noise_split: the most devices among which the noise may be divided; 0: as many as the task package names.
+    :param min_devices: the fewest devices of a secure sum. If an operator has signed a higher number, that applies.
+    :param honest_fraction: the largest share of the devices that a task with secure sums may assume to be honest. If an
+        operator has signed a smaller share, that applies.
+    :param tell_new: whether the device may skip rounds while it has fewer new samples than a task's
+        `schedule.after_new`: this reveals that it has so few, and no charge covers it.
     :param tell_drift: whether the device answers, with noise and for a charge, whether its own model has become worse.
-    :param constant_time: whether a round's end is announced when the task says, and not when training ends; None: with
-        the unit `record`, outside of simulations.
+    :param constant_time: whether a round's end is announced at a time that the task determines, and not when training
+        ends; None: only with the unit `record`, outside simulations.
     """
 
     epsilon_server: PositiveOrInf
@@ -200,15 +201,15 @@ class LimitsSection(Checked):
 
     @property
     def budget(self) -> Budget:
-        """The owner's limits on what is spent, as the ledger is held to them."""
+        """The owner's limits on the privacy loss, which the ledger must not exceed."""
         budget = Budget.of(asdict(self))
         assert budget is not None
         return budget
 
     @classmethod
     def of_simulation(cls, privacy: PrivacySpec, **others: Any) -> LimitsSection:
-        """Allows all that the task asks, FOR SIMULATION ONLY. Simulated data have no owner, and the one who simulates
-        is operator, aggregator and every board at once, so limits would have no effect."""
+        """Returns limits that allow whatever the task asks, FOR SIMULATION ONLY. Simulated data have no owner, and one
+        person is operator, aggregator and every board at once, so limits would have no effect."""
         secure = privacy.secure
         trust = {} if secure is None else {"min_devices": secure.min_devices, "honest_fraction": secure.honest_fraction}
         limits = {"epsilon_server": math.inf, "delta": privacy.delta, "accounting": privacy.accounting}
@@ -221,11 +222,11 @@ class SimulationSection(Checked):
 
     :param index: the device's number, part of the seed.
     :param common_test: .npz that every device is tested on.
-    :param local_test: .npz of this device's own held-out samples, or of a bit for each common one.
+    :param local_test: .npz of this device's own held-out samples, or of one bit for each common sample.
     :param metrics: JSON lines are appended to it; they are never sent.
     :param reconnect_s: first delay of a reconnect.
     :param slowdown: all work takes this many times its CPU time, as on a slower board; at least 1.
-    :param write_mb_s: the store writes at most so many 10^6 bytes a second; None: as fast as the machine.
+    :param write_mb_s: the store writes at most this many 10^6 bytes per second; None: as fast as the machine.
     :param durable: the store is synced as in the field, for simulated power cuts.
     """
 
@@ -276,7 +277,7 @@ class DeviceConfig(Checked):
 
     @property
     def service_key(self) -> bytes:
-        """The public key of the fleet service. Raises `BadInput` for a board of no fleet."""
+        """The public key of the fleet service. Raises `BadInput` for a board without a fleet."""
         if self.fleet is None:
             raise BadInput("this board has no section [fleet], so it has no fleet service")
         return bytes.fromhex(self.fleet.service_key or self.fleet.operator_key)
@@ -288,7 +289,7 @@ class DeviceConfig(Checked):
 
     @property
     def memory_mib(self) -> int:
-        """Memory that training may use, MiB. Raises `BadInput` for a board that is not known."""
+        """Memory that training may use, MiB. Raises `BadInput` for an unknown board."""
         if self.limits.memory_mib:
             return self.limits.memory_mib
         return int(USABLE_MEMORY * float(load_board(self.device.board).memory_mib))

@@ -1,6 +1,6 @@
 """Checks that the owner of a board allows a round: its plan against the task package, and both against `[limits]`.
 
-All of it is known before any training. The reasons speak of the task and of the limits alone, so they may be told.
+All of it is known before any training. The reasons depend only on the task and the limits, so they may be sent.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def allowed_charge(
 
 
 def check_stored(charge: Charge, spec: TaskSpec, limits: LimitsSection) -> None:
-    """Checks, before a stored update is sent, that its owner has not come to forbid it. Raises `Declined`.
+    """Checks, before a stored update is sent, that the owner still allows it. Raises `Declined`.
 
-    It is charged already, so how much was spent plays no part.
+    The update is already charged, so the spent budget is not checked.
     """
     _check_raw(charge, spec, limits)
     if 0 < limits.noise_split < charge.noise_split:
@@ -71,9 +71,9 @@ def _check_multiplier(charge: Charge, limits: LimitsSection) -> None:
 
 
 def _check_split(plan: RoundPlan, spec: TaskSpec, split: int, limits: LimitsSection) -> None:
-    """:param split: what the mechanism divides the noise by; 1 where it does not divide, whatever the plan says."""
+    """:param split: the number by which the mechanism divides the noise; 1 if it does not, whatever the plan says."""
     asked = f"the plan divides the noise among {plan.noise_split} devices"
-    if spec.privacy.secure is not None:  # the plan names nobody, and divides nothing
+    if spec.privacy.secure is not None:  # the plan names no device, and divides no noise
         if 0 < limits.noise_split < split:
             raise _no_privacy(
                 f"the task divides the noise among {split} devices; this device's limits.noise_split "
@@ -89,9 +89,9 @@ def _check_split(plan: RoundPlan, spec: TaskSpec, split: int, limits: LimitsSect
 
 
 def check_trust(secure: SecureSpec, limits: LimitsSection) -> None:
-    """Checks that a task counts on no more than the owner trusts in. Raises `Declined`.
+    """Checks that a task assumes no more trust than the owner allows. Raises `Declined`.
 
-    Members of a committee are checked, too, and not only those who train.
+    This also applies to committee members, not only to devices that train.
     """
     if limits.accounting == "strict":
         raise _no_privacy(

@@ -1,11 +1,11 @@
-"""Hides how long a board trains: the moment when it announces the end does not tell how many records it has.
+"""Hides how long a board trains: the time at which it announces the end does not reveal how many records it has.
 
-Training takes as long as there are records. The end is therefore announced at the end of a slot, whose length follows
-from the task and the board alone: what a round takes with as many records in a batch as the task names, rounded up to
-a power of two seconds. A device that needs longer takes two slots, then four: it shows by which power of two it is
-above the task's own number, and one of that size may show it in some rounds and not in others.
+The training time depends on the number of records. Therefore the end is announced at the end of a slot, whose length
+depends only on the task and the board: the time of a round with the task's batch size, rounded up to a power of two
+seconds. A device that needs longer takes two slots, then four: this reveals the power of two by which it is above the
+task's own number. A device near such a limit may reveal it in some rounds and not in others.
 
-A slot never takes more than a part of the time that the round gives, since the update must still arrive.
+A slot never takes more than a part of the round's time, because the update must still arrive.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from hushfleet.wire.link.interface import Link
 
 LEAST_SLOT_S = 1.0
 ROOM = 1.5
-"""A slot is at least so many times the measured work: release, coding and the store's sync are not in it."""
+"""A slot is at least this many times the measured work, which excludes release, coding and the store's sync."""
 MOST_OF_DEADLINE = 0.5
 ANSWER_S = 4.0
-"""The work of a round that asks, whose answer takes a board a second or so: a slot of eight."""
+"""The work of a round that asks: an answer takes a board about one second, and gets a slot of eight seconds."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class AnnouncedTraining:
     :param announce: publishes the device's status.
     :param sleep: sleeps for at most so many seconds; may raise `GivenUp`.
     :param clock: monotonic seconds.
-    :param is_quiet: whether a training runs whose duration is hidden: nothing on the link is looked at.
+    :param is_quiet: whether a training runs whose duration is hidden: the link is not read meanwhile.
     """
 
     link: Link
@@ -59,12 +59,12 @@ class AnnouncedTraining:
 
     @contextmanager
     def __call__(self, *, nominal_s: float | None, deadline: float, deadline_s: float) -> Iterator[None]:
-        """Announces that the training of the block begins, and when it has ended.
+        """Announces the start and the end of the training in the block.
 
-        With `nominal_s` the block is over at the end of its slot, even where it fails: until then nothing is sent or
-        read. A training that is given up tells nothing about the data, and ends at once.
+        With `nominal_s` the block ends at the end of its slot, even if it fails: until then nothing is sent or read.
+        A training that is given up reveals nothing about the data, and ends at once.
 
-        :param nominal_s: the work that the task names (`nominal_seconds`); None where the duration is no secret.
+        :param nominal_s: the work that the task names (`nominal_seconds`); None if the duration is no secret.
         :param deadline: end of the round, which is `deadline_s` after it became known.
         """
         self.announce("training")
@@ -100,13 +100,13 @@ def nominal_seconds(
     *,
     clock: Callable[[], float],
 ) -> float:
-    """Measures what training takes here with the task's batch size in each batch, by one batch of black images.
+    """Measures the time of training here with the task's batch size in each batch, from one batch of black images.
 
-    What it takes besides for each record, such as the training of an own model, is counted for as many as give such
-    batches at the task's `sample_rate`.
+    Further work for each record, such as the training of an own model, is counted for the number of records that gives
+    such batches at the task's `sample_rate`.
 
-    With the unit `device` a task names a number of batches only by `local_steps`; without it, one is taken.
-    Raises `GraphRefused` where the graph fails even on these: that is the task's fault, and may be told.
+    With the unit `device` a task sets the number of batches only by `local_steps`; without it, one is assumed.
+    Raises `GraphRefused` if the graph fails even on black images: this is the task's fault, and may be reported.
     """
     config, sample_rate = dict(spec.method_config), spec.privacy.sample_rate
     steps = config.get("local_steps", 0)
@@ -133,7 +133,7 @@ def nominal_seconds(
         began = clock()
         train_vector(own_training, round.context, at.copy(), OneClient(round, own_training, **how))
         seconds += (clock() - began) * (steps or 1 / sample_rate)
-    if method.training.distillation is not None:  # a device with an own model asks it about each record, once a round
+    if method.training.distillation is not None:  # a device with an own model runs it on each record, once a round
         began = clock()
         answers = samples.logits(at)
         seconds += (clock() - began) / sample_rate
@@ -143,10 +143,10 @@ def nominal_seconds(
 
 
 def announced_at(*, began: float, ended: float, nominal_s: float, deadline: float, deadline_s: float) -> float:
-    """The moment when the end of a training that ran from `began` to `ended` is announced, on one monotonic clock.
+    """Returns when the end of a training that ran from `began` to `ended` is announced, on one monotonic clock.
 
-    :param nominal_s: what `nominal_seconds` gives.
-    :param deadline: of the round, which is `deadline_s` after it became known.
+    :param nominal_s: the result of `nominal_seconds`.
+    :param deadline: end of the round, which is `deadline_s` after it became known.
     """
     slot = max(LEAST_SLOT_S, 2.0 ** math.ceil(math.log2(ROOM * nominal_s))) if nominal_s > 0 else LEAST_SLOT_S
     while began + slot < ended:

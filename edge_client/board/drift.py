@@ -1,6 +1,6 @@
-"""Drift: how right the board's own head is on samples that never train, month by month. It stays on the board.
+"""Detects drift: stores the accuracy of the board's own head on samples that never train, for each month, on the board.
 
-Only tests with the same classes are compared: with more of them a head is right less often, and nothing has drifted.
+Only tests with the same classes are compared: with more classes a head is right less often, although nothing drifted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hushfleet.errors import StoreError
 FILE_NAME = "held_out.json"
 KEPT_MONTHS = 36
 SURE = 0.0228
-"""How likely chance alone may make a difference that is called one: that of two standard errors."""
+"""The probability that chance alone causes a reported difference: the probability of two standard errors."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class HeldOutTest:
 
     :param month: like `2026-11`.
     :param right: how many of `samples` the own head got right.
-    :param classes: what `classes_key` gives for the task; empty in tests of earlier versions.
+    :param classes: the `classes_key` of the task; empty in tests of earlier versions.
     """
 
     month: str
@@ -39,7 +39,7 @@ class HeldOutTest:
 
     @property
     def share(self) -> float:
-        """The accuracy with one right and one wrong answer added, so that few samples are not taken for certain."""
+        """The accuracy with one right and one wrong answer added, so that few samples do not look certain."""
         return (self.right + 1) / (self.samples + 2)
 
     @property
@@ -48,20 +48,20 @@ class HeldOutTest:
 
 
 def classes_key(names: Sequence[str]) -> str:
-    """Gives a short key that tells sets of classes apart."""
+    """Returns a short key that distinguishes sets of classes."""
     return sha256("\n".join(names).encode()).hexdigest()[:8]
 
 
 def note_test(state_dir: Path, test: HeldOutTest) -> None:
-    """Keeps a test, in the place of an earlier one of the same month and the same classes."""
+    """Stores a test; it replaces an earlier one of the same month and the same classes."""
     kept = [each for each in read_tests(state_dir) if (each.month, each.classes) != (test.month, test.classes)]
     text = json.dumps([asdict(each) for each in [*kept, test][-KEPT_MONTHS:]])
-    with suppress(OSError, StoreError):  # a full disk is told elsewhere
+    with suppress(OSError, StoreError):  # a full disk is reported elsewhere
         atomic_file.write_whole(state_dir / FILE_NAME, text.encode(), durable=False)
 
 
 def read_tests(state_dir: Path) -> list[HeldOutTest]:
-    """Reads what was kept, the oldest first; nothing where it cannot be read."""
+    """Reads the stored tests, the oldest first; returns none if they cannot be read."""
     try:
         return [HeldOutTest(**plain) for plain in json.loads((state_dir / FILE_NAME).read_text("utf-8"))]
     except (OSError, ValueError, TypeError):
@@ -69,9 +69,9 @@ def read_tests(state_dir: Path) -> list[HeldOutTest]:
 
 
 def has_become_worse(tests: list[HeldOutTest]) -> bool | None:
-    """Whether the last month's accuracy is surely below that of the best one; None where nothing was tested.
+    """Returns whether the last accuracy is significantly below the best month's; None if nothing was tested.
 
-    The best of many months is better than the others by chance, so with more months the difference must be larger.
+    The best of many months is partly best by chance, so with more months the difference must be larger.
     """
     tests = _comparable(tests)
     if not tests:
@@ -82,7 +82,7 @@ def has_become_worse(tests: list[HeldOutTest]) -> bool | None:
 
 
 def describe_drift(tests: list[HeldOutTest]) -> str:
-    """Says how right the board was last, and whether it has become worse than in its best month; empty: not tested."""
+    """Describes the last accuracy, and whether it is worse than in the best month; empty if nothing was tested."""
     tests = _comparable(tests)
     if not tests:
         return ""
@@ -94,6 +94,6 @@ def describe_drift(tests: list[HeldOutTest]) -> str:
 
 
 def _comparable(tests: list[HeldOutTest]) -> list[HeldOutTest]:
-    """Selects the tests with the classes of the last one."""
+    """Returns the tests with the same classes as the last one."""
     tests = [test for test in tests if test.samples]
     return [test for test in tests if test.classes == tests[-1].classes]

@@ -1,8 +1,8 @@
-"""The ONNX Runtime of the board's own system in place of the release's, where that one has CUDA.
+"""Imports the ONNX Runtime of the board's own system instead of the release's, if the system's has CUDA.
 
-A release brings what every board needs. CUDA is of the system: of one version of JetPack, and ten times as large. So a
-build for it is installed there (docs/boards/jetson-orin.md), and taken from there. NumPy and all others stay the
-release's.
+A release contains what every board needs. CUDA belongs to the system: it fits one version of JetPack, and is ten times
+as large. Therefore a build for it is installed in the system (docs/boards/jetson-orin.md), and imported from there.
+NumPy and all other packages come from the release.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 def use_installed_runtime(folders: Iterable[str]) -> bool:
-    """Whether there is one that can be imported. Called before `onnxruntime` is imported for the first time.
+    """Imports that runtime; returns whether this worked. Call it before the first import of `onnxruntime`.
 
-    :param folders: where packages are looked for, as in `sys.path`.
+    :param folders: the folders in which packages are searched, as in `sys.path`.
     """
     for package in (Path(folder) / "onnxruntime" for folder in folders):
         spec = importlib.util.spec_from_file_location("onnxruntime", package / "__init__.py")

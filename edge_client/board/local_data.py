@@ -1,13 +1,13 @@
-"""The device's own labelled samples, read again when they have changed since the last round.
+"""Reads the device's own labelled samples, and reads them again when they have changed since the last round.
 
 A board that keeps collecting images should train with them without a restart. Reading thousands of files for every
 round takes long, so they are read only if the name, the date or the size of one has changed. A file that has changed in
-the last seconds may be half written: an image waits for the next round, of a CSV file the complete lines are read.
+the last seconds may be half written: an image then waits for the next round; a CSV file gives its complete lines.
 
-Photographs that cannot be read, or that lie in no folder of a class, are left out. Where a task takes a device without
-samples, any sample that does not fit it counts as none, by itself, and data that cannot be read at all are no samples:
-a decline would tell, without a charge, what is in the data. What was left out is told on the board alone: in its log,
-and by `hushfleet-edge status`.
+Photographs that cannot be read, or that are in no class folder, are left out. If a task accepts a device without
+samples, each sample that does not fit is left out, and data that cannot be read at all count as no samples: a decline
+would reveal, without a charge, what is in the data. Only the board shows what was left out: in its log, and with
+`hushfleet-edge status`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FILES = {
 
 MOST_UNLABELLED = 1000
 SETTLED_S = 2.0
-"""A file that has not changed for so long is taken to be whole."""
+"""A file that has not changed for this time is considered complete."""
 _LOOKED_AT = 1 << 18  # values: as float64 2 MiB, where a hundred photographs of 224 x 224 pixels take 115
 _FAR = 50.0  # standard deviations: pixels that are not divided by 255 lie hundreds of them away, a bad sensor a few
 
@@ -55,9 +55,9 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 def describe_data(section: OwnDataSection) -> str | None:
-    """Tells a person what is wrong with the configured data before a task comes; None if nothing is.
+    """Describes what is wrong with the configured data before a task arrives; returns None if nothing is.
 
-    A device starts all the same: a disk may come later, and a camera's first image.
+    A device starts anyway: a disk, or a camera's first image, may come later.
     """
     for key in ("unlabelled", "inbox", "path", "held_out"):
         if (place := getattr(section, key)) and is_closed(place):
@@ -90,12 +90,12 @@ class LocalData:
 
     :param section: where the data are.
     :param model: the shape and normalisation that the task wants.
-    :param features: what makes features of images, where the task trains on those; once for each state of the data.
-    :param may_be_empty: whether the task takes a device without samples, since what it sends is noise all the same.
-    :param note: says what was left out of the data.
-    :param settled_s: a file that has changed later than so long ago may be half written.
-    :param arrivals: notes samples by their keys, and tells when each arrived; None: windows of data are not asked for.
-    :param held_out: the share of them that never trains (`hushfleet.data.held_out`).
+    :param features: computes features of images, if the task trains on features; once for each state of the data.
+    :param may_be_empty: whether the task accepts a device without samples, because it still sends noise.
+    :param note: records what was left out of the data.
+    :param settled_s: a file that has changed within this time may be half written.
+    :param arrivals: stores samples by their keys, and returns when each arrived; None if no windows are requested.
+    :param held_out: the share of the samples that never trains (`hushfleet.data.held_out`).
     :param by_content: as `TaskSpec.divides_by_content`.
     """
 
@@ -117,7 +117,7 @@ class LocalData:
         self._held_out: Samples | None = None
         self._held_inputs: LabelledSamples | None = None
         self.left_out = 0
-        """How many samples were not read, when they were read last."""
+        """The number of samples that the last reading left out."""
         self._section = section
         self._model = model
         self._features = features
@@ -127,19 +127,19 @@ class LocalData:
         self._arrivals = arrivals
         self._keys: dict[tuple[str, int, int], bytes] = {}  # of files, by path, date and size
         self._told: set[str] = set()
-        self._by_window = False  # the task trains on windows: what its own head and questions read besides is not noted
+        self._by_window = False  # the task trains on windows: other reads, for own head and questions, are not noted
         self._stamp: tuple[Stamp, Period | None] | None = None
         self._samples: LabelledSamples | None = None
 
     @property
     def has_read(self) -> bool:
-        """Whether they are in memory, though perhaps not the newest."""
+        """True if samples are in memory, though perhaps not the newest."""
         return self._samples is not None
 
     def samples(self, window: Period | None = None) -> LabelledSamples:
-        """All samples that may train, or those of them that arrived in a window.
+        """Returns all samples that may train, or only those that arrived in a window.
 
-        Raises `BadInput` where there are none and must be some, or they do not fit the task.
+        Raises `BadInput` if there are none although the task needs some, or if they do not fit the task.
         """
         path = Path(self._section.path)
         look, unfinished = _look(path, self._settled_s)
@@ -154,7 +154,7 @@ class LocalData:
         return self._samples
 
     def held_out(self) -> LabelledSamples:
-        """The samples that never train. Raises as `samples` does."""
+        """Returns the samples that never train. Raises the same errors as `samples`."""
         self.samples()
         if self._held_inputs is None:
             found = self._none() if self._held_out is None else self._held_out
@@ -163,7 +163,7 @@ class LocalData:
         return self._held_inputs
 
     def unlabelled(self) -> LabelledSamples | None:
-        """The images that the owner has named for the own head, at most `MOST_UNLABELLED`; read at each call."""
+        """Reads the images that the owner has named for the own head, at most `MOST_UNLABELLED`, at each call."""
         if self._section.unlabelled is None:
             return None
         samples = load_unlabelled(Path(self._section.unlabelled), most=MOST_UNLABELLED, **_form(self._model))
@@ -174,7 +174,7 @@ class LocalData:
     def _load(
         self, path: Path, unfinished: Collection[str], skipped: list[str], window: Period | None
     ) -> LabelledSamples:
-        """:param skipped: is told what is left out."""
+        """:param skipped: receives what is left out."""
         failed, others = "", 0
         try:
             samples, others = self._read(path, unfinished, skipped, window)
@@ -205,12 +205,12 @@ class LocalData:
     def _read(
         self, path: Path, unfinished: Collection[str], skipped: list[str], window: Period | None
     ) -> tuple[Samples, int]:
-        """Reads the samples of a window, or all; and the number of those that arrived in others."""
+        """Returns the samples of a window, or all, and the number of samples that arrived in other windows."""
         model, lenient = self._model, skipped if self._may_be_empty else None
         if self._section.kind == "folder":
             asked = {} if window is None else self._in_window(path, window, unfinished)
 
-            def keep(file: Path) -> bool:  # a file whose arrival is not noted, since it has just come or changed, waits
+            def keep(file: Path) -> bool:  # a file that has just arrived or changed has no noted arrival: it waits
                 if window is None or not os.path.isfile(file):
                     return True
                 return asked.get(str(file), False) and _place_of(str(file)) in self._keys
@@ -233,7 +233,7 @@ class LocalData:
         return samples.take(places), len(samples) - len(places)
 
     def _in_window(self, path: Path, window: Period, unfinished: Collection[str]) -> dict[str, bool]:
-        """Tells of each finished image file whether it arrived in the window; files that cannot be read are missing."""
+        """Returns whether each finished image file arrived in the window, without files that cannot be read."""
         assert self._arrivals is not None
         keys, known = dict[str, bytes](), self._keys
         self._keys = {}
@@ -255,7 +255,7 @@ class LocalData:
         )
 
     def _tell(self, path: Path, use: DataUse, skipped: Sequence[str]) -> None:
-        """Notes all of it; logs it where something is left out that was not left out before."""
+        """Stores the use of the data; logs it if something is left out that was not left out before."""
         self._note.keep(use)
         told, self._told = self._told, set(skipped) or {use.why or str(use.used)}
         if not self._told <= told and (use.why or not use.used):
@@ -274,8 +274,8 @@ def _form(model: ModelSpec) -> ImageForm:
 
 
 def _warn_of_another_unit(samples: Samples, path: Path) -> None:
-    """Pixels in a wider type than uint8 are not divided by 255, and bytes always are: what the task subtracts may be of
-    another unit. Said in the device's own log alone, since it follows from the values."""
+    """Warns if the values may have another unit than the task's mean: only uint8 pixels are divided by 255.
+    It warns only in the device's own log, because the warning depends on the values."""
     count = max(1, _LOOKED_AT // math.prod(samples.images.shape[1:]))
     are_bytes, few = samples.images.dtype == np.uint8, samples.take(slice(count)).x
     distance = float(np.sqrt(np.square(few, dtype=np.float64).mean()))
@@ -289,12 +289,12 @@ def _warn_of_another_unit(samples: Samples, path: Path) -> None:
 
 
 def inputs_of(samples: Samples, features: FeatureGraph | None, *, skipped: list[str] | None = None) -> LabelledSamples:
-    """Makes the network's inputs from images: their features if the task has some; see `FeatureGraph.of`."""
+    """Returns the network's inputs for images: their features if the task has some; see `FeatureGraph.of`."""
     return samples if features is None else features.of(samples, skipped=skipped)
 
 
 def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSamples:
-    """Makes black images, or features of zero, with these labels."""
+    """Returns black images, or features of zero, with these labels."""
     if model.features is not None:
         blank = np.zeros((len(labels), model.features.count, 1, 1), np.float32)
         return FeatureSamples(blank, labels, model.targets, model.input_shape[0])
@@ -303,7 +303,7 @@ def zero_samples(model: ModelSpec, labels: np.ndarray) -> Samples | FeatureSampl
 
 
 def _place_of(file: str) -> tuple[str, int, int] | None:
-    """The path, the date and the size of a regular file; None for any other, and where it is gone."""
+    """Returns the path, the date and the size of a regular file; None for any other file, or if it is gone."""
     with suppress(OSError):
         status = os.stat(file)
         if stat.S_ISREG(status.st_mode):
@@ -312,16 +312,16 @@ def _place_of(file: str) -> tuple[str, int, int] | None:
 
 
 def _look(path: Path, settled_s: float) -> tuple[Stamp, set[str]]:
-    """The number of files and a sum that follows the name, the date and the size of each, and whether it has settled;
-    and the files that have not.
+    """Returns the number of files, with a sum over the name, the date and the size of each and whether it has settled;
+    and the files that have not settled.
 
-    A file that was moved to another class keeps all but its name. Zeros where there is nothing.
+    The name counts because a file that is moved to another class changes only its name. Returns zeros without files.
     """
     now, count, total, unfinished = time.time(), 0, 0, set[str]()
     for file in [str(path)] if os.path.isfile(path) else files_below(path, data=path):
         with suppress(OSError):  # it was removed meanwhile
             status = os.stat(file)
-            if abs(now - status.st_mtime) < settled_s:  # of a clock that was set back a file is not new for ever
+            if abs(now - status.st_mtime) < settled_s:  # `abs`: a clock that was set back must not keep it new
                 unfinished.add(file)
             total += hash((file, status.st_mtime_ns, status.st_size, file in unfinished))
             count += 1

@@ -1,8 +1,8 @@
-"""Counts the samples that a device has got since its last update, for an owner who lets it say that they are too few.
+"""Counts a device's new samples since its last update, if its owner allows it to report that they are too few.
 
-Whether a device takes part because of its data follows from the data, and no charge covers it (docs/privacy.md, "New
-samples"). So a device counts only where its owner has set `limits.tell_new`; all others take part in any case. Samples
-are known again by their content, not by times: neither a clock that is set nor an old image that is deleted hides one.
+If a device decides by its data whether to take part, this reveals something about the data, and no charge covers it
+(docs/privacy.md, "New samples"). So a device counts only if its owner has set `limits.tell_new`; all others always take
+part. Samples are recognised by content, not by time: neither a changed clock nor a deleted old image hides a new one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class NewSamples:
-    """The samples of the last update, by their digests, in a file beside the store.
+    """The digests of the last update's samples, in a file beside the store.
 
-    :param state_dir: of the device.
+    :param state_dir: the device's state directory.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -37,7 +37,7 @@ class NewSamples:
 
     @classmethod
     def of(cls, state_dir: Path, *, tell: bool) -> NewSamples | None:
-        """None where the owner does not let the device tell; what was noted while it could is then deleted."""
+        """Returns None if the owner does not allow the device to report; earlier notes are then deleted."""
         if tell:
             return cls(state_dir)
         with suppress(OSError):
@@ -45,13 +45,13 @@ class NewSamples:
         return None
 
     def check(self, samples: LabelledSamples, *, task: str, wanted: int) -> None:
-        """Raises `Declined` where fewer of these samples are new than the task wants."""
+        """Raises `Declined` if fewer of these samples are new than the task wants."""
         if self.count(samples, task=task) < wanted:
             reason = f"fewer than {wanted} new samples since the last update; this device's owner lets it say so"
             raise Declined("paused", reason)
 
     def count(self, samples: LabelledSamples, *, task: str) -> int:
-        """Returns how many of these samples were not there at the last update for the task; all before the first."""
+        """Returns how many of these samples were not in the last update for the task; all before the first update."""
         self._counted = _digests(samples)
         try:
             begin, _, digests = self._path.read_bytes().partition(b"\n")
@@ -61,14 +61,14 @@ class NewSamples:
         return len(set(self._counted) - known)
 
     def note(self, *, task: str) -> None:
-        """Notes the samples that were counted last, before an update that is committed now.
+        """Stores the samples that were counted last, before the update that is committed now.
 
-        A sample that came during the training is none of them, and counts as new at the next round. Where the file
-        cannot be written, all count as new once more.
+        A sample that arrived during the training is not among them, and counts as new in the next round. If the file
+        cannot be written, all count as new again.
         """
         try:
             atomic_file.write_whole(self._path, task.encode() + b"\n" + b"".join(self._counted), durable=False)
-        except StoreFull as error:  # the update goes out all the same
+        except StoreFull as error:  # the update is sent anyway
             _log.warning("%s", error)
 
 

@@ -1,6 +1,6 @@
 """Notes for `hushfleet-edge status`: how a board uses its data, and what went wrong in training.
 
-It is told on the board alone: what a device sends must not follow from it.
+They are shown only on the board: what a device sends must not depend on them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class DataUse:
 
     :param used: samples that it trains with; `left_out`: those that do not fit it.
     :param why: why these were left out, or why the data could not be read at all; empty: all are used.
-    :param noise_alone: whether the device takes part all the same where none is used.
+    :param noise_alone: whether the device takes part even if no sample is used.
     :param other_windows: samples that arrived in another window than the one that the task trains on.
     """
 
@@ -34,19 +34,19 @@ class DataUse:
 
 
 class Note:
-    """A text that lasts until another one, or none, takes its place.
+    """A text that stays until it is replaced or removed.
 
-    :param path: None: nothing is written.
+    :param path: None if nothing is written.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
     def keep(self, words: str | DataUse | None) -> None:
-        """:param words: None where all is well."""
+        """:param words: None if all is well."""
         if self._path is None:
             return
-        with suppress(OSError, StoreError):  # a full disk is told elsewhere
+        with suppress(OSError, StoreError):  # a full disk is reported elsewhere
             if words is None:
                 self._path.unlink(missing_ok=True)
             else:
@@ -55,7 +55,7 @@ class Note:
 
 
 def notes_in(state_dir: Path | None) -> tuple[Note, Note]:
-    """The notes of the data and of training; with None nothing is written."""
+    """Returns the notes of the data and of training; with None nothing is written."""
     data, training = (Note(None if state_dir is None else state_dir / name) for name in (DATA, TRAINING))
     return data, training
 

@@ -1,6 +1,6 @@
-"""Models a slower board than this machine by waiting: work and writes take the time that they would take there.
+"""Models a slower board than this machine by waiting: work and writes take as long as on that board.
 
-FOR SIMULATION ONLY. The results never change, only the moment when they are ready.
+FOR SIMULATION ONLY. The results never change, only the time when they are ready.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hushfleet.edge_client.storage.store import DeviceStore
 
 SLICE_S = 0.05
 LEAST_WAIT_S = 1.0
-"""The shortest wait between steps. After a wait the caches are cold: measured, steps of 0.4 ms with a wait after each
-cost up to three times their CPU time, which the slowdown would then multiply."""
+"""The shortest wait between steps. After a wait the caches are cold: in a measurement, steps of 0.4 ms with a wait
+after each cost up to three times their CPU time, which the slowdown would then multiply."""
 
 
 class Pacer:
@@ -29,7 +29,7 @@ class Pacer:
     :param wall: monotonic seconds.
     :param cpu: seconds of CPU time of the thread that works.
 
-    Wall time that passes without CPU time, as on a busy machine, counts: the board would have worked on meanwhile.
+    Wall time without CPU time, as on a busy machine, counts too: the board would have continued to work meanwhile.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Pacer:
         self.begin()
 
     def begin(self) -> None:
-        """Work begins: only what is done from now on counts."""
+        """Starts the count: only work that is done from now on counts."""
         self._wall_from, self._cpu_from = self._wall(), self._cpu()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Leaves out work inside that no board does: a simulation tests a model."""
+        """Does not count the work inside, which no board does, such as a simulation's test of a model."""
         self.catch_up()
         try:
             yield
@@ -62,7 +62,7 @@ class Pacer:
 
     @contextmanager
     def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
-        """Runs `check` inside at each `step` and `catch_up`, and while they wait; what it raises ends them."""
+        """Runs `check` inside at each `step` and `catch_up`, and while they wait; an error that it raises ends them."""
         before, self._check = self._check, check
         try:
             yield
@@ -70,19 +70,19 @@ class Pacer:
             self._check = before
 
     def step(self) -> None:
-        """A step is done, more follow: waits if `LEAST_WAIT_S` or more is due."""
+        """Notes that a step is done and more follow: waits if `LEAST_WAIT_S` or more is due."""
         self._check()
         if self.slowdown > 1.0 and self._due() - self._wall() >= LEAST_WAIT_S:
             self._wait_until(self._due())
 
     def catch_up(self) -> None:
-        """Waits until the board would have done all that this thread has done."""
+        """Waits until the board would have done all the work that this thread has done."""
         self._check()
         if self.slowdown > 1.0:
             self._wait_until(self._due())
 
     def wait(self, seconds: float) -> None:
-        """Waits for what is slow on the board beside its work, in addition to the slowdown of the work."""
+        """Waits for something that is slow on the board besides its work, in addition to the work's slowdown."""
         began = self._wall()
         try:
             self._wait_until(began + seconds)
@@ -98,8 +98,8 @@ class Pacer:
 
 
 class PacedStore(DeviceStore):
-    """The store of a slow board: an update is committed no sooner than the board would have it, and what is written
-    takes its time.
+    """The store of a slow board: an update is committed no earlier than the board would have it, and writes take as
+    long as on the board.
 
     :param write_mb_s: 10^6 bytes a second; None: as fast as this machine.
 
@@ -116,7 +116,7 @@ class PacedStore(DeviceStore):
         self._take_time(len(data))
 
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
-        """Until the commit the round may still be given up, and nothing was spent; after it, it may not."""
+        """Commits a round. Before the commit the round may still be given up without a charge; after it, it may not."""
         self._pacer.catch_up()
         with self._pacer.checked_by(lambda: None):
             entry = super().commit_round(commit)
@@ -132,7 +132,7 @@ class PacedStore(DeviceStore):
 def open_store(
     path: Path, *, device: str, simulation: SimulationSection | None, pacer: Pacer, in_fleet: bool = False
 ) -> DeviceStore:
-    """A device's store, raising as `DeviceStore` does. In the field it is synced, in a simulation it may be slow."""
+    """Opens a device's store; raises the errors of `DeviceStore`. In a simulation it may be slow and not synced."""
     if simulation is None:
         return DeviceStore(path, device=device, in_fleet=in_fleet)
     return PacedStore(path, device=device, durable=simulation.durable, pacer=pacer, write_mb_s=simulation.write_mb_s)

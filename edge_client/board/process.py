@@ -1,4 +1,4 @@
-"""The client's process on a board: systemd's watchdog, and memory that goes back to the system."""
+"""Handles the client's process on a board: systemd's watchdog, and memory that is returned to the system."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_LARGE_BYTES = 1 << 20  # model vectors; what a training step takes and frees stays below, and in the heap
-_KEPT_BYTES = 8 << 20  # free at the heap's end: less, and each step would pay for fresh pages
+_LARGE_BYTES = 1 << 20  # model vectors are larger; the blocks of a training step are smaller, and in the heap
+_KEPT_BYTES = 8 << 20  # free at the heap's end: with less, each step would need new pages
 
 
 def return_freed_memory() -> None:
-    """Gives freed vectors back to the system from now on; does nothing if the C library is not glibc.
+    """Returns freed vectors to the system from now on; does nothing if the C library is not glibc.
 
-    After the first large array is freed, glibc's malloc takes all later ones from its heap, and what is free there
-    stays with the process: 30 MiB of it after a round of the Fashion-MNIST network, on boards that have 512 MB.
+    After the first large array is freed, glibc's malloc takes all later ones from its heap, and free memory there
+    stays with the process: 30 MiB after a round of the Fashion-MNIST network, on boards that have 512 MB.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -28,9 +28,9 @@ def return_freed_memory() -> None:
 
 
 def return_small_blocks() -> None:
-    """Gives free pages inside the heap back to the system now; takes a millisecond, after work that is done once.
+    """Returns free pages inside the heap to the system now, in about a millisecond; call it after work done once.
 
-    Loading a graph and making features leave megabytes that no later step asks for in such pieces.
+    Loading a graph and computing features leave megabytes of free blocks that no later step uses.
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim
@@ -40,12 +40,12 @@ def return_small_blocks() -> None:
 
 
 class Supervisor:
-    """systemd's notification socket: READY once, then WATCHDOG from the work loop; nothing where there is no systemd.
+    """systemd's notification socket: READY once, then WATCHDOG from the work loop; nothing without systemd.
 
-    The work loop sends it, not the network thread, since the watchdog is there for a work loop that hangs.
+    The work loop sends it, not the network thread, because the watchdog must detect a work loop that hangs.
 
-    :param address: the datagram socket; None: not wanted.
-    :param interval_s: how often WATCHDOG is sent; None: never.
+    :param address: the datagram socket; None if nothing is to be sent.
+    :param interval_s: time between two WATCHDOG messages; None: never.
     """
 
     def __init__(
@@ -81,5 +81,5 @@ class Supervisor:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
                 notify.sendto(message, self._address)
-        except OSError:  # the next one may arrive: whoever never says again that it lives is killed for it
+        except OSError:  # the next one may arrive; systemd kills a process that stays silent
             pass

@@ -1,9 +1,9 @@
-"""Deletes the oldest of a board's images or CSV files, where its owner has said how long or how many may stay.
+"""Deletes the oldest of a board's images or CSV files, if its owner has limited their age or their size.
 
-Nothing is deleted unless `data.keep` or `data.max_mib` is set, and never more than they ask for. A wrong clock must
-delete nothing. So a file goes when it was too old at the daily look before, too: a clock that was ahead for less than a
-day changes nothing. A file that came while the clock was behind has a date that is too old. It counts as come when the
-clock is right again: `_redated`.
+Nothing is deleted unless `data.keep` or `data.max_mib` is set, and never more than they require. A wrong clock must
+delete nothing. So a file is deleted only if it was also too old at the previous daily check: a clock that was ahead for
+less than a day changes nothing. A file that arrived while the clock was behind has a date that is too old. It counts as
+arrived when the clock is right again (`_redated`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class _File(NamedTuple):
-    """:param came: unix seconds at which it came into its folder; a copy or a move sets it, and no program can."""
+    """:param came: unix seconds when it arrived in its folder; a copy or a move sets this, and no program can."""
 
     came: float
     path: str
@@ -51,11 +51,11 @@ class _File(NamedTuple):
 
 @dataclass(frozen=True)
 class _Looks:
-    """Times that are kept from one look to the next.
+    """Times that are kept from one check to the next.
 
-    :param looked: unix seconds of the last daily look.
-    :param behind: the clock when it was first seen to be before that; None: it is not.
-    :param came: when files came, by their paths, whose own dates may be of a clock that was behind.
+    :param looked: unix seconds of the last daily check.
+    :param behind: the clock's time when it was first found to be earlier than `looked`; None if it is not.
+    :param came: arrival times, by path, of files whose own dates may come from a clock that was behind.
     """
 
     looked: float
@@ -67,7 +67,7 @@ class Retention:
     """The deletions of one board.
 
     :param section: where the data are, and what the owner has set.
-    :param state_dir: keeps the time of the last daily look, and the dates that were wrong.
+    :param state_dir: the folder for the time of the last daily check, and the corrected dates.
     :param now: unix seconds.
     """
 
@@ -101,8 +101,8 @@ class Retention:
             self._delete(files[:count], f"data.max_mib = {self._section.max_mib}")
 
     def _look(self) -> tuple[list[_File], float]:
-        """The files that may be deleted, the oldest first; and the time of the daily look before this one, which is
-        minus infinity where this is none."""
+        """Returns the files that may be deleted, the oldest first; and the time of the previous daily check, or minus
+        infinity if this is no daily check."""
         now, files, before = self._now(), self._files(), -float("inf")
         kept = self._looks or self._read()
         looks = kept or _Looks(now)
@@ -116,11 +116,11 @@ class Retention:
             if now - looks.looked >= DAY_S:
                 before, looks = looks.looked, replace(looks, looked=now)
         if looks != kept:
-            self._looks = looks  # where the disk is too full for the note
-            with suppress(StoreError):  # that is told elsewhere
+            self._looks = looks  # used if the disk is too full for the note
+            with suppress(StoreError):  # this is reported elsewhere
                 atomic_file.write_whole(self._note, json.dumps(asdict(looks)).encode(), durable=True)
         known = {path: came for path, came in looks.came.items() if came <= now}
-        if looks.behind is not None:  # what has come since then is the newest, though its date is the oldest
+        if looks.behind is not None:  # files that arrived since then are the newest, with the oldest dates
             since = looks.looked + DAY_S - looks.behind
             known |= {file.path: file.came + since for file in files if abs(file.came - looks.behind) < DAY_S}
         return sorted(file._replace(came=max(file.came, known.get(file.path, file.came))) for file in files), before
@@ -137,7 +137,7 @@ class Retention:
         return None
 
     def _files(self) -> list[_File]:
-        """The files that may be deleted: what links lead to, hidden files and held-out ones are no such files."""
+        """Returns the files that may be deleted; this excludes targets of links, hidden files and held-out files."""
         section, found = self._section, dict[str, _File]()
         for folder in filter(None, (section.path, section.inbox, section.unlabelled)):
             for top, folders, names in os.walk(os.path.realpath(folder)):
@@ -172,10 +172,11 @@ class Retention:
 
 
 def _redated(files: Sequence[_File], looks: _Looks, now: float) -> dict[str, float]:
-    """When files came whose dates are not to be trusted, by their paths: now, unless it was noted before.
+    """Returns the arrival times of files with doubtful dates, by path: now, unless noted before.
 
-    The clock was seen to be behind, and a file's date is less than a day from that time. Or no daily look was made for
-    two days, and the date is from then: perhaps the board was off, and its clock went on where it had stopped.
+    A date is doubtful if the clock was found to be behind, and the date is less than a day from that time. It is also
+    doubtful if no daily check was made for two days, and the date is later than the last check: the board may have been
+    off, and its clock may have continued where it had stopped.
     """
     gap = looks.looked if now - looks.looked > 2 * DAY_S else float("inf")
     doubted = (

@@ -1,4 +1,4 @@
-"""Samples from files of a board: arrays in an .npz, lines of a CSV file or of a folder of them."""
+"""Reads samples from files of a board: arrays in an .npz, or lines of a CSV file or of a folder of CSV files."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def load_file(
     cuts: bool = True,
     names: list[str] | None = None,
 ) -> Samples:
-    """Reads a file of samples; parameters and errors as `load_arrays`.
+    """Reads a file of samples; parameters and errors as in `load_arrays`.
 
-    :param kind: `arrays` or `csv`; by default what its name says.
-    :param cuts: as `read_csv` takes it; `unfinished` and `names` as `load_csv`.
+    :param kind: `arrays` or `csv`; by default the ending of its name decides.
+    :param cuts: as in `read_csv`; `unfinished` and `names` as in `load_csv`.
     """
     if (kind or path.suffix) not in ("arrays", ".npz"):
         return load_csv(path, model, skipped=skipped, unfinished=unfinished, cuts=cuts, names=names)
@@ -47,10 +47,10 @@ def load_file(
 
 
 def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = None) -> Samples:
-    """An .npz with samples `x` (or `images`), as `as_values` takes them, and labels `y` (or `labels`): whole numbers,
-    names of classes, or what else the task has as targets. Raises `BadInput`.
+    """Reads an .npz with samples `x` (or `images`), as in `as_values`, and labels `y` (or `labels`): whole numbers,
+    names of classes, or other targets of the task. Raises `BadInput`.
 
-    :param skipped: where samples that do not fit are told, and left out; None: the first of them is an error.
+    :param skipped: receives the samples that do not fit and are left out; None: the first of them is an error.
     """
     with opened(path) as arrays:
         x, y = ("images", "labels") if "images" in arrays else ("x", "y")
@@ -61,7 +61,7 @@ def load_arrays(path: Path, model: ModelSpec, *, skipped: list[str] | None = Non
             )
         values = arrays[x]
         labels = arrays[y] if y in arrays else model.targets.blank(len(values), len(model.class_names))
-    may_be_names = y == "y" and model.targets.are_classes  # a simulation's own files have places
+    may_be_names = y == "y" and model.targets.are_classes  # a simulation's own files have indices
     if skipped is not None:
         values, labels = _usable(values, labels, model, skipped, may_be_names=may_be_names)
     elif may_be_names:
@@ -81,8 +81,8 @@ def load_csv(
     """Reads a CSV file (`hushfleet.data.csv_file`), or all of a folder; parameters as `load_arrays`. Raises `BadInput`.
 
     :param unfinished: files that are being written.
-    :param cuts: as `read_csv` takes it.
-    :param names: is given the names of the columns of values.
+    :param cuts: as in `read_csv`.
+    :param names: receives the names of the columns of values.
     """
     outputs = () if model.targets.are_classes else model.class_names
     form: dict[str, Any] = {"input_shape": model.image_shape, "outputs": outputs, "cuts": cuts}
@@ -100,12 +100,12 @@ def load_csv(
 
 
 def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> list[bytes]:
-    """The content of each sample, whichever of its columns a task takes for values and which for targets.
+    """Returns the content of each sample, independent of which columns a task uses as values and which as targets.
 
-    :param names: of the columns of values; none: of an .npz, whose values are one array.
+    :param names: names of the columns of values; empty for an .npz, whose values are one array.
     :param outputs: names of the targets that are no classes.
 
-    The column `label` is left out, and so is what is zero: a column `fault` may be missing where all is normal.
+    The column `label` and all zeros are left out: a column `fault` may be missing if all samples are normal.
     """
     rows = samples.images.reshape(len(samples), -1)
     if not names:
@@ -123,8 +123,8 @@ def contents(samples: Samples, names: Sequence[str], outputs: Sequence[str]) -> 
 def _read_folder(
     folder: Path, form: dict[str, Any], skipped: list[str], unfinished: Collection[str]
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Reads values, labels and names of columns of the `.csv` files, by their names; a file that does not fit is
-    skipped."""
+    """Reads values, labels and names of columns of the `.csv` files, in the order of their names; a file that does not
+    fit is skipped."""
     parts: list[tuple[np.ndarray, np.ndarray]] = []
     first, names = "", tuple[str, ...]()
     for file in sorted(files_below(folder, data=folder)):
@@ -132,7 +132,7 @@ def _read_folder(
         if any(part.startswith(".") for part in name.split("/")):
             continue
         try:
-            if not (name.lower().endswith(".csv") and os.path.isfile(file)):  # to open a pipe would wait for ever
+            if not (name.lower().endswith(".csv") and os.path.isfile(file)):  # opening a pipe would block for ever
                 raise BadInput("no file whose name ends in .csv")
             values, labels, _, columns = read_csv(Path(file), **form, skipped=lines, unfinished=file in unfinished)
             if parts and columns != names:
@@ -152,7 +152,7 @@ def _read_folder(
 def _usable(
     values: np.ndarray, labels: np.ndarray, model: ModelSpec, skipped: list[str], *, may_be_names: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Selects the samples that `as_values` and `as_targets` take; arrays that do not fit as a whole are left alone.
+    """Returns the samples that `as_values` and `as_targets` accept; does not change arrays that do not fit as a whole.
 
     :param may_be_names: whether a number may be meant as the name of a class.
     """
@@ -199,16 +199,16 @@ def _fitting(
 
 
 def load_indices(path: Path) -> np.ndarray | None:
-    """Indices int64 `[n]` into the common test, of an .npz with `of_common`, a bit for each of its images.
+    """Reads indices int64 `[n]` into the common test from an .npz with `of_common`, one bit for each of its images.
 
-    None for an .npz of images. Raises `BadInput`.
+    Returns None for an .npz of images. Raises `BadInput`.
     """
     with opened(path) as arrays:
         return np.flatnonzero(np.unpackbits(arrays["of_common"])) if "of_common" in arrays else None
 
 
 def reasons(skipped: Sequence[str]) -> str:
-    """Tells why samples are left out, the commonest first: `12: its folder is no class of this task, as new/1.jpg`.
+    """Lists why samples are left out, the commonest first: `12: its folder is no class of this task, as new/1.jpg`.
 
     :param skipped: `name: reason` of each, or a name alone.
     """

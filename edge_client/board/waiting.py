@@ -1,7 +1,7 @@
 """Notes what a running client waits for, and since when, for `hushfleet-edge status` and the log.
 
-A broker that does not know a board, and keeps its messages back, looks like one on which nobody has anything to say. So
-silence that lasts is told once, with what may be the cause.
+A broker that does not know a board, and withholds its messages, looks like a broker on which nobody sends. Therefore a
+long silence is logged once, with its possible causes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ FILE_NAME = "waiting.json"
 SILENT_S = 60.0
 
 Kind = Literal["certificate", "broker", "aggregator", "away", "answer", "operator", "round", "nothing"]
-"""Who is waited for. `certificate`: the fleet, to give one; `aggregator`: none was ever heard of; `away`: it has said
-that it goes, or is lost; `answer`: it is there, and does not answer; `operator`: to let this device in."""
+"""The party that the client waits for. `certificate`: the fleet, which must issue one; `aggregator`: none was ever
+heard; `away`: it announced that it leaves, or is lost; `answer`: it is there, but does not answer; `operator`: must
+accept this device."""
 
 _log = logging.getLogger("hushfleet.edge")
 
@@ -38,7 +39,7 @@ class Waiting:
 
 
 def advice_on_silence(device: str, federation: str) -> dict[Kind, str]:
-    """The words that are logged if a wait lasts, by who is waited for."""
+    """Returns the texts that are logged if a wait is long, by the party that is waited for."""
     kept = f"this broker keeps messages back: its access list knows this connection by another name than {device}"
     return {
         "aggregator": "connected, and nothing has come from an aggregator. Either none has been started in the "
@@ -50,8 +51,8 @@ def advice_on_silence(device: str, federation: str) -> dict[Kind, str]:
 class WaitingNote:
     """Keeps `waiting.json` in the state directory; it is written when it changes, and never synced.
 
-    :param path: None: nothing is written.
-    :param advice: by kind, what is logged once the wait has lasted for `SILENT_S`.
+    :param path: None if nothing is written.
+    :param advice: for each kind, the text that is logged once the wait has lasted for `SILENT_S`.
     :param clock: monotonic seconds.
     """
 
@@ -74,11 +75,11 @@ class WaitingNote:
             self._since = self._clock()
         self._reported = kind, words
         if kind in ("round", "nothing"):
-            self._warned.clear()  # all is well, and the next silence is another one
+            self._warned.clear()  # all is well, and the next silence is a new one
         if self._path is not None:
             since = time.time() - (self._clock() - self._since)
             data = json.dumps({"kind": kind, "words": words, "since": round(since)}).encode()
-            with contextlib.suppress(StoreError):  # a full disk is told elsewhere
+            with contextlib.suppress(StoreError):  # a full disk is reported elsewhere
                 atomic_file.write_whole(self._path, data, durable=False)
 
 

@@ -1,7 +1,7 @@
-"""The folders of a board's labelled images: which classes there are, and how an image comes in.
+"""Manages the folders of a board's labelled images: lists the classes, and adds images.
 
-An image appears in its folder whole or not at all, under a name that nothing there has. Two processes that put images
-in wait for each other. An image that is there already, by its content, does not come in twice.
+An image appears in its folder complete or not at all, under a name that is not in use. Two processes that add images
+wait for each other. An image whose content is already there is not added twice.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _LOOKED_AT = (3, 16, 16)  # a picture is decoded to this size to see whether it 
 
 
 class AlreadyThere(BadInput):
-    """The same image, by its content, is among the board's images."""
+    """An image with the same content is already among the board's images."""
 
 
 @contextlib.contextmanager
 def opened_store(config: DeviceConfig) -> Iterator[DeviceStore | None]:
-    """Opens the store beside a running client, to read only; None where the client has never run."""
+    """Opens the store read-only beside a running client; yields None if the client has never run."""
     if not os.path.exists(config.store_path) and not is_closed(config.store_path):
         yield None
         return
@@ -44,10 +44,10 @@ def opened_store(config: DeviceConfig) -> Iterator[DeviceStore | None]:
 
 
 def class_names(config: DeviceConfig, store: DeviceStore | None) -> tuple[str, ...]:
-    """The labels that a person may give: the classes of the task, or before the first task the sub-folders of
+    """Returns the labels that a person may give: the classes of the task, or before the first task the sub-folders of
     `data.path`.
 
-    Raises `BadInput` where images have no classes here, and where none is known yet.
+    Raises `BadInput` if images have no classes here, or if no class is known yet.
     """
     data = config.data
     if data.kind != "folder":
@@ -67,7 +67,7 @@ def class_names(config: DeviceConfig, store: DeviceStore | None) -> tuple[str, .
 
 
 def check_label(label: str, classes: Sequence[str]) -> str:
-    """Returns the label as the classes have it. Raises `BadInput` with the list of classes for any other."""
+    """Returns the label in the spelling of the classes. Raises `BadInput` with the list of classes for any other."""
     if (label := one_form(label)) in classes:
         return label
     close = difflib.get_close_matches(label, classes, n=1)
@@ -76,15 +76,15 @@ def check_label(label: str, classes: Sequence[str]) -> str:
 
 
 def check_picture(file: Path) -> None:
-    """Raises `BadInput` for a file that is no readable picture."""
+    """Raises `BadInput` if a file is no readable picture."""
     try:
         read_image(file, input_shape=_LOOKED_AT)
-    except MemoryError as error:  # an image takes as much as it says
+    except MemoryError as error:  # the header of an image determines its memory
         raise BadInput(f"{file} cannot be read as an image: it needs more memory than there is") from error
 
 
 def _can_be_a_folder(name: str) -> bool:
-    """Whether a class can be the name of a folder that is trained on; the names come from the aggregator."""
+    """Returns whether a class name can name a folder of training images; the names come from the aggregator."""
     return bool(name) and not name.startswith((".", "__")) and "/" not in name and name.isprintable()
 
 
@@ -99,9 +99,9 @@ class ClassFolders:
         self._held_out = None if section.held_out is None else Path(section.held_out)
 
     def add(self, photo: Path, label: str) -> Path:
-        """Copies a picture into the folder of its class, and returns its place.
+        """Copies a picture into the folder of its class, and returns its path.
 
-        Raises `BadInput` for what is no readable picture and where nothing can be written, and `AlreadyThere`.
+        Raises `BadInput` if it is no readable picture or cannot be written, and `AlreadyThere`.
         """
         if os.path.isdir(photo):
             raise BadInput(f"{photo} is a folder; name its files: {photo}/*")
@@ -112,15 +112,15 @@ class ClassFolders:
             return _write(data, _free_name(self.folder(label), photo.name, data))
 
     def take_in(self, image: Path, label: str) -> Path:
-        """Moves an image into the folder of its class, and returns its place; raises as `add`."""
+        """Moves an image into the folder of its class, and returns its path; raises the same errors as `add`."""
         with self._alone(), _plainly(f"{image} cannot be moved"):
             self._refuse_known(image, image.read_bytes())
             return move(image, self.folder(label))
 
     def folder(self, label: str) -> Path:
-        """The folder of a class, which is made if it is not there."""
+        """Returns the folder of a class, and creates it if it does not exist."""
         for entry in os.scandir(self._path):
-            if one_form(entry.name) == label:  # the disk may spell an accent in another way
+            if one_form(entry.name) == label:  # the disk may encode an accent in another way
                 return self._path / entry.name
         return _made(self._path / label)
 
@@ -145,7 +145,7 @@ class ClassFolders:
 
 
 def move(image: Path, folder: Path) -> Path:
-    """Moves an image into a folder, which may be on another disk, under a free name like its own. Raises `BadInput`."""
+    """Moves an image into a folder, also on another disk, under its own or a similar free name. Raises `BadInput`."""
     with _plainly(f"{image} cannot be moved"):
         _made(folder)
         data, times = image.read_bytes(), os.stat(image)
@@ -162,7 +162,7 @@ def move(image: Path, folder: Path) -> Path:
 
 
 def _free_name(folder: Path, name: str, data: bytes) -> Path:
-    """A place in the folder that nothing has; with a part of the content's hash if the name is taken."""
+    """Returns an unused path in the folder; adds a part of the content's hash if the name is taken."""
     target = folder / (name.lstrip(".") or "image")
     if os.path.lexists(target):
         target = target.with_name(f"{target.stem}-{hashlib.sha256(data).hexdigest()[:16]}{target.suffix}")
@@ -170,7 +170,7 @@ def _free_name(folder: Path, name: str, data: bytes) -> Path:
 
 
 def _made(folder: Path) -> Path:
-    """Makes the folder, and those above it, if it is not there."""
+    """Creates the folder and its parents if it does not exist."""
     if not folder.is_dir():
         _made(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -191,7 +191,7 @@ def _write(data: bytes, target: Path) -> Path:
 
 
 def _belongs_to(folder: Path, made: Path) -> None:
-    """Gives what root has made to the owner of the folder, so that the client may read and delete it."""
+    """Gives a file that root has created to the owner of the folder, so that the client may read and delete it."""
     if os.geteuid() == 0:
         status = os.stat(folder)
         os.chown(made, status.st_uid, status.st_gid, follow_symlinks=False)
@@ -199,7 +199,7 @@ def _belongs_to(folder: Path, made: Path) -> None:
 
 @contextlib.contextmanager
 def _plainly(what: str) -> Iterator[None]:
-    """Raises `BadInput` for an `OSError`, with what to do."""
+    """Turns an `OSError` into a `BadInput` with advice."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The desk at which a person labels new images: what waits in the inbox, the model's guess, and each tap.
+"""Lets a person label new images: handles the inbox, the model's guess, and each tap on the page.
 
-An image lies in the inbox until a person has said what it is; then it is moved into the folder of its class, and the
-next round trains on it. No guess of the model decides anything.
+An image stays in the inbox until a person has labelled it; then it is moved into the folder of its class, and the next
+round trains on it. The model's guess never decides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hushfleet.errors import BadInput, HushfleetError
 from hushfleet.user_files import is_closed
 
 NOT_USABLE = "not-usable"
-"""The folder in the inbox for images that a person has put aside."""
+"""The folder in the inbox for images that a person has rejected ("put aside")."""
 MOST_UNDONE = 100
 PREVIEW_PIXELS = 1024
 
@@ -46,15 +46,15 @@ _log = logging.getLogger("hushfleet.edge")
 
 @dataclass(frozen=True)
 class Shown:
-    """The image that the page shows next, and what it says about it.
+    """The image that the page shows next, and the page's text about it.
 
-    :param waiting: images in the inbox, the shown one among them.
-    :param image: its name in the inbox; None: nothing waits.
-    :param version: changes when another picture takes the place of this one under its name.
-    :param guess: the likeliest class and its probability; None: the device has no model yet, or cannot use it.
-    :param by: whose guess it is, in words.
+    :param waiting: number of images in the inbox, including the shown one.
+    :param image: its name in the inbox; None if no image waits.
+    :param version: changes if another picture replaces this one under the same name.
+    :param guess: the likeliest class and its probability; None if the device has no model yet, or cannot use it.
+    :param by: the model that guessed, in words.
     :param undo: whether there is a tap that can be undone.
-    :param said: what happened, in words.
+    :param said: the last event, in words.
     :param unreadable: files in the inbox that are no readable pictures, each with the reason.
     """
 
@@ -70,7 +70,7 @@ class Shown:
 
 
 class _Tap(NamedTuple):
-    """:param image: its name in the inbox; :param label: empty: it was put aside; :param place: where it is now."""
+    """:param image: its name in the inbox; :param label: empty if it was put aside; :param place: its present path."""
 
     image: str
     label: str
@@ -78,7 +78,7 @@ class _Tap(NamedTuple):
 
 
 def version_of(status: os.stat_result) -> str:
-    """Tells a file from another one that takes its name, as where a camera overwrites `latest.jpg`."""
+    """Returns a text that changes if another file takes the name, such as if a camera overwrites `latest.jpg`."""
     return f"{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_size}"
 
 
@@ -86,7 +86,7 @@ def version_of(status: os.stat_result) -> str:
 class Desk:
     """The desk of one board; one thread at a time.
 
-    :param settled_s: a file that has changed later than so long ago may be half written, and is not shown.
+    :param settled_s: a file that has changed within this time may be half written, and is not shown.
     """
 
     config: DeviceConfig
@@ -94,7 +94,7 @@ class Desk:
     _taps: deque[_Tap] = field(default_factory=lambda: deque(maxlen=MOST_UNDONE))
     _graphs: dict[bytes, LoadedGraphs] = field(default_factory=dict)
     _unreadable: dict[tuple[str, int], str] = field(default_factory=dict)
-    """By name and date: why a file is no picture."""
+    """The reason why a file is no picture, by its name and date."""
 
     def __post_init__(self) -> None:
         if self.config.data.inbox is None:
@@ -112,10 +112,10 @@ class Desk:
             raise BadInput(f"data.inbox = {str(self._inbox)!r}: there is no such folder; make it")
         self._folders = ClassFolders(self.config.data)
         with opened_store(self.config) as store:
-            class_names(self.config, store)  # raises where no image can be labelled here
+            class_names(self.config, store)  # raises if no image can be labelled here
 
     def next(self, said: str = "") -> Shown:
-        """Gives the image that has waited longest, with the model's guess."""
+        """Returns the image that has waited longest, with the model's guess."""
         waiting, version, unreadable = self._waiting()
         with opened_store(self.config) as store:
             classes = class_names(self.config, store)
@@ -125,12 +125,12 @@ class Desk:
             return shown if store is None or image is None else self._guessed(shown, store, self._inbox / image)
 
     def preview(self, name: str, version: str) -> bytes:
-        """Makes a JPEG of an image in the inbox, so that nothing passes that a browser would run. Raises `BadInput`."""
+        """Returns a new JPEG of an image in the inbox, so that no code reaches the browser. Raises `BadInput`."""
         return preview(self._found(name, version), longest=PREVIEW_PIXELS)
 
     def tap(self, name: str, label: str, version: str) -> Shown:
-        """Moves an image to its class, or with an empty label aside. Raises `BadInput` for what is not there, and for
-        another picture than the one that was shown.
+        """Moves an image to its class, or with an empty label aside. Raises `BadInput` if it is not there, or if it is
+        another picture than the shown one.
         """
         image, said = self._found(name, version), f"{name} is labelled {label}." if label else f"{name} is put aside."
         if label:
@@ -146,7 +146,7 @@ class Desk:
         return self.next(said)
 
     def undo(self) -> Shown:
-        """Moves the image of the last tap back into the inbox. Raises `BadInput` where there is none."""
+        """Moves the image of the last tap back into the inbox. Raises `BadInput` if there is none."""
         if not self._taps:
             raise BadInput("there is no tap to undo")
         name, label, place = self._taps[-1]
@@ -170,7 +170,7 @@ class Desk:
         return replace(shown, guess=(name, probability), by=by)
 
     def _found(self, name: str, version: str) -> Path:
-        """The image of this name that waits. Raises `BadInput` for any other file, and for one that is gone or new."""
+        """Returns the path of a waiting image. Raises `BadInput` for any other file, or if it is gone or replaced."""
         status = self._names().get(name)
         if status is None:
             raise BadInput("this image does not wait any more; it may have been labelled elsewhere")
@@ -179,9 +179,9 @@ class Desk:
         return self._inbox / name
 
     def _names(self) -> dict[str, os.stat_result]:
-        """The files in the inbox and its folders, without hidden ones, links, and what was put aside.
+        """Returns the files in the inbox and its folders, without hidden files, links, and files that were put aside.
 
-        Raises `BadInput` where the inbox cannot be read: its disk may have been taken out.
+        Raises `BadInput` if the inbox cannot be read: its disk may have been removed.
         """
         try:
             os.scandir(self._inbox).close()
@@ -202,10 +202,10 @@ class Desk:
         return found
 
     def _waiting(self) -> tuple[list[str], str, tuple[str, ...]]:
-        """Names of images that wait, those first that have waited longest; the version of the first; and of files that
-        are no pictures, why.
+        """Returns the names of waiting images, the oldest first; the version of the first; and the reasons why other
+        files are no pictures.
 
-        Only the first image is looked at.
+        It checks files only until the first image.
         """
         now, names, left = time.time(), self._names(), list[str]()
         known, self._unreadable = self._unreadable, {}

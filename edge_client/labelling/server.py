@@ -1,9 +1,9 @@
-"""The labelling page as a small HTTP server on the board, of the standard library alone.
+"""Serves the labelling page from a small HTTP server on the board, which uses only the standard library.
 
-The address that is printed ends in `#TOKEN`, which a browser sends to nobody. The page's script sends the token as a
-header of each request. So another site that the owner visits can neither read an image nor cause a tap: it does not
-know the token, and a browser adds it to nothing by itself. The page, its style and its script hold nothing of the
-board, and are given to everybody. No script, style or image from elsewhere is loaded.
+The printed address ends in `#TOKEN`, which a browser never sends. The page's script sends the token as a header of
+each request. Therefore another site that the owner visits can neither read an image nor cause a tap: it does not know
+the token, and a browser never adds it by itself. The page, its style and its script contain no data of the board, and
+everybody may load them. No script, style or image from elsewhere is loaded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LabelServer(ThreadingHTTPServer):
 
     :param port: 0 takes a free one.
 
-    Raises `BadInput` where the address cannot be listened on.
+    Raises `BadInput` if the server cannot listen on the address.
     """
 
     daemon_threads = True
@@ -66,7 +66,7 @@ class LabelServer(ThreadingHTTPServer):
     def __init__(self, desk: Desk, *, host: str, port: int) -> None:
         self.desk, self.at_the_desk = desk, threading.Lock()
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
-        """Opens the page; another one at each start."""
+        """The secret that opens the page; a new one at each start."""
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         try:
@@ -78,10 +78,10 @@ class LabelServer(ThreadingHTTPServer):
             raise BadInput(f"--port {port}: must be from 0 to 65535") from error
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # HTTPServer's would ask for this board's name, and wait where no DNS answers
+        TCPServer.server_bind(self)  # HTTPServer's asks for this board's name, and waits if no DNS answers
 
     def describe(self) -> list[str]:
-        """Says where the page is, line by line."""
+        """Returns the lines that tell a person where the page is."""
         host, port = str(self.server_address[0]), self.server_address[1]
         anywhere = host in ("0.0.0.0", "::")
         name = _own_address() if anywhere else f"[{host}]" if ":" in host else host
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def do_POST(self) -> None:
-        said = self._body()  # before the answer: one to a request that is not read may not arrive
+        said = self._body()  # first: an answer to a request that is not read may not arrive
         if said is None or not self._is_allowed():
             return
         if self.path == "/tap":
@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _body(self) -> dict[str, str] | None:
-        """The texts `image`, `label` and `version` of the request's JSON object; None where it was refused."""
+        """Returns the texts `image`, `label` and `version` of the request's JSON object; None if it was refused."""
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()):
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "the request has no length")
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _answer(self, work: Callable[[Desk], dict[str, Any] | bytes]) -> None:
-        """Answers with what the desk gives, one request at a time."""
+        """Answers with the result of `work`, one request at a time."""
         try:
             with self.server.at_the_desk:
                 made = work(self.server.desk)
@@ -193,11 +193,11 @@ class _Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        _log.debug("%s", ascii(format % arguments)[1:-1])  # a stranger's escapes would reach the terminal
+        _log.debug("%s", ascii(format % arguments)[1:-1])  # escape sequences of others must not reach the terminal
 
 
 def _own_address() -> str:
-    """This board's address in the local network; nothing is sent to find it."""
+    """Returns this board's address in the local network, without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an address of documentation (RFC 5737)
@@ -207,5 +207,5 @@ def _own_address() -> str:
 
 
 def _digest(text: str) -> bytes:
-    """Hashes a text, so that comparing takes the same time for texts of all lengths."""
+    """Hashes a text, so that a comparison takes the same time for texts of all lengths."""
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()

@@ -1,7 +1,7 @@
 """Fetches content-addressed blobs from the aggregator, a plan's global model (perhaps as differences) and its roster.
 
-A device subscribes to a blob's topic before it asks, so that chunks which another device asked for count too. One blob
-is fetched at a time, since memory is short.
+A device subscribes to a blob's topic before it asks, so that it also uses chunks that another device asked for. It
+fetches one blob at a time, because memory is short.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from hushfleet.wire.link.interface import Link
 FIRST_WAIT_S = 3.0
 LONGEST_WAIT_S = 60.0
 MOST_ASKS = 4
-"""For a difference without an answer: with the waits in between, 45 s of a link that is up."""
+"""Most requests for a difference without an answer: with the waits in between, 45 s of a link that is up."""
 
 _log = logging.getLogger("hushfleet.edge")
 
 
 class Fetch:
-    """The blob that is being fetched: chunks in any order, and what to ask for.
+    """The blob that is being fetched: its chunks, in any order, and the next request.
 
     :param ref: SHA-256 and size, from a signed message or a verified blob.
-    :param most_asks: how often it is asked for without any progress; None for as long as it takes.
+    :param most_asks: the most requests without any progress; None for no limit.
     """
 
     def __init__(self, ref: BlobRef, *, now: float, most_asks: int | None = None) -> None:
@@ -52,23 +52,23 @@ class Fetch:
 
     @property
     def hopeless(self) -> bool:
-        """Whether it was asked for in vain as often as it may be."""
+        """True if the most requests without progress were made."""
         return self._most_asks is not None and self._asked >= self._most_asks
 
     def ask_at_once(self, now: float) -> None:
-        """Makes a request due: the link or the aggregator came back."""
+        """Makes a request due, because the link or the aggregator came back."""
         self._progress(now, wait=False)
 
     def want(self, now: float) -> Want:
-        """Asks for the missing chunks; the next time comes later and later while nothing arrives."""
+        """Returns a request for the missing chunks; the wait for the next one grows while nothing arrives."""
         self._backoff.tried(now)
         self._asked += 1
         return Want(self.ref.digest, self.ref.size, self._assembler.missing())
 
     def add(self, frame: bytes, now: float) -> bytes | None:
-        """Takes one chunk; the verified blob once it is whole.
+        """Adds one chunk; returns the verified blob once it is complete.
 
-        Raises `Malformed` or `TooLarge`. If the whole does not fit its digest, all of it is asked for again.
+        Raises `Malformed` or `TooLarge`. If the complete blob does not fit its digest, all of it is requested again.
         """
         if self._assembler.add(frame):
             self._progress(now, wait=True)
@@ -101,9 +101,9 @@ class BlobSource:
         self._given_up: BlobRef | None = None
 
     def need(self, ref: BlobRef, *, most_asks: int | None = None) -> bytes | None:
-        """The blob from the store; else None, and it is being fetched. Raises `StoreError`.
+        """Returns the blob from the store; otherwise None, and fetches it. Raises `StoreError`.
 
-        :param most_asks: after so many without any progress, or if other bytes come in its place, it is given up: the
+        :param most_asks: after this many requests without progress, or if other bytes come instead, it is given up: the
             next call raises `Malformed`.
         """
         data = self._store.blob(ref.digest)
@@ -117,7 +117,7 @@ class BlobSource:
         return data
 
     def want(self, now: float) -> Want | None:
-        """The request that is due now, or None."""
+        """Returns the request that is due now, or None."""
         fetch = self.fetch
         if fetch is None or now < fetch.due_at:
             return None
@@ -128,7 +128,7 @@ class BlobSource:
         return fetch.want(now)
 
     def on_chunk(self, digest: bytes, frame: bytes) -> None:
-        """Raises a `WireError` for a bad frame, and `StoreError` when a whole blob cannot be kept."""
+        """Adds a chunk. Raises a `WireError` for a bad frame, and `StoreError` if a complete blob cannot be stored."""
         if self.fetch is None or digest != self.fetch.ref.digest:
             return
         blob = self.fetch.add(frame, self._clock())
@@ -137,32 +137,32 @@ class BlobSource:
             self._store.put_blob(digest, blob)
 
     def drop(self) -> None:
-        """Ends the fetch: the blob has come, or is not needed any more."""
+        """Ends the fetch: the blob has arrived, or is no longer needed."""
         if self.fetch is not None:
             self._link.unsubscribe(self._topics.blob(self.fetch.ref.digest))
             self.fetch = None
 
 
 class GlobalModel:
-    """The global model of a plan: from the store, or made of a stored one and the differences since, or fetched whole.
+    """The global model of a plan: from the store, from a stored model and its differences, or fetched as a whole.
 
-    Differences are fetched into the store one after the other, and applied when all are there, one model and one
-    difference in memory at a time. The store then holds the new model beside the old one, so a device can go on
-    whatever happens in between. If a difference does not come or does not fit, the whole model is fetched.
+    Differences are fetched into the store one after the other, and applied when all are there, with one model and one
+    difference in memory at a time. The store then holds the new model beside the old one, so a device can continue
+    after any interruption. If a difference does not arrive or does not fit, the whole model is fetched.
     """
 
     def __init__(self, store: DeviceStore, blobs: BlobSource) -> None:
         self._store = store
         self._blobs = blobs
         self._whole: bytes | None = None
-        """SHA-256 of the global model that differences have failed for: they are tried once for each."""
+        """SHA-256 of the global model whose differences have failed: they are tried once for each model."""
 
     def need(self, plan: RoundPlan, spec: TaskSpec, *, most_asks: int | None = None) -> bytes | None:
-        """The model as it travels, float32 `[d]`, and the vectors behind it; else None: a part is being fetched.
+        """Returns the model in its wire form, float32 `[d]`, and the vectors behind it; None while a part is fetched.
 
         Raises `StoreError`.
 
-        :param most_asks: of a whole model, as in `BlobSource.need`.
+        :param most_asks: the limit for a whole model, as in `BlobSource.need`.
         """
         model = self._store.blob(plan.global_digest)
         if model is None and plan.global_digest != self._whole:
@@ -180,7 +180,7 @@ class GlobalModel:
         return model or self._blobs.need(BlobRef(plan.global_digest, plan.global_bytes), most_asks=most_asks)
 
     def _apply(self, plan: RoundPlan, spec: TaskSpec, chain: tuple[DifferenceRef, ...]) -> bytes:
-        """The stored model that the differences begin with, and all of them added. Raises a `WireError`."""
+        """Returns the stored model that the differences start from, with all of them added. Raises a `WireError`."""
         params = self._base(chain[0], plan.global_bytes)
         layout = spec.model.layout
         # a method's vectors lie behind the model, each with the model's layers
@@ -209,10 +209,10 @@ class GlobalModel:
 class RosterSource:
     """The roster of a plan with a secure sum: fetched once, checked, and kept in memory.
 
-    The store keeps the latest for a restart: those before it would fill the card of a device that never trains. It also
-    keeps the highest number that the operator has signed: an older roster may name boards that were stolen since.
+    The store keeps only the latest for a restart: all would fill the card of a device that never trains. It also keeps
+    the highest number that the operator has signed: an older roster may name boards that were stolen since.
 
-    :param operator: the Ed25519 key that must have signed it; None: the aggregator's word is enough.
+    :param operator: the Ed25519 key that must have signed it; None if the device trusts the aggregator.
     """
 
     def __init__(self, store: DeviceStore, blobs: BlobSource, *, federation: str, operator: bytes | None) -> None:
@@ -223,9 +223,9 @@ class RosterSource:
         self._latest: tuple[BlobRef, Roster] | None = None
 
     def need(self, ref: BlobRef) -> Roster | None:
-        """The roster; None while it is being fetched.
+        """Returns the roster; None while it is being fetched.
 
-        Raises `Malformed`, `TooLarge`, `BadSignature`, `Replayed` for one that is not the newest, or `StoreError`.
+        Raises `Malformed`, `TooLarge`, `BadSignature`, `StoreError`, or `Replayed` for a roster that is not the newest.
         """
         if self._latest is None or self._latest[0] != ref:
             if ref.size > MAX_ROSTER_BYTES:
@@ -246,7 +246,7 @@ class RosterSource:
         return self._latest[1]
 
     def _pin(self, roster: Roster, operator: bytes) -> None:
-        """Keeps the roster's number as the newest. Raises `Replayed` and `StoreError`."""
+        """Stores the roster's number as the newest. Raises `Replayed` and `StoreError`."""
         if roster.federation != self._federation:
             raise Replayed(
                 f"{roster.name} names the federation {roster.federation!r}, and this device is in {self._federation!r}"

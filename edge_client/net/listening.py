@@ -1,4 +1,4 @@
-"""Subscribes a device to its topics, and again if something has not come that the broker keeps."""
+"""Subscribes a device to its topics, and again if a message that the broker retains has not arrived."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LONGEST_WAIT_S = 900.0
 
 
 class Listening:
-    """The filters of a device.
+    """The topic filters of a device.
 
-    A broker whose access list came to have the device after it had connected never sends by itself what it kept
-    (measured with Mosquitto 2.0.11). Another may lose what is published at the moment of a subscription (measured with
-    NATS 2.15.1: one of 64 boards never got the task).
+    If a broker adds a device to its access list after the device has connected, it never sends the retained messages by
+    itself (measured with Mosquitto 2.0.11). Another broker may lose a message that is published at the moment of a
+    subscription (measured with NATS 2.15.1: one of 64 boards never got the task).
     """
 
     def __init__(self, link: Link, filters: Iterable[str], *, now: float) -> None:
@@ -32,7 +32,7 @@ class Listening:
         self._backoff.reset(now, wait=True)
 
     def again(self, now: float, *, lacks: bool) -> bool:
-        """Subscribes again, ever more rarely, while something is lacking; whether it did so now."""
+        """Subscribes again, at growing intervals, while a message is missing; returns whether it did so now."""
         if lacks and not self._lacks:
             self._backoff.reset(now, wait=True)
         self._lacks = lacks

@@ -17,11 +17,11 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class Backoff:
-    """The time of the next request for what has not come: the wait doubles, and starts anew after any progress.
+    """The time of the next request: the wait doubles, and starts again with the first wait after any progress.
 
     :param first_s: the first wait, seconds.
     :param longest_s: the longest wait.
-    :param now: monotonic seconds, as in all methods; it is due at once.
+    :param now: monotonic seconds, as in all methods; the first request is due at once.
     """
 
     def __init__(self, first_s: float, longest_s: float, *, now: float) -> None:
@@ -30,12 +30,12 @@ class Backoff:
         self.reset(now)
 
     def reset(self, now: float, *, wait: bool = False) -> None:
-        """Notes progress: it is due at once, or after the first wait."""
+        """Notes progress: the next request is due at once, or after the first wait."""
         self._wait_s = self._first_s
         self.due_at = now + self._first_s if wait else now
 
     def hasten(self, now: float) -> None:
-        """Makes it due after the first wait at the latest: the hindrance may be over."""
+        """Makes the next request due after the first wait at the latest, because the cause of the delay may be gone."""
         self.due_at = min(self.due_at, now + self._first_s)
 
     def tried(self, now: float) -> None:
@@ -47,16 +47,16 @@ class Backoff:
 class EnrolmentRetry:
     """Retries enrolment when the aggregator does not accept the device: logs the reason and announces it again later.
 
-    When the operator accepts the device, the aggregator reads the device's retained state by itself. So the retry is
-    only for messages that were lost.
+    When the operator accepts the device, the aggregator reads the device's retained state by itself. Therefore the
+    retry is only for messages that were lost.
 
-    :param public_key: of this device; an answer about another key is not for it.
+    :param public_key: the key of this device; answers about other keys are ignored.
     """
 
     def __init__(self, device: str, public_key: bytes) -> None:
         self._device, self._public_key = device, public_key
         self.reason: str | None = None
-        """The last one that was given; None while none was."""
+        """The last reason that was given; None if there was none."""
         self._backoff = Backoff(ENROLMENT_FIRST_WAIT_S, ENROLMENT_LONGEST_WAIT_S, now=0.0)
         self._waiting = False
 
@@ -72,7 +72,7 @@ class EnrolmentRetry:
             self._backoff.tried(now)
 
     def is_due(self, now: float) -> bool:
-        """Whether the device should announce itself again now; true once for each refusal."""
+        """Returns whether the device should announce itself again now; true once for each refusal."""
         due = self._waiting and now >= self._backoff.due_at
         self._waiting = self._waiting and not due
         return due

@@ -1,9 +1,9 @@
-"""Checks that this store is the only one of its device, and the newest: a store cannot know that by itself.
+"""Checks that this store is the only one of its device, and the newest: a store cannot know this by itself.
 
-With an old copy that was put back, or a second client on a copy, an update would be noised twice: the two noises
-average out, and the ledger of the copy lacks what was spent since. The aggregator remembers what it has received, so
-the device asks it after each connection. Before the first answer a process neither trains nor sends an update. If an
-answer shows a copy, the store keeps the reason, and no client trains with it again.
+With a restored old copy, or a second client on a copy, an update would be noised twice: the two noises average out, and
+the copy's ledger lacks what was spent since. The aggregator remembers what it has received, so the device asks it after
+each connection. Before the first answer a process neither trains nor sends an update. If an answer shows a copy, the
+store keeps the reason, and no client trains with it again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hushfleet.wire.format.fields import NONCE_BYTES
 from hushfleet.wire.format.messages import Ask, Known
 
 FIRST_WAIT_S = 3.0
-LONGEST_WAIT_S = 900.0  # an aggregator that comes back says so, and is asked at once
+LONGEST_WAIT_S = 900.0  # an aggregator that comes back announces it, and is asked at once
 
 _ADVICE = (
     "So this store is an old copy that was put back, or another client uses a copy of it. To train on would noise an "
@@ -33,7 +33,7 @@ _log = logging.getLogger("hushfleet.edge")
 class StoreCheck:
     """Asks the aggregator what it knows of this device, and compares the answer with the store.
 
-    Takes a session number of its own from the store. Where the disk is full, it tries again before it asks.
+    It takes a new session number from the store. If the disk is full, it tries this again before it asks.
     """
 
     def __init__(self, store: DeviceStore, *, now: float) -> None:
@@ -43,7 +43,7 @@ class StoreCheck:
         self._asking = True
         self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, now=now)
         self.confirmed = False
-        self.session = store.last_session + 1  # a device whose disk is full must still come up, to say so
+        self.session = store.last_session + 1  # a device with a full disk must still start, to report it
         try:
             self._count_session()
         except StoreError as error:
@@ -61,15 +61,15 @@ class StoreCheck:
         self._backoff.reset(now)
 
     def aggregator_is_back(self, now: float) -> None:
-        """Asks a question without an answer again at once."""
+        """Asks again at once if a question has no answer yet."""
         self._backoff.reset(now)
 
     def round_begins(self, now: float) -> None:
-        """Asks an unanswered question soon: the aggregator may know this device only now."""
+        """Asks an unanswered question again soon, because the aggregator may know this device only now."""
         self._backoff.hasten(now)
 
     def question(self, now: float) -> Ask | None:
-        """The question that is due now, or None."""
+        """Returns the question that is due now, or None."""
         if now < self.due_at:
             return None
         self._backoff.tried(now)
@@ -80,12 +80,12 @@ class StoreCheck:
             return None
 
     def may_train(self) -> bool:
-        """Whether the answer has come. Raises `StoreError` where the disk is too full to ask."""
+        """Returns whether the answer has arrived. Raises `StoreError` if the disk is too full to ask."""
         self._count_session()
         return self.confirmed
 
     def on_known(self, known: Known, now: float) -> bool:
-        """Whether this is the answer to this process. Raises `CopiedStore` for good if it speaks of another store."""
+        """Returns whether this answers this process. Stops for good with `CopiedStore` if it shows another store."""
         if known.nonce != self._nonce:
             self.ask_again(now)  # somebody else asked in this device's name
             return False
@@ -96,7 +96,7 @@ class StoreCheck:
             )
         if known.last_round:
             entry = self._store.outbox(known.task, known.last_round)
-            answer = self._store.answers.of(known.task, known.last_round)  # that too it may have been offered
+            answer = self._store.answers.of(known.task, known.last_round)  # it may have received this, too
             if not (
                 (entry is not None and entry.may_be(known.last_digest))
                 or (answer is not None and answer.digest == known.last_digest)
@@ -113,7 +113,7 @@ class StoreCheck:
         reason = f"{finding}. {_ADVICE}{self._store.way_on}"
         try:
             self._store.stop_for_good(reason)
-        except StoreError as error:  # it will be found out again
+        except StoreError as error:  # it will be detected again
             _log.error("%s", error)
         raise CopiedStore(reason)
 

@@ -1,9 +1,9 @@
 """Decides which aggregator a device listens to, and which of its messages are current.
 
-The key comes from the configuration, or is the first one that the device meets; it is pinned in the store before
-anything that it signed is believed. The newest start (epoch) of that key is pinned too: a message that names an older
-one was recorded in an earlier run and published again. Within an epoch the rounds of a task only go forwards, though an
-open one may rest.
+The key comes from the configuration, or is the first one that the device meets; it is pinned in the store before the
+device trusts any message with it. The newest start (epoch) of that key is pinned too: a message that names an older
+epoch was recorded in an earlier run and published again. Within an epoch the rounds of a task only go forward, though
+an open round may rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("hushfleet.edge")
 
 
 class MessageVerifier:
-    """Decodes the aggregator's messages, and rejects those of others and those that are replayed.
+    """Decodes the aggregator's messages, and rejects messages of others and replayed messages.
 
     :param configured: the aggregator's public key from the device's file, or None.
     """
@@ -33,7 +33,7 @@ class MessageVerifier:
         self.epoch = self._pinned_epoch()
 
     def verify(self, payload: bytes) -> Message:
-        """Decodes a message of the pinned aggregator that is not older than what came. Raises a `WireError`."""
+        """Decodes a message; it must come from the pinned aggregator and be no replay. Raises a `WireError`."""
         if self.key is None:
             raise BadSignature("the aggregator's key is not known yet")
         message = decode_message(payload, federation=self._federation, public_key=self.key)
@@ -49,7 +49,7 @@ class MessageVerifier:
         return message
 
     def verify_server_state(self, payload: bytes) -> ServerState:
-        """Decodes the aggregator's announcement; the first key is pinned. Raises a `WireError` or `StoreError`."""
+        """Decodes the aggregator's announcement, and pins the first key. Raises a `WireError` or `StoreError`."""
         state = decode_message(payload, federation=self._federation)
         if not isinstance(state, ServerState):
             raise Malformed(f"expected the aggregator's state, got a {type(state).__name__}")
@@ -67,12 +67,12 @@ class MessageVerifier:
         return state
 
     def note_progress(self, known: Known) -> None:
-        """Notes that the aggregator is at least as far as its answer to this process says."""
+        """Notes that the aggregator is at least at the round and phase of its answer to this process."""
         if self._newest is None or not _is_before(known, self._newest):
             self._newest = known
 
     def is_ahead_of(self, plan: RoundPlan) -> bool:
-        """Whether the aggregator has said that it is further than this plan."""
+        """Returns whether the aggregator has reported a later place than this plan."""
         return self._newest is not None and _is_before(plan, self._newest)
 
     def _check_epoch(self, message: ServerState | TaskNotice | RoundPlan | Known) -> None:
@@ -88,7 +88,7 @@ class MessageVerifier:
             self.epoch = message.epoch
             try:
                 self._store.pin_epoch(self._scope, message.epoch)
-            except StoreError as error:  # it holds for this process all the same
+            except StoreError as error:  # the epoch still holds for this process
                 _log.error("%s", error)
 
     def _pinned_epoch(self) -> int:
@@ -100,12 +100,12 @@ class MessageVerifier:
 
 
 def _is_before(one: RoundPlan | Known, other: RoundPlan | Known) -> bool:
-    """Whether `one` is of an earlier moment of the same run; False for another run or task."""
+    """Returns whether `one` comes from an earlier time of the same run; False for another run or task."""
     same_run = (one.epoch, one.task) == (other.epoch, other.task)
     return same_run and _place(one) < _place(other)
 
 
 def _place(plan: RoundPlan | Known) -> tuple[int, int]:
-    """The place of a plan in its run. That no round is open after one, and that the next is, have the same place: a
-    round that rests is not open for a while."""
+    """Returns the place of a plan in its run. A closed round has the same place as the next open round, because a round
+    that rests is closed for a while."""
     return plan.round + (plan.phase in ("closed", "finished")), _PHASES[plan.phase]

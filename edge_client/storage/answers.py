@@ -1,7 +1,7 @@
-"""The answers of a device as a committee member: one set of devices a round, for ever.
+"""Stores the answers of a device as a committee member: one set of devices for each round, for ever.
 
-Two answers for two sets of one round could open two sums that differ by one device. So the answer is stored before it
-is sent, and a row is never replaced.
+Two answers for two sets of one round could open two sums that differ by one device. Therefore the answer is stored
+before it is sent, and a row is never replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class AnswerEntry:
     """A stored answer; its bytes never change.
 
     :param included: SHA-256 of the bitmap of the devices in the sum.
-    :param data: the encoded answer; empty once one for another round was stored.
+    :param data: the encoded answer; empty after an answer for another round was stored.
     :param digest: SHA-256 of `data`.
     :param status: `pending`, `acked`, or `refused:<code>`.
     """
@@ -45,7 +45,7 @@ class AnswerEntry:
 
 
 class Answers:
-    """The table of a `DeviceStore`, which gives its connection, and its transactions with their errors."""
+    """The table of answers in a `DeviceStore`, which provides its connection and its transactions with their errors."""
 
     def __init__(
         self, connection: sqlite3.Connection, transaction: Callable[[str], AbstractContextManager[None]]
@@ -54,7 +54,7 @@ class Answers:
         self._transaction = transaction
 
     def of(self, task: str, round: int) -> AnswerEntry | None:
-        """Gives the answer of a round, or None where none was made."""
+        """Returns the answer of a round, or None if there is none."""
         query = "SELECT included, data, digest, status FROM answers WHERE task = ? AND round = ?"
         try:
             row: tuple[Any, ...] | None = self._connection.execute(query, (task, round)).fetchone()
@@ -68,7 +68,7 @@ class Answers:
         return AnswerEntry(task, round, included, data or b"", digest, status)
 
     def commit(self, task: str, round: int, *, included: bytes, data: bytes) -> AnswerEntry:
-        """Stores and syncs an answer. Raises `PrivacyError` where the round has an answer already."""
+        """Stores and syncs an answer. Raises `PrivacyError` if the round already has an answer."""
         digest = hashlib.sha256(data).digest()
         with self._transaction(f"store the answer of round {round} of task {task}"):
             run = self._connection.execute
@@ -79,7 +79,7 @@ class Answers:
         return AnswerEntry(task, round, included, data, digest, "pending")
 
     def set_status(self, task: str, round: int, status: str) -> None:
-        """Notes what became of an answer, see `DeviceStore.set_status`."""
+        """Stores the status of an answer, see `DeviceStore.set_status`."""
         with self._transaction("note what became of an answer"):
             self._connection.execute(
                 "UPDATE answers SET status = ? WHERE task = ? AND round = ?", (status, task, round)

@@ -1,4 +1,4 @@
-"""Small named arrays as bytes: how a method's private state lies in the store."""
+"""Packs small named arrays into bytes, the form of a method's private state in the store."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def pack_arrays(arrays: Mapping[str, ArrayLike]) -> bytes:
 
 
 def unpack_arrays(data: bytes) -> dict[str, np.ndarray]:
-    """Unpacks what `pack_arrays` gave; raises ValueError or TypeError for bytes that are no such arrays."""
+    """Unpacks the bytes of `pack_arrays`; raises ValueError or TypeError for other bytes."""
     try:
         arrays, packed = {}, msgpack.unpackb(data)
-    except ValueError as error:  # the text of some is empty
+    except ValueError as error:  # some errors have an empty text
         raise ValueError(f"they are not msgpack: {str(error) or type(error).__name__}") from error
     if not isinstance(packed, dict):
         raise TypeError(f"expected a map of named arrays, got {type(packed).__name__}")
     for name, (dtype, shape, raw) in packed.items():
-        if not _NUMBERS.fullmatch(dtype):  # NumPy takes another text as Python, and raises SyntaxError
+        if not _NUMBERS.fullmatch(dtype):  # NumPy parses another text as Python, and raises SyntaxError
             raise ValueError(f"{dtype!r} is not a type of numbers")
         array = np.frombuffer(raw, np.dtype(dtype)).reshape(shape)
         arrays[name] = array.astype(array.dtype.newbyteorder("="))

@@ -1,7 +1,7 @@
-"""When each sample of a board arrived: noted when it is seen first, by its content, and not changed after a charge.
+"""Stores when each sample of a board arrived: at its first sight, by its content, and unchanged after a charge.
 
-So a sample lies in one window of each length, whatever becomes of its name, its folder or the clock. It is part of the
-store because it must not be lost: a sample that arrived a second time could be trained on in two windows.
+So a sample is in one window of each length, even if its name, its folder or the clock changes. The times are part of
+the store because they must not be lost: a sample that arrived a second time could be trained on in two windows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 KEY_BYTES = 16
-_ASKED = 500  # keys in one question
+_ASKED = 500  # keys in one query
 _PART_BYTES = 1 << 18
 SCHEMA = "CREATE TABLE arrivals (sample BLOB PRIMARY KEY, arrived_at INTEGER NOT NULL) WITHOUT ROWID"
 
@@ -25,7 +25,7 @@ def sample_key(content: bytes) -> bytes:
 def file_key(path: str) -> bytes:
     """Returns the key of a file's content. Raises `OSError`.
 
-    It is read in parts: whatever lies in a folder of images may be larger than the board's memory.
+    It reads the file in parts, because a file in a folder of images may be larger than the board's memory.
     """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -35,7 +35,7 @@ def file_key(path: str) -> bytes:
 
 
 class Arrivals:
-    """The table of a `DeviceStore`, which gives its connection, and its transactions with their errors."""
+    """The table of arrivals in a `DeviceStore`, which provides its connection and transactions with their errors."""
 
     def __init__(
         self, connection: sqlite3.Connection, transaction: Callable[[str], AbstractContextManager[None]]
@@ -44,18 +44,18 @@ class Arrivals:
         self._transaction = transaction
 
     def forget(self) -> None:
-        """Forgets all, while nothing was charged: the clock may have been wrong. Raises `StoreError`."""
+        """Deletes all times, while nothing was charged: the clock may have been wrong. Raises `StoreError`."""
         with self._transaction("forget the arrival of samples"):
             self._connection.execute("DELETE FROM arrivals")
 
     def of(self, keys: Sequence[bytes], *, now: int) -> list[int]:
-        """Returns when each of these samples arrived, counted unix seconds; those that are new arrive `now`.
+        """Returns when each of these samples arrived, counted unix seconds; new samples arrive `now`.
 
-        What is returned is on the disk. Raises `StoreError`.
+        The returned times are on the disk. Raises `StoreError`.
         """
         with self._transaction("note the arrival of samples"):
             asked, known = sorted(set(keys)), dict[bytes, int]()
-            for at in range(0, len(asked), _ASKED):  # the table grows for years, and has what was deleted long ago
+            for at in range(0, len(asked), _ASKED):  # the table grows for years, and has samples deleted long ago
                 part = asked[at : at + _ASKED]
                 query = f"SELECT sample, arrived_at FROM arrivals WHERE sample IN ({','.join('?' * len(part))})"
                 known.update(self._connection.execute(query, part))

@@ -1,4 +1,4 @@
-"""Values that a board keeps in its store beside rounds: its own head, its accelerator, the newest roster."""
+"""Defines the values that a board keeps in its store besides rounds: own head, accelerator, newest roster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Accelerator = Literal["cpu", "cuda"]
 class KeptHead(Checked):
     """The head that the device has chosen for itself. It never leaves the store.
 
-    :param global_digest: SHA-256 of the global model that it was chosen with, as it travels.
+    :param global_digest: SHA-256 of the global model that it was chosen with, in its wire form.
     :param values: the flat vector, `d` little-endian float32 values.
     """
 
@@ -44,9 +44,9 @@ class ChosenAccelerator(Checked):
 
     :param task: digest of the task package that it was chosen for.
     :param runtime: the version of ONNX Runtime.
-    :param chosen: what the fleet may know.
-    :param reason: for people on the board.
-    :param failed: why the processor took over later. It may follow the number of images, and stays on the board.
+    :param chosen: the choice, which the fleet may know.
+    :param reason: the reason, for people on the board.
+    :param failed: why the processor took over later. It may depend on the number of images, and stays on the board.
     """
 
     task: Digest
@@ -62,10 +62,10 @@ class ChosenAccelerator(Checked):
 
 @dataclass(frozen=True)
 class RosterMark(Checked):
-    """The newest roster that the operator has signed, kept so that no older one is taken.
+    """The newest roster that the operator has signed, kept so that no older one is accepted.
 
-    :param digest: of all that was signed.
-    :param name: for people.
+    :param digest: digest of everything that was signed.
+    :param name: the name for people.
     :param devices: number of devices in it.
     """
 
@@ -76,7 +76,7 @@ class RosterMark(Checked):
 
     @staticmethod
     def scope(federation: str, operator: bytes) -> str:
-        """Names the place of a mark in the store.
+        """Returns the name under which a mark is stored.
 
         :param operator: its public key.
         """

@@ -1,4 +1,4 @@
-"""The result of a round in the store: the update with its charge and the next state, and the update as it waits."""
+"""Defines the result of a round in the store: the update with its charge and next state, and the waiting update."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hushfleet.wire.format.identity import Identity
 class OutboxEntry:
     """An update that was clipped, noised, charged and stored; its bytes never change.
 
-    :param data: the encoded update; empty once a later round was committed.
+    :param data: the encoded update; empty after a later round was committed.
     :param digest: SHA-256 of `data`.
-    :param public_before: `PublicState.to_bytes()` from before this update, as the aggregator should hold it; empty as
-        `data` is.
-    :param status: `pending`, `acked`, or `refused:<code>`; `refused:owner`: its owner has come to forbid it.
-    :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent so, empty if it is
-        of a time when that was not noted.
-    :param context: of the secure sum that it is masked for (`SecureRound.context`); None where it is not masked.
+    :param public_before: `PublicState.to_bytes()` before this update, which the aggregator should hold; empty if `data`
+        is.
+    :param status: `pending`, `acked`, or `refused:<code>`; `refused:owner` if the owner no longer allows it.
+    :param attached_digest: SHA-256 of it with the public state attached; None if it was never sent in this form, empty
+        if an earlier version, which did not note this, stored it.
+    :param context: context of the secure sum that it is masked for (`SecureRound.context`); None if it is not masked.
     """
 
     task: str
@@ -43,12 +43,12 @@ class OutboxEntry:
         return self.status == "pending"
 
     def may_be(self, digest: bytes) -> bool:
-        """Whether the update with this SHA-256 is this one, in either form; where that was not noted, it may be."""
+        """Returns whether this SHA-256 may belong to this update, in either form; True if one form was not noted."""
         return digest in (self.digest, self.attached_digest) or self.attached_digest == b""
 
 
 class RoundStore(Protocol):
-    """A store of a device's rounds: `DeviceStore`, and in simulations something lighter."""
+    """A store of a device's rounds: `DeviceStore`, or a lighter store in simulations."""
 
     @property
     def identity(self) -> Identity: ...
@@ -60,23 +60,23 @@ class RoundStore(Protocol):
     def answers(self) -> Answers: ...
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
-        """Gives the stored update of a round, or None where none was made."""
+        """Returns the stored update of a round, or None if there is none."""
         ...
 
     def package_of(self, task: str) -> bytes | None:
-        """Gives SHA-256 of the package for which the rounds of this task were trained; None before the first."""
+        """Returns SHA-256 of the package for which the rounds of this task were trained; None before the first."""
         ...
 
     def load_state(self, task: str) -> DeviceState | None:
-        """Gives the state after the last committed round of the task, or None before the first."""
+        """Returns the state after the last committed round of the task, or None before the first."""
         ...
 
     def load_residual(self, task: str, *, size: int) -> np.ndarray:
-        """Gives what the form of the updates has left out of them so far, float32 `[size]`; zeros before the first."""
+        """Returns the encoding error that the updates have left so far, float32 `[size]`; zeros before the first."""
         ...
 
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
-        """Stores ledger entry, encoded update and new state: all, or nothing. Raises `LedgerError` and `StoreError`."""
+        """Stores ledger entry, encoded update and new state: all or nothing. Raises `LedgerError` and `StoreError`."""
         ...
 
 
@@ -85,9 +85,9 @@ class RoundCommit:
     """The result of a round, to be stored whole or not at all.
 
     :param update: the encoded update.
-    :param public_before: `PublicState.to_bytes()` from before it.
-    :param residual: float32 `[d]`, for `load_residual`; None where the form of the updates leaves nothing to carry.
-    :param context: of the secure sum that the update is masked for (`SecureRound.context`); None where it is not.
+    :param public_before: `PublicState.to_bytes()` before the update.
+    :param residual: float32 `[d]`, for `load_residual`; None if the updates' encoding carries no error.
+    :param context: context of the secure sum that it is masked for (`SecureRound.context`); None if it is not masked.
     :param package: SHA-256 of the task package that it was trained for, for `DeviceStore.package_of`.
     :param at, window: as in `LedgerEntry`.
     """

@@ -1,14 +1,13 @@
 """The persistent state of a device, in one SQLite file that survives a power cut at any moment.
 
-Clipping and noising happen once: the encoded update, its ledger entry and the state that follows from it
-are written in one transaction, synced, before the first byte leaves the device. Two noisings of one
-update would average out, and an update without its ledger entry would make epsilon too small; after a
-crash either all three rows are there or none is.
+Clipping and noising happen once: the encoded update, its ledger entry and the next state are written in one synced
+transaction before the first byte leaves the device. Two noises on one update would average out, and an update without
+its ledger entry would make epsilon too small; after a crash either all three rows are there or none is.
 
-The file also holds the device's key, the aggregator's pinned key, the session counter and the blobs of
-the current task. A file that is damaged, or gone from beside what else a client writes, is reported and never replaced,
-because an empty ledger would be a false one. A file that was found to be an old copy keeps that finding, and is opened
-for inspection only.
+The file also holds the device's key, the aggregator's pinned key, the session counter and the blobs of the current
+task. If the file is damaged, or missing although other files of the client exist, this is reported, and the file is
+never replaced, because an empty ledger would be wrong. A file that was found to be an old copy stores this finding, and
+can only be opened for inspection.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
     :param path: the SQLite file; its folder is created.
     :param device: the device's id; a store that belongs to another device is refused.
     :param durable: False only in simulations: commits are then atomic but not synced to the disk.
-    :param inspect: open an existing store beside a running client, to read only.
-    :param in_fleet: whether an operator can give the device a new card; it changes what errors advise.
+    :param inspect: open an existing store read-only, beside a running client.
+    :param in_fleet: whether an operator can give the device a new card; it changes the advice in errors.
     :param identity: FOR SIMULATION ONLY: the key of a store that is created now; by default a random one.
 
-    Raises `StoreError` with advice when the file is locked, corrupt or not writable, `LostStore` where the ledger is
-    gone or damaged, and `CopiedStore` where it was found out that there is, or was, another copy of it.
+    Raises `StoreError` with advice if the file is locked, corrupt or not writable, `LostStore` if the ledger is missing
+    or damaged, and `CopiedStore` if it was found that there is, or was, another copy of it.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         self.path = Path(path)
         self.device = device
         self.way_on = way_on(self.path, device=device, in_fleet=in_fleet)
-        """The steps that a person takes where this store must not be used."""
+        """The steps that a person takes if this store must not be used."""
         self._advice = advice(self.way_on)
         try:
             with ExitStack() as opened:
@@ -100,9 +99,9 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
                 self._opened = opened.pop_all()
         except OSError as error:
             raise StoreError(f"the store {self.path} cannot be opened: {error}") from error
-        except sqlite3.OperationalError as error:  # the disk's, which may read again later
+        except sqlite3.OperationalError as error:  # an error of the disk, which may be readable later
             raise StoreError(f"the store {self.path} is damaged or not readable: {error}. {self._advice}") from error
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the second where SQLite's message quotes damaged text
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the second if SQLite's message quotes damaged text
             raise LostStore(f"the store {self.path} is damaged: {error}. {self._advice}") from error
 
     def close(self) -> None:
@@ -119,7 +118,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return int(self._fact("session") or 0)
 
     def next_session(self) -> int:
-        """Counts a session: one more than the last, stored before it is returned."""
+        """Returns a new session number, one more than the last; it is stored first."""
         session = self.last_session + 1
         self._set_facts("count a session", session=str(session).encode())
         return session
@@ -133,7 +132,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         self._set_facts("pin the aggregator's key", server_key=key)
 
     def epoch(self, scope: str) -> int:
-        """Gives the newest start of an aggregator that was seen; 0 before the first.
+        """Returns the newest start of an aggregator that was seen; 0 before the first.
 
         :param scope: its federation and key.
         """
@@ -143,7 +142,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         self._set_facts("note the aggregator's start", **{f"epoch {scope}": str(epoch).encode()})
 
     def newest_roster(self, scope: str) -> RosterMark | None:
-        """Gives the newest that was taken; None before the first. Raises `StoreError`.
+        """Returns the newest roster that was accepted; None before the first. Raises `StoreError`.
 
         :param scope: its federation and the operator's key.
         """
@@ -154,13 +153,13 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
 
     @property
     def is_enrolled(self) -> bool:
-        """Whether this store has come into its fleet: what its id has spent before is in the ledger."""
+        """True if this store is enrolled in its fleet: earlier charges of its id are then in the ledger."""
         return self._fact("enrolled") is not None
 
     def note_enrolled(self, carried: Sequence[CarriedRounds] = ()) -> None:
-        """Puts what was spent under this id with earlier cards into the ledger, once, together with this note.
+        """Adds the charges of earlier cards with this id to the ledger, once, together with the note of the enrolment.
 
-        Rounds that this store has charged itself stay as they are.
+        Rounds that this store has charged itself do not change.
         """
         with self._transaction("note the enrolment"):
             if not self.is_enrolled:
@@ -174,17 +173,17 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             self._connection.execute("INSERT OR REPLACE INTO facts VALUES ('enrolled', x'31')")
 
     def is_charged(self, task: str, round: int) -> bool:
-        """Whether the ledger has an entry of this round, be it of an earlier card."""
+        """Returns whether the ledger has an entry of this round, possibly of an earlier card."""
         return self._row("SELECT 1 FROM privacy_ledger WHERE task = ? AND round = ?", task, round) is not None
 
     @property
     def stopped_because(self) -> str | None:
-        """Why this store must not train any more; None where it may."""
+        """The reason why this store must not train any more; None if it may."""
         reason = self._fact("stopped_because")
         return None if reason is None else reason.decode()
 
     def stop_for_good(self, reason: str) -> None:
-        """Stops this store for good; nothing takes this back."""
+        """Stops this store for good; nothing can undo this."""
         self._set_facts("note why this device has stopped", stopped_because=reason.encode())
 
     @property
@@ -201,22 +200,22 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         self._set_facts("note the current task", task_digest=task_digest, global_digest=global_digest)
 
     def own_head(self, task: str | None = None) -> KeptHead | None:
-        """Gives the head that was chosen last, if it is of this task or none is given. Raises `StoreError`."""
+        """Returns the head that was chosen last, if it is of this task or no task is given. Raises `StoreError`."""
         kept = self._kept(KeptHead, "mixture", "own head")
         return kept if kept is not None and task in (None, kept.task) else None
 
     def keep_own_head(self, head: KeptHead) -> None:
-        self._set_facts("keep the own head", mixture=pack(head), own_head=None)  # as it was called up to 0.3.0
+        self._set_facts("keep the own head", mixture=pack(head), own_head=None)  # its name up to 0.3.0
 
     def accelerator(self) -> ChosenAccelerator | None:
-        """Gives the last choice; None where there was nothing to choose. Raises `StoreError`."""
+        """Returns the last choice; None if there was nothing to choose. Raises `StoreError`."""
         return self._kept(ChosenAccelerator, "accelerator", "choice of an accelerator")
 
     def keep_accelerator(self, chosen: ChosenAccelerator) -> None:
         self._set_facts("keep the choice of an accelerator", accelerator=pack(chosen))
 
     def count_attempt(self, kind: str, what: str) -> int:
-        """Counts how often `what` was begun since it last ended normally, this time included.
+        """Counts how often `what` was started since it last ended normally, including this time.
 
         A crash that nobody can catch (out of memory, a fault in native code) must not repeat for ever.
         """
@@ -226,19 +225,19 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return attempts
 
     def end_attempt(self, kind: str) -> None:
-        """Notes that it ended, well or not, and the process lives."""
+        """Notes that it ended, with or without success, and the process is alive."""
         self._set_facts("end an attempt", **{f"attempt.{kind}": None})
 
     # content-addressed blobs
 
     def blob(self, digest: bytes) -> bytes | None:
-        """Gives stored bytes, or None where they are missing or no longer match (flash cells do flip)."""
+        """Returns stored bytes, or None if they are missing or do not match (bits in flash memory do flip)."""
         row = self._row("SELECT data FROM blobs WHERE digest = ?", digest)
         data: bytes | None = None if row is None else row[0]
         return data if data is not None and hashlib.sha256(data).digest() == digest else None
 
     def blob_digests(self) -> set[bytes]:
-        """Gives the SHA-256 of every stored blob."""
+        """Returns the SHA-256 of every stored blob."""
         return {digest for (digest,) in self._rows("SELECT digest FROM blobs")}
 
     def put_blob(self, digest: bytes, data: bytes) -> None:
@@ -246,7 +245,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             raise StoreError(f"the bytes given are not the blob {digest.hex()[:16]}; nothing was stored")
         with self._transaction("store a blob"):
             self._connection.execute("INSERT OR REPLACE INTO blobs VALUES (?, ?)", (digest, data))
-        self._connection.execute("PRAGMA shrink_memory")  # its pages would stay in the cache until others need the room
+        self._connection.execute("PRAGMA shrink_memory")  # otherwise its pages would stay in the cache
 
     def drop_blobs(self, keep: Collection[bytes]) -> None:
         """Deletes all blobs but those in `keep`."""
@@ -257,7 +256,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
     # rounds
 
     def load_state(self, task: str) -> DeviceState | None:
-        """Gives the state after the last committed round of the task, or None before the first."""
+        """Returns the state after the last committed round of the task, or None before the first."""
         row = self._row("SELECT size, public, own, private FROM states WHERE task = ?", task)
         if row is None:
             return None
@@ -273,7 +272,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return state
 
     def load_residual(self, task: str, *, size: int) -> np.ndarray:
-        """Gives what the form of the updates has left out of them so far, float32 `[size]`; zeros before the first."""
+        """Returns the encoding error that the updates have left so far, float32 `[size]`; zeros before the first."""
         row = self._row("SELECT private FROM states WHERE task = ?", task)
         with self._whole(f"residual of task {task}"):
             residual = None if row is None else unpack_arrays(row[0]).get(_RESIDUAL)
@@ -284,11 +283,11 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return residual
 
     def package_of(self, task: str) -> bytes | None:
-        """Gives SHA-256 of the package for which the rounds of this task were trained; None before the first."""
+        """Returns SHA-256 of the package for which the rounds of this task were trained; None before the first."""
         return self._fact(f"package {task}")
 
     def own_params(self, task: str) -> np.ndarray | None:
-        """Gives the model for predictions, float32 `[d]`: the head that the device chose, else its last training."""
+        """Returns the model for predictions, float32 `[d]`: the head that the device chose, or its last training."""
         head = self.own_head(task)
         if head is not None:
             return head.params
@@ -296,20 +295,20 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return None if state is None else state.own
 
     def has_been(self, task: str, public_digest: bytes) -> bool:
-        """Whether the device once had the public state with this digest; a newcomer's is not noted."""
+        """Returns whether the device once had the public state with this digest; a newcomer's is not stored."""
         query = "SELECT 1 FROM public_digests WHERE task = ? AND digest = ?"
         return self._row(query, task, public_digest) is not None
 
     def last_round(self, task: str) -> int | None:
-        """Gives the last round of the task that this device committed."""
+        """Returns the last round of the task that this device committed."""
         ((last,),) = self._rows("SELECT MAX(round) FROM outbox WHERE task = ?", task)
         return None if last is None else int(last)
 
     def commit_round(self, commit: RoundCommit) -> OutboxEntry:
-        """Stores ledger entry, encoded update and new state in one synced transaction: all, or nothing.
+        """Stores ledger entry, encoded update and new state in one synced transaction: all or nothing.
 
-        Raises `LedgerError` when this round was charged before, and `StoreError` when the disk is full;
-        nothing has changed then, and nothing may be sent.
+        Raises `LedgerError` if this round was charged before, and `StoreError` if the disk is full; then nothing has
+        changed, and nothing may be sent.
         """
         task, round, state, update = commit.task, commit.round, commit.state, commit.update
         residual = {} if commit.residual is None else {_RESIDUAL: commit.residual}
@@ -339,7 +338,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
                 "WHERE (data IS NOT NULL OR length(public_before)) AND NOT (task = ? AND round = ?)",
                 (task, round),
             )
-            # Tasks that only ask have states without an own model: they must not take the place of those with one.
+            # Tasks that only ask have states without an own model: these must not displace states with one.
             run(
                 "DELETE FROM states WHERE rowid NOT IN (SELECT rowid FROM states AS alike "
                 "WHERE (alike.own IS NULL) = (states.own IS NULL) ORDER BY rowid DESC LIMIT ?)",
@@ -348,7 +347,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return OutboxEntry(task, round, update, digest, commit.public_before, "pending", context=commit.context)
 
     def outbox(self, task: str, round: int) -> OutboxEntry | None:
-        """Gives the stored update of a round, or None where none was made."""
+        """Returns the stored update of a round, or None if there is none."""
         columns = "data, digest, public_before, status, attached_digest, context"
         row = self._row(f"SELECT {columns} FROM outbox WHERE task = ? AND round = ?", task, round)
         if row is None:
@@ -359,46 +358,46 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return OutboxEntry(task, round, data or b"", digest, *more)
 
     def waiting(self) -> list[tuple[str, int]]:
-        """Gives (task, round) of the updates that can still be sent and are not acknowledged."""
+        """Returns (task, round) of the updates that can still be sent and are not acknowledged."""
         query = "SELECT task, round FROM outbox WHERE status = 'pending' AND data IS NOT NULL ORDER BY rowid"
         return [(task, round) for task, round in self._rows(query)]
 
     def set_status(self, task: str, round: int, status: str) -> None:
-        """Notes what became of an update: `pending`, `acked` or `refused:<code>`."""
+        """Stores the status of an update: `pending`, `acked` or `refused:<code>`."""
         with self._transaction("note what became of an update"):
             self._connection.execute("UPDATE outbox SET status = ? WHERE task = ? AND round = ?", (status, task, round))
 
     def note_attached(self, task: str, round: int, digest: bytes) -> None:
-        """Notes, before it is sent, the digest of an update with the public state attached."""
+        """Stores the digest of an update with the public state attached, before it is sent."""
         with self._transaction("note the digest of an update"):
             self._connection.execute(
                 "UPDATE outbox SET attached_digest = ? WHERE task = ? AND round = ?", (digest, task, round)
             )
 
-    # inside
+    # internal
 
     def _prepare_to_write(self, *, durable: bool) -> None:
         if self.stopped_because is not None:
             raise CopiedStore(self.stopped_because)
-        # Both survive any death of the process. With a log, what is committed also survives a power cut cheaply;
-        # without it, each byte is written once.
+        # Both survive any crash of the process. With a log, a commit also survives a power cut at low cost; without it,
+        # each byte is written once.
         run = self._connection.execute
         run(f"PRAGMA journal_mode = {'WAL' if durable else 'PERSIST'}")
         run(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
         run("PRAGMA journal_size_limit = 8388608")
-        # KiB. Without a log, a model that does not fit is written twice; with one, more gains nothing and stays.
+        # KiB. Without a log, a model that does not fit is written twice; with one, more memory has no benefit.
         run(f"PRAGMA cache_size = -{256 if durable else 16384}")
 
     def _fact(self, name: str) -> bytes | None:
         row = self._row("SELECT value FROM facts WHERE name = ?", name)
-        if row is not None and not isinstance(row[0], bytes):  # one bit of the file makes bytes a text
+        if row is not None and not isinstance(row[0], bytes):  # one flipped bit in the file turns bytes into text
             raise LostStore(
                 f"the store {self.path} is damaged: its {name} is a {type(row[0]).__name__}. {self._advice}"
             )
         return None if row is None else row[0]
 
     def _kept(self, kind: type[K], name: str, what: str) -> K | None:
-        """Unpacks a fact; None where there is none. Raises `StoreError`."""
+        """Unpacks a fact; returns None if there is none. Raises `StoreError`."""
         data = self._fact(name)
         if data is None:
             return None

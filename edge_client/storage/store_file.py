@@ -1,6 +1,6 @@
-"""The store's file: created as a whole or not at all, and used by one process at a time.
+"""Handles the store's file: it is created completely or not at all, and one process at a time uses it.
 
-It is built under another name, synced and renamed, so a file with the right name is always complete. A file of an
+It is created under another name, synced and renamed, so a file with the right name is always complete. A file of an
 earlier schema is upgraded in one transaction.
 """
 
@@ -22,7 +22,7 @@ from hushfleet.privacy.ledger import Ledger
 from hushfleet.wire.format.identity import Identity
 
 SCHEMA_VERSION = b"4"
-OLDEST_SCHEMA = b"1"  # that `bring_up_to_date` begins with
+OLDEST_SCHEMA = b"1"  # the oldest that `bring_up_to_date` upgrades
 REMNANTS = (
     "waiting.json",
     "data.json",
@@ -36,8 +36,8 @@ REMNANTS = (
 )
 """Files that a client writes into its state directory once it has a store.
 
-A card's `enrol.token` comes before, and so may `incoming` and `healthy`, of a release that is tried before the first
-start.
+A card has `enrol.token` before; `incoming` and `healthy` may also be there before, if a release is tried before the
+first start.
 """
 _SUFFIXES = ("-wal", "-shm", "-journal")  # SQLite's
 
@@ -45,7 +45,7 @@ _SUFFIXES = ("-wal", "-shm", "-journal")  # SQLite's
 # indexes has at least one. A board keeps SQLite's small ones: most of its commits change a few bytes, and flash wears.
 _SIMULATED_PAGE_BYTES = 1 << 13
 
-# Of every public state that the device ever had: what an aggregator holds of it is one of them, or a newcomer's.
+# The digests of all public states that the device ever had: an aggregator holds one of them, or a newcomer's.
 _PUBLIC_DIGESTS = """
 CREATE TABLE public_digests (task TEXT NOT NULL, digest BLOB NOT NULL, PRIMARY KEY (task, digest)) WITHOUT ROWID;
 """
@@ -67,9 +67,9 @@ CREATE TABLE outbox (
 
 
 class StoreLock:
-    """Held as long as the process lives; the kernel releases it after any death. Raises `StoreError`.
+    """A lock that is held while the process lives; the kernel releases it after any crash. Raises `StoreError`.
 
-    Its file is empty until there is a store: after a first start that was cut off it is, and beside a lost store not.
+    Its file is empty until there is a store: after an interrupted first start it is empty, beside a lost store not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class StoreLock:
             ) from error
 
     def claim(self, *, durable: bool) -> None:
-        """Notes who holds it, and that there is a store; called when the store is on the disk. Raises `OSError`."""
+        """Writes the holder's pid, which also marks that there is a store; called once it exists. Raises `OSError`."""
         first = os.fstat(self._fd).st_size == 0
         os.pwrite(self._fd, str(os.getpid()).ljust(32).encode(), 0)  # truncating takes milliseconds
         if first and durable:
@@ -96,7 +96,7 @@ class StoreLock:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a client has the store open. It only looks: trying the lock could make a client fail that starts now."""
+    """Returns whether a client has the store open. It does not try the lock: a client that starts now could fail."""
     with contextlib.suppress(OSError):
         inode = str(_beside(path, ".lock").stat().st_ino)
         held = (line.split() for line in Path("/proc/locks").read_text("ascii").splitlines())
@@ -105,12 +105,12 @@ def is_in_use(path: Path) -> bool:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Transactions are explicit; there is one owner at a time, though it may be another thread."""
+    """Opens a connection with explicit transactions; one thread at a time owns it, though this may change."""
     return sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
 
 
 def way_on(path: Path, *, device: str, in_fleet: bool) -> str:
-    """Gives the steps that a person takes where the store must not be used, or is gone."""
+    """Returns the steps that a person takes if the store must not be used, or is missing."""
     if in_fleet:
         return (
             f"on the operator's machine run `hushfleet fleet renew DIR {device} --new-card`, so that the next card "
@@ -124,7 +124,7 @@ def way_on(path: Path, *, device: str, in_fleet: bool) -> str:
 
 
 def advice(way_on: str) -> str:
-    """Gives the reason why nothing is replaced, and the steps that a person takes."""
+    """Returns the reason why the store is not replaced, and the steps that a person takes."""
     return (
         "It also holds the privacy ledger, so it is not replaced automatically, and an old backup of it would count "
         f"too little: {way_on}"
@@ -132,9 +132,9 @@ def advice(way_on: str) -> str:
 
 
 def is_there(path: Path, *, way_on: str) -> bool:
-    """Whether there is a store; False before the first start.
+    """Returns whether there is a store; False before the first start.
 
-    Raises `LostStore` where the store is empty, or gone from beside its remnants.
+    Raises `LostStore` if the store is empty, or missing although its remnants exist.
     """
     if path.exists():
         if path.stat().st_size == 0:
@@ -154,7 +154,7 @@ def is_there(path: Path, *, way_on: str) -> bool:
 
 @contextlib.contextmanager
 def held(path: Path, create: Callable[[Path], None], *, way_on: str, durable: bool) -> Iterator[None]:
-    """Holds the store's file for this process; it is made at the first start.
+    """Holds the store's file for this process, and creates it at the first start.
 
     Raises `StoreError`, `OSError` or `sqlite3.Error`.
     """
@@ -174,7 +174,7 @@ def create(path: Path, *, device: str, durable: bool, identity: Identity | None)
     fresh = _beside(path, ".new")
     for leftover in (fresh, _beside(fresh, "-journal")):
         leftover.unlink(missing_ok=True)
-    os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it will hold a private key
+    os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it will contain a private key
     connection = connect(fresh)
     try:
         if not durable:
@@ -194,9 +194,9 @@ def create(path: Path, *, device: str, durable: bool, identity: Identity | None)
 
 
 def checked_identity(connection: sqlite3.Connection, path: Path, *, device: str, inspect: bool) -> Identity:
-    """Gives the device's key if the file is whole, of this version and this device's; upgrades an older version.
+    """Returns the device's key if the file is intact and has this version and device; upgrades an older version.
 
-    :param inspect: nothing is written, so an older version is refused.
+    :param inspect: if true, nothing is written, so an older version is refused.
 
     Raises `sqlite3.Error` for a damaged file, and `StoreError`.
     """
