@@ -30,7 +30,7 @@ from hushfleet.wire.format.update import UpdateHeader, decode_update
 
 SERVER = "server: update, header, report"
 VALUES = "server: noised values alone"
-MEASURED = 32  # trials of each world that variances are measured in
+MEASURED = 32  # trials of each world in which variances are measured
 _EARLIER_ROUNDS = 2
 _SHOWN_OUTRIGHT = 1e6
 

@@ -34,7 +34,7 @@ from hushfleet.wire.format.messages import RoundPlan
 from hushfleet.wire.format.update import decode_masked
 
 SUM = "server, with all corrupt devices: the sum"
-MEASURED = 32  # trials of each world that variances are measured in
+MEASURED = 32  # trials of each world in which variances are measured
 _OTHERS = 1 << 40  # numbers of the other devices' noise
 
 
