@@ -86,7 +86,7 @@ class RunOptions:
     # fmt: on
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():  # Python programs do not use typer's checks
+        for name, hint in get_type_hints(type(self), include_extras=True).items():  # typer checks no programs
             _check_value(name, getattr(self, name), hint)
         for field in fields(self):
             engines = _ENGINES.get(field.name, (self.engine,))

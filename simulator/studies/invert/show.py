@@ -24,7 +24,7 @@ def table(title: str, views: Sequence[ImageView]) -> Table:
 
 
 def to_json(task: str, classmates: float, views: Sequence[ImageView]) -> str:
-    """:param classmates: among how many images of its class one is to be recognised, on average."""
+    """:param classmates: mean number of images of a class, among which one must be recognised."""
     plain = [
         {
             "view": view.name,
