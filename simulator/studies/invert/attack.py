@@ -82,6 +82,6 @@ def reconstruct(
 
 
 def _variation(x: Tensor) -> Tensor:
-    """Returns the mean absolute difference of neighbours, horizontal and vertical: `[B]`; 0 along sides of one pixel."""
+    """Returns the mean absolute difference of neighbours, across and down: `[B]`; 0 along sides of one pixel."""
     sides = [x.diff(dim=axis).abs().flatten(1) for axis in (2, 3) if x.shape[axis] > 1]
     return sum((each.mean(1) for each in sides), torch.zeros(len(x)))

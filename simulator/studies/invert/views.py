@@ -62,7 +62,7 @@ class ImageView:
 def look(
     model: Model, params: np.ndarray, fleet: Fleet, terms: Terms, *, count: int, steps: int, tries: int, seed: int
 ) -> tuple[np.ndarray, list[ImageView]]:
-    """Attacks `count` images of the fleet's first device; returns the originals float32 `[n, C, H, W]`, 0..1, and views.
+    """Attacks `count` images of the fleet's first device; returns originals float32 `[n, C, H, W]`, 0..1, and views.
 
     :param fleet: fleet of the task. In a sum, each device has one image; the other devices' images are drawn from all
         images that the first device does not have.
