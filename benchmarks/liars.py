@@ -12,8 +12,8 @@ or with each device's hundredth of the noise variance (`as-published`, multiplie
 All attackers of a run use the same direction. With the norm test on, signed updates go through `RoundEngine.accept` and
 its aggregation, and attackers send the largest update that the test accepts: one clip norm, or with noise the noise's
 norm, spread so that no value is larger than the limit for noise. With the test off, they send a hundred clip norms, and
-SciPy and NumPy do the aggregation. Training is plain PyTorch, so that a cell takes seconds. Each cell has the same seed,
-and is kept in --kept, so that an interrupted table continues.
+SciPy and NumPy do the aggregation. Training is plain PyTorch, so that a cell takes seconds. All cells have the same
+seed, and are kept in --kept, so that an interrupted table continues.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def animated(shown: Sequence[TimedScreen], *, columns: int, frames: int) -> str:
         lines.append(f"#f{number} {{ animation-name: f{number} }}")
     drawn = dict[
         tuple[int, tuple[StyledText, ...]], int
-    ]()  # each line once: most do not change between screens
+    ]()  # each line once: most lines do not change from one screen to the next
     places = [[drawn.setdefault(line, len(drawn)) for line in enumerate(each.screen) if line[1]] for each in kept]
     lines += ["</style>", "<defs>"]
     for (row, runs), number in drawn.items():

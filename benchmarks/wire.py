@@ -131,7 +131,7 @@ def bits_of(update: Update, step: float, wire: WireSpec) -> Figures:
 
 
 def entropy_bytes(levels: np.ndarray, counts: Sequence[int]) -> float:
-    """Returns the empirical entropy of integers `[k]`, layer by layer. It is the lower limit for codes of single values,
+    """Returns the empirical entropy of integers `[k]`, layer by layer. It is a lower limit for codes of single values,
     even if a code fits each layer's own frequencies, which would also have to be sent."""
     bits = 0.0
     for layer in np.split(levels, np.cumsum(counts)[:-1]):

@@ -1,6 +1,6 @@
 """Runs Hushfleet's own fast engine through its public functions: trainer, ledger, store and round engine.
 
-Values are rounded as by the codec; updates are not signed, and only a sample of their values is encoded, to count bytes.
+Values are rounded as by the codec; updates are not signed, and only a sample of values is encoded, to count bytes.
 
     python -m benchmarks.frameworks.ours FOLDER RUNTIME PROCESSES RUN_FOLDER DATA_DIR
 
