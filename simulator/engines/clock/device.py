@@ -210,7 +210,7 @@ class ClockDevice:
         return self.attempt
 
     def resume(self, attempt: Attempt, at: float) -> None:
-        """Continues after the link is up again at `at`: open transfers go on, others start when they are ready."""
+        """Continues after the link is up again at `at`: open transfers continue, others start when they are ready."""
         cut_at, attempt.cut_at = attempt.cut_at, None
         if cut_at is None:
             return

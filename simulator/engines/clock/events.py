@@ -26,9 +26,9 @@ class LogEvent(NamedTuple):
 class EventQueue:
     """Calls handlers in the order of their time; handlers of the same time in the order of their entry.
 
-    `now` is in virtual seconds since the run's start, and never goes back.
+    `now` is in virtual seconds since the run's start, and never decreases.
 
-    :param logging: whether events for a log are kept; a forecast has no use for them.
+    :param logging: whether events for a log are kept; a forecast does not need them.
     """
 
     def __init__(self, *, logging: bool = False) -> None:

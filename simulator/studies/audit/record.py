@@ -174,7 +174,7 @@ class _TwoWorlds:
             yield trainer
 
     def seen(self, trainer: Trainer, round: int, keep: Keep) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns what is seen of a round that the server requests twice: all noised gradients, and the last update."""
+        """Returns the adversary's view of a round requested twice: all noised gradients, and the last update."""
         batches, moved = _NewcomersRound(trainer, self.subject.plan(round), keep=keep).watch(self.subject.initial, 2)
         return [np.array(batch, np.float64) for batch in batches], moved
 

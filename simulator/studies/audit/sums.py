@@ -39,7 +39,7 @@ _OTHERS = 1 << 40  # first number for the other devices' noise
 
 
 def play(subject: Subject, trials: int, keep_going: KeepGoing) -> dict[str, Scores]:
-    """Returns the scores of a server that sees sums: `trials` rounds per world, or fewer if `keep_going` says no."""
+    """Returns the scores of a server that sees sums: `trials` rounds per world, or fewer if `keep_going` ends it."""
     game, moments = _Game(subject), {True: Moments(), False: Moments()}
     for seen, inside in game.trials(1, MEASURED, lambda _: True):
         moments[inside].add(seen)

@@ -1,4 +1,4 @@
-"""Shows what the attacker found: the table, JSON, and the picture with the originals above."""
+"""Shows the attacker's results: the table, JSON, and the picture with the originals at the top."""
 
 from __future__ import annotations
 
